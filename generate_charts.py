@@ -169,6 +169,7 @@ def main() -> None:
     from testbed.analysis.charts.training import comparison_table
     from testbed.analysis.runs import comparability  # numpy and matplotlib: 1 s that --help does not owe
     from testbed.analysis.runs import load as run_files
+    from testbed.audit.notes import notes_on_single_runs
 
     named = arguments.runs or [path for path in (arguments.baseline_json, arguments.optimized_json) if path]
     draws_runs = bool(named or not arguments.inference)
@@ -185,7 +186,7 @@ def main() -> None:
         return
     if len(runs) <= COLUMNS:
         labelled = run_files.with_distinct_labels(runs)
-        say(comparison_table(labelled) + "\n")
+        say(comparison_table(labelled, notes_on_single_runs(labelled)) + "\n")
         for warning in comparability.warnings(labelled):
             say(f"Warning: {warning}", file=sys.stderr)
     if has_repeats(runs) or len(runs) > COLUMNS:

@@ -8,7 +8,7 @@
 Prints one page: the claims that do not stand, corrected figures, what cannot be known. --details adds every finding.
 Reads training_metrics.json 1 and 2.0 to 2.2, timing logs (an epoch's "timing breakdown"),
 rank<r>_results_epoch<e>.json, wandb logs and CSV exports, scaling_report.json, trainer_state.json, TensorBoard's event
-files, folders of W&B and MLflow, Lightning's metrics.csv, logs of other trainers, and tables in Markdown or CSV.
+files, a CSV with a column of steps, logs of other trainers, and tables in Markdown or CSV.
 docs/audit.md lists the rules.
 Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand, or --json cannot be written. 2: a file
 cannot be read.
@@ -46,9 +46,9 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.audit import claims
-    from testbed.analysis.audit.page import details, page
-    from testbed.analysis.audit.tables.read import columns_named
+    from testbed.audit import claims
+    from testbed.audit.page import details, page
+    from testbed.audit.tables.columns import columns_named
 
     columns = columns_named(arguments.columns) if arguments.columns else None
     findings, num_runs, num_tables, checked = claims.audit_and_count(arguments.files, arguments.baseline, columns)

@@ -20,7 +20,7 @@ if [ $# -gt 0 ]; then
     fi
     repeats=$2
 fi
-. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/maintain/environment.sh"
 use_environment -r requirements.txt
 started=$SECONDS
 

@@ -322,7 +322,7 @@ def report(cells: list[Cell], out_dir: Path) -> None:
     say("\n".join(shortfalls(cells)))
     say(f"plan and state: {out_dir / SWEEP_FILE}")
     say(f"runs:           {out_dir}/<cell>/run_<k>/training_metrics.json")
-    say(f"this table:     python scripts/generate_scaling_table.py --dir {shlex.quote(str(out_dir))}")
+    say(f"this table:     python scripts/more/generate_scaling_table.py --dir {shlex.quote(str(out_dir))}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 # `--torch VERSION` before all others runs the tests with that PyTorch, in an environment .venv-torch-VERSION. ruff and
 # mypy are left out. pip decides which build it takes: the one for CUDA is a download of 2 to 3 GB with its libraries,
 # the one for CPUs 0.2 GB.
-. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/maintain/environment.sh"
 if [ "${1:-}" = --torch ]; then
     version=${2:-}
     oldest=$(sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)

@@ -10,7 +10,6 @@ import pytest
 from support.metrics_examples import example_metrics, save, v1_metrics
 from support.scaling_examples import metrics_of, report_of, write_arm
 
-from testbed.analysis.audit.claims import FAILS, NOTE, audit
 from testbed.analysis.comparison.confounders import DEVICE, MACHINE, SOFTWARE, confounders
 from testbed.analysis.comparison.document import comparison_text
 from testbed.analysis.comparison.sentences import labelled_verdict
@@ -21,6 +20,7 @@ from testbed.analysis.runs.arms import Arm, arm_names, group_into_arms, strategi
 from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.scaling.tables import scaling_table
+from testbed.audit.claims import FAILS, NOTE, audit
 
 
 def load(folder: Path) -> list[Run]:

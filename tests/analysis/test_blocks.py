@@ -6,11 +6,11 @@ from testbed.analysis.blocks import block_of, filled, names_of_blocks
 
 PAGE = """# Page
 before
-<!-- made by: scripts/update_docs.py run types -->
+<!-- made by: scripts/maintain/update_docs.py run types -->
 | old |
 <!-- end of run types -->
 between
-<!-- made by: scripts/update_docs.py sweep -->
+<!-- made by: scripts/maintain/update_docs.py sweep -->
 
 <!-- end of sweep -->
 after

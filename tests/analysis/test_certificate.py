@@ -173,7 +173,7 @@ def test_a_report_quotes_the_certificate_above_its_runs(tmp_path):
         save(tmp_path / "sweep" / "ddp" / f"run_{number}", metrics)
     runs = load(tmp_path / "sweep")
     assert "How noisy" not in markdown(runs)
-    assert "noise of the machine: scripts/certify_machine.py" in markdown(runs)
+    assert "noise of the machine: scripts/more/certify_machine.py" in markdown(runs)
     (found,) = certificate(tmp_path, noise=0.01)["found"]
     said = markdown(runs)
     section = said.partition("## How noisy the machine is")[2].partition("\n## ")[0]

@@ -386,22 +386,6 @@ def test_the_table_gives_a_speed_up_for_equal_work_only(load):
     assert "701 RSS" in table
 
 
-def test_the_table_says_that_single_runs_give_no_verdict_and_what_the_audit_notes(load):
-    one, two = ({"hardware": {"cpu_threads_per_rank": threads}} for threads in (1, 2))
-    runs = load(
-        example_metrics(world_size=1, step_time_s=0.44, **one),
-        example_metrics(world_size=1, step_time_s=0.3, **two),
-        example_metrics(world_size=2, step_time_s=0.2, **one),
-    )
-    said = " ".join(training.comparison_table(runs).split())
-    assert "One run each, no verdict" in said and "quickstart.sh --repeats 5" in said
-    assert "[1] and [3]: 2.20x (throughput) on 2 times the cores is more than linear" in said
-    assert "[1] and [2]: cpu threads per rank 1 against 2" in said
-    assert "no verdict" not in training.comparison_table(runs[:1]), "one run compares nothing"
-    repeats = load(*[example_metrics(run_id=f"20260101T00000{number}Z-0123456{number}") for number in (1, 2)])
-    assert "Each column is one run, no verdict" in " ".join(training.comparison_table(repeats).split())
-
-
 def test_a_ratio_between_unequally_many_cores_says_so_where_it_stands(load):
     """Two ranks against one thread are mostly the second core; one process with both is as many cores as they are."""
     one, both = ({"hardware": {"cpu_threads_per_rank": threads}} for threads in (1, 2))

@@ -68,7 +68,7 @@ def table_of(folder):
 
 
 def run_script(folder):
-    return run_here("scripts/exposed_communication.py", "--dir", folder)
+    return run_here("scripts/profiling/exposed_communication.py", "--dir", folder)
 
 
 @pytest.mark.parametrize(("run_type", "longer_s"), [("ddp", LONGER_S), ("allreduce", 0.0)])

@@ -135,7 +135,7 @@ def show_scaling_report(folder: Path) -> None:
     path = folder / "scaling_report.json"
     layout = hashlib.sha256(path.read_bytes()).digest()[0] % 5 if path.is_file() else 0
     more = [] if layout == 0 else ["--table", f"00{layout}"]
-    run_in_process(SCRIPTS / "generate_scaling_table.py", "--report", path, *more)
+    run_in_process(SCRIPTS / "more" / "generate_scaling_table.py", "--report", path, *more)
 
 
 def peers_file(folder: Path) -> None:
@@ -167,7 +167,7 @@ def nsys_csv() -> str:
 def benchmark_folder(folder: Path) -> None:
     machine = Machine("cuda", "NVIDIA H100", 1, "2.11.0", frozenset())
     steps = [step for step in plan(machine, "out") if step.name in ("fp32", "bf16", "dp")]
-    content = record.beginning("python scripts/benchmark_gpu.py", machine, steps)
+    content = record.beginning("python scripts/more/benchmark_gpu.py", machine, steps)
     for row in content["steps"][:2]:
         row.update(
             status=record.DONE, seconds=3.0, exit_code=0, machine=str(machine), started_utc="2026-11-23T12:00:00Z"
@@ -180,7 +180,7 @@ def benchmark_folder(folder: Path) -> None:
 
 def summarise_benchmark(folder: Path) -> None:
     try:
-        run_in_process(SCRIPTS / "benchmark_gpu.py", "--summarise", folder)
+        run_in_process(SCRIPTS / "more" / "benchmark_gpu.py", "--summarise", folder)
     finally:
         (folder / "summary.json").unlink(missing_ok=True)
 

@@ -11,14 +11,14 @@ from support.metrics_examples import save
 from support.programs import run_here
 from support.scaling_examples import arm_of, metrics_of, report_of, write_arm
 
-from testbed.analysis.audit.claims import audit
 from testbed.analysis.comparison.two_arms import NOT_COMPARED, compare_arms
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.tables import scaling_table
 from testbed.analysis.statistics import FASTER
+from testbed.audit.claims import audit
 
-TABLE, COMPARE = "scripts/generate_scaling_table.py", "scripts/compare_runs.py"
+TABLE, COMPARE = "scripts/more/generate_scaling_table.py", "scripts/compare_runs.py"
 NO_DEEPSPEED = {"training_config": {"deepspeed_enabled": False}}
 LABEL = "DeepSpeed's wall_clock_breakdown"
 

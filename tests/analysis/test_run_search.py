@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.metrics_examples import example_metrics, save
 
-from testbed.analysis.audit.claims import read_reported
 from testbed.analysis.comparison.files import arms_from
 from testbed.analysis.runs.load import find_runs
 from testbed.analysis.runs.verify import verify
+from testbed.audit.readers import read_reported
 
 
 @pytest.fixture

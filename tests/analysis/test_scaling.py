@@ -308,7 +308,7 @@ def test_the_plan_of_a_sweep_decides_and_the_report_is_written(tmp_path):
 
 
 def program(*words: object) -> tuple[int, str, str]:
-    done = run_here("scripts/generate_scaling_table.py", *words)
+    done = run_here("scripts/more/generate_scaling_table.py", *words)
     return done.returncode, done.stdout, done.stderr
 
 

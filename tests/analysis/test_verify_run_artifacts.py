@@ -13,7 +13,7 @@ from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.metrics.run_directory import mark_complete
 from testbed.run_files import COMPLETE, FAILED, LAUNCHER
 
-PROGRAM = "scripts/verify_run_artifacts.py"
+PROGRAM = "scripts/more/verify_run_artifacts.py"
 
 
 def write_run(folder: Path, ranks: int = 2, **overrides) -> Path:

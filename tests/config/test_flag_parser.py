@@ -186,7 +186,9 @@ def test_no_program_has_a_parser_of_its_own():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("program", ["scripts/verify_run_artifacts.py", "generate_charts.py", "preprocess_small.py"])
+@pytest.mark.parametrize(
+    "program", ["scripts/more/verify_run_artifacts.py", "generate_charts.py", "preprocess_small.py"]
+)
 def test_a_program_answers_a_flag_that_does_not_exist(program):
     done = run_program([sys.executable, str(REPOSITORY / program), "--output_dirr", "x"])
     assert done.returncode == 2 and "--output_dirr is not a flag" in done.stderr

@@ -145,17 +145,17 @@ PROGRAMS = {
     "download_data.py": "--dataset= --config= --split= --text_field= --max_bytes= --max_docs=",
     "scripts/audit_runs.py": "= = --baseline=",
     "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
-    "scripts/exposed_communication.py": "--dir=",
+    "scripts/profiling/exposed_communication.py": "--dir=",
     "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= "
     "--steps= --seq_length= --seed= --warmup_runs= --run_timeout_s=",
-    "scripts/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= --table= "
-    "--allow-mismatch",
-    "scripts/verify_run_artifacts.py": "--dir= --metrics_only",
-    "scripts/benchmark_gpu.py": "= --part= --only= --check --summarise --device= --wheels= --nanogpt_dir= "
+    "scripts/more/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= "
+    "--table= --allow-mismatch",
+    "scripts/more/verify_run_artifacts.py": "--dir= --metrics_only",
+    "scripts/more/benchmark_gpu.py": "= --part= --only= --check --summarise --device= --wheels= --nanogpt_dir= "
     "--peer_rounds= --deadline_s= --packages= --python_version= --gpus=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
-    "scripts/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
+    "scripts/more/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
     "scripts/fault_drill.py": "--faults= --seed= --only= --run_types= --model= --steps= --save_every= --jobs= "
     "--collective_timeout= --grace_seconds=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
@@ -172,8 +172,8 @@ ALWAYS = {
     "preprocess_small.py": ["--output_dir", "../made"],
     "download_data.py": ["--output_dir", "../made"],
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
-    "scripts/compare_peers.py": ["--table", "nowhere.json"],
-    "scripts/benchmark_gpu.py": ["--dry_run"],
+    "scripts/more/compare_peers.py": ["--table", "nowhere.json"],
+    "scripts/more/benchmark_gpu.py": ["--dry_run"],
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
     "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.programs import REPOSITORY, TINY_RUN, data_flags, write_token_files
 
-from testbed.analysis.audit.claims import read_reported
 from testbed.analysis.comparison.files import arms_from
 from testbed.analysis.runs.verify import verify
 from testbed.analysis.scaling.report import report_on_directory
+from testbed.audit.readers import read_reported
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.data.corpus import find_corpus

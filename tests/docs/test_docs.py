@@ -137,7 +137,7 @@ def test_norms_have_the_precision_that_the_field_says():
 
 
 def test_the_generated_blocks_are_up_to_date(capsys):
-    main = runpy.run_path(str(REPOSITORY / "scripts" / "update_docs.py"))["main"]
+    main = runpy.run_path(str(REPOSITORY / "scripts" / "maintain" / "update_docs.py"))["main"]
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 

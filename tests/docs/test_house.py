@@ -27,7 +27,7 @@ def modules() -> dict[str, Path]:
 # The rooms of src/testbed from the ground up: a room imports only from rooms before it.
 ROOMS = (
     "errors io run_files run_lock step program distributed model data config planner optim profiling strategies "
-    "autotune metrics checkpoint sweep analysis inference train experiments"
+    "autotune metrics checkpoint sweep analysis audit inference train experiments"
 ).split()
 MOST_FLAT_MODULES = 6
 
@@ -100,7 +100,7 @@ def test_nothing_but_an_experiment_or_a_program_imports_an_experiment():
         assert room_of(module) == "experiments" or not {room_of(other) for other in found} & {"experiments"}, module
 
 
-TORCH_FREE = set("errors io run_files run_lock step program data config planner sweep analysis".split())
+TORCH_FREE = set("errors io run_files run_lock step program data config planner sweep analysis audit".split())
 TORCH_FREE_MODULES = (
     "distributed.launch distributed.processes distributed.signals distributed.watchdog distributed.rendezvous "
     "profiling.trace metrics.file "
@@ -146,7 +146,7 @@ ONE_PLACE = {"say": "errors", "say_if_read": "errors", "_sigterm_as_interrupt": 
 def test_what_is_said_and_how_a_program_is_interrupted_is_in_one_place():
     """Each of these had copies. What raises KeyboardInterrupt is one of the last, whatever its name."""
     places = {name: [] for name in ONE_PLACE}
-    programs = [*REPOSITORY.glob("*.py"), *(REPOSITORY / "scripts").glob("*.py")]
+    programs = [*REPOSITORY.glob("*.py"), *(REPOSITORY / "scripts").rglob("*.py")]
     paths = modules() | {path.stem: path for path in programs}
     for module, path in paths.items():
         text = path.read_text(encoding="utf-8")

@@ -96,11 +96,11 @@ def test_the_program_accepts_every_command_of_the_plan(out, gpus, device, number
 @pytest.mark.parametrize(("device", "number"), [("cuda", 1), ("cpu", 0)])
 def test_the_comparisons_with_other_trainers_are_accepted(out, monkeypatch, device, number):
     monkeypatch.setattr(nanogpt, "check_directory", lambda folder: None)
-    compare_peers = script("compare_peers.py")
+    compare_peers = script("more/compare_peers.py")
     steps = {step.name: step for step in plan(machine(device, number), str(out))}
     for name, peer in (("peers_nanogpt", "nanogpt"), ("peers_transformers", "transformers")):
         words = list(steps[name].command)
-        arguments = compare_peers.parse_arguments(words[words.index("scripts/compare_peers.py") + 1 :])
+        arguments = compare_peers.parse_arguments(words[words.index("scripts/more/compare_peers.py") + 1 :])
         peers, sets = compare_peers.chosen(arguments)
         _, checked = gpt2_run(arguments, device)
         made = make_plan(peers, sets, device, device == "cuda", {})

@@ -26,7 +26,7 @@ from testbed.experiments.gpu_benchmark.record import FAILED, LEFT_OUT, PENDING
 from testbed.experiments.gpu_benchmark.steps import plan
 from testbed.experiments.gpu_benchmark.summary import Curve, compare
 
-PROGRAM = "scripts/benchmark_gpu.py"
+PROGRAM = "scripts/more/benchmark_gpu.py"
 
 
 MOST = {"loss": 0.1, "norm": 0.01}
@@ -203,7 +203,7 @@ def test_a_dry_run_prints_what_is_chosen(tmp_path):
 
 
 def test_a_dry_run_says_first_what_is_missing(monkeypatch, capsys):
-    program = script("benchmark_gpu.py")
+    program = script("more/benchmark_gpu.py")
     lacking = {"torch", "deepspeed", "einops", "torchao"}
     monkeypatch.setattr(packages, "is_here", lambda package: package.name not in lacking)
     monkeypatch.setattr(packages, "missing", lambda: [each for each in packages.PACKAGES if each.name in lacking])
@@ -247,7 +247,7 @@ def test_what_is_typed_wrong_is_one_sentence(tmp_path, words, piece):
 
 
 def test_a_refused_call_does_not_lock_its_folder(tmp_path):
-    program = script("benchmark_gpu.py")
+    program = script("more/benchmark_gpu.py")
     program.check_folder(tmp_path / "new")
     (tmp_path / "site").mkdir()
     (tmp_path / ".sweep.lock").touch()
@@ -260,7 +260,7 @@ def test_a_refused_call_does_not_lock_its_folder(tmp_path):
 
 
 def test_a_part_or_a_name_that_is_not_there_is_refused():
-    program = script("benchmark_gpu.py")
+    program = script("more/benchmark_gpu.py")
     steps = plan(machine(), "out")
 
     def wanted(part: int | str, only: str | None = None) -> set[str]:
@@ -296,7 +296,7 @@ def test_it_starts_with_the_standard_library_alone_and_says_what_is_missing(tmp_
 
 @pytest.mark.launches
 def test_the_shell_script_takes_an_interpreter_with_torch(tmp_path):
-    command = ["bash", str(REPOSITORY / "scripts" / "benchmark_gpu.sh"), "--dry_run", "--device", "cpu"]
+    command = ["bash", str(REPOSITORY / "scripts" / "more" / "benchmark_gpu.sh"), "--dry_run", "--device", "cpu"]
     variables = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     assert done.returncode == 0 and "part 1: " in done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""scripts/compare_peers.py: what it plans, what it reads out of other trainers, what it says, and when it must fail."""
+"""scripts/more/compare_peers.py: what it plans, reads out of other trainers and says, and when it must fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.experiments.peers.results_file import PEERS_FILE, beginning, result
 from testbed.experiments.peers.running import WORKERS, PeerRunner
 from testbed.experiments.peers.table import peers_table
 
-PROGRAM = REPOSITORY / "scripts" / "compare_peers.py"
+PROGRAM = REPOSITORY / "scripts" / "more" / "compare_peers.py"
 LINES = """Overriding: batch_size = 4
 step 0: train loss 9.0302, val loss 9.0317
 iter 0: loss 9.0299, time 2051.55ms, mfu -100.00%
@@ -116,7 +116,7 @@ def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
     assert content["results"][1]["ratio"] == pytest.approx(3.0)
     plot_peers(content, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 20_000
-    done = run_here("scripts/compare_peers.py", "--table", tmp_path / "peers.json")
+    done = run_here("scripts/more/compare_peers.py", "--table", tmp_path / "peers.json")
     assert done.returncode == 0 and done.stdout.strip() == peers_table(content)
 
 
@@ -195,7 +195,7 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
 )
 def test_what_is_typed_wrong_is_refused_before_anything_runs(tmp_path, token_files, flags, sentence):
     words = ["--quick", "--device", "cpu", *data_flags(token_files), "--out_dir", tmp_path / "out"]
-    done = run_here("scripts/compare_peers.py", *words, *flags)
+    done = run_here("scripts/more/compare_peers.py", *words, *flags)
     assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -219,7 +219,7 @@ def test_nothing_after_the_dashes_changes_the_work():
 
 def test_gpt2_has_its_whole_vocabulary_whatever_the_tokens_are(token_files):
     """The tokens know 300 words; GPT-2 small has 50,257 of them, and nanoGPT's head as many rows as ours."""
-    program = script("compare_peers.py")
+    program = script("more/compare_peers.py")
 
     def settings_of(*words: str) -> RunSettings:
         arguments = program.parse_arguments([*data_flags(token_files), "--seq_length", "32", *words])
@@ -235,7 +235,7 @@ def test_gpt2_has_its_whole_vocabulary_whatever_the_tokens_are(token_files):
 
 def test_the_first_record_is_a_whole_file(tmp_path, token_files):
     """Before any run is made, as an interrupted comparison leaves it."""
-    program = script("compare_peers.py")
+    program = script("more/compare_peers.py")
     arguments = program.parse_arguments([*data_flags(token_files), "--quick"])
     words, checked = program.gpt2_run(arguments, "cpu")
     runner = PeerRunner(

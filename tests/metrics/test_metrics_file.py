@@ -239,7 +239,7 @@ def test_every_field_of_2_0_is_still_there():
 
 
 def test_the_page_is_made_of_the_fields():
-    """Else: python scripts/update_docs.py"""
+    """Else: python scripts/maintain/update_docs.py"""
     assert schema.sections() in (ROOT / "docs/metrics_file.md").read_text(encoding="utf-8")
 
 

@@ -19,11 +19,11 @@ from support.metrics_examples import example_metrics, inference_fields, v1_metri
 from support.mutations import ODD_VALUES, broken_json, broken_words
 from support.programs import REPOSITORY
 
-from testbed.analysis.audit.claims import audit
 from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.comparability import speed_ups, warnings
 from testbed.analysis.runs.load import Run, load_run
+from testbed.audit.claims import audit
 from testbed.errors import InputError
 
 VALID = {

@@ -9,12 +9,12 @@ from support.metrics_examples import save
 from support.report_cases import load, run_metrics, write_sweep
 from support.scaling_examples import report_of as scaling_report_of
 
-from testbed.analysis.audit.claims import FAILS, audit
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.document.model import Picture, Table
 from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import find_runs, load_run
+from testbed.audit.claims import FAILS, audit
 
 NAMES = {
     "all": "allreduce without synchronisation on 2 ranks",
@@ -55,7 +55,7 @@ def test_they_enter_no_number_and_are_named_for_what_they_are(tmp_path, skipped)
     assert {section.anchor for section in report.sections} >= {"overview", "scaling", "breakdown", "communication"}
     claims = [verdict for verdict in report.verdicts if verdict.kind != "not compared"]
     assert not any("synchronis" in verdict.sentence for verdict in claims)
-    said = [caution for caution in report.cautions if "scripts/exposed_communication.py" in caution.text]
+    said = [caution for caution in report.cautions if "scripts/profiling/exposed_communication.py" in caution.text]
     assert len(said) == 1 and len(said[0].runs) == 10
     assert "left out" in said[0].text and "breakdown" in said[0].text
     instrumented = next(caution for caution in report.cautions if caution.title == "Instrumented")

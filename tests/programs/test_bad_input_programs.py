@@ -74,13 +74,17 @@ CASES = {
         ["preprocess_small.py", "--input", "lines.jsonl", "--tokenizer", f"bpe:{10**15}"], 2, "too large"
     ),
     "more bytes than there are": (["download_data.py", "--max_bytes", "9" * 400], 2, "larger than any disk"),
-    "a scaling report of empty arms": (["scripts/generate_scaling_table.py", "--report", "report.json"], 2, "lacks"),
-    "a comparison with peers that is a list": (["scripts/compare_peers.py", "--table", "list.json"], 2, "list.json"),
+    "a scaling report of empty arms": (
+        ["scripts/more/generate_scaling_table.py", "--report", "report.json"], 2, "lacks"
+    ),
+    "a comparison with peers that is a list": (
+        ["scripts/more/compare_peers.py", "--table", "list.json"], 2, "list.json"
+    ),
     "an export of nsys that is zeros": (
         ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys.sqlite"
     ),
-    "a benchmark whose steps are a list": (["scripts/benchmark_gpu.py", "--summarise", "."], 2, "steps.json"),
-    "a sweep nested too deeply": (["scripts/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),
+    "a benchmark whose steps are a list": (["scripts/more/benchmark_gpu.py", "--summarise", "."], 2, "steps.json"),
+    "a sweep nested too deeply": (["scripts/more/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),
     "an audit of a list": (["scripts/audit_runs.py", "list.json"], 2, "list.json"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""scripts/benchmark_gpu.sh with DEVICE=cpu: everything that a CPU can do runs, and it goes on where it was stopped."""
+"""scripts/more/benchmark_gpu.sh with DEVICE=cpu: all that a CPU can do runs, and it goes on where it was stopped."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def call(folder: Path, is_stopped: bool) -> Call:
     log = folder.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(
-            ["bash", str(REPOSITORY / "scripts" / "benchmark_gpu.sh"), str(folder)],
+            ["bash", str(REPOSITORY / "scripts" / "more" / "benchmark_gpu.sh"), str(folder)],
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             env={**kept, "PYTHON": sys.executable, "DEVICE": "cpu"},
         )  # fmt: skip

@@ -59,7 +59,7 @@ def test_pages_and_pictures_hold_letters_alone(runs, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ["scripts/verify_run_artifacts.py", "--metrics-only", "--dir", "RUNS"],
+        ["scripts/more/verify_run_artifacts.py", "--metrics-only", "--dir", "RUNS"],
         ["scripts/audit_runs.py", "RUNS"],
         ["scripts/compare_runs.py", "RUNS", "--against", "RUNS"],
         ["generate_charts.py", "--output-dir", "OUT", "--runs", "RUNS"],

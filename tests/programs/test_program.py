@@ -15,9 +15,10 @@ from support.programs import REPOSITORY
 from testbed.errors import Failure, InputError
 from testbed.program import program
 
+FOLDERS = [".", "src", "scripts", *(f"scripts/{name}" for name in ("lab", "maintain", "more", "profiling", "slurm"))]
 PROGRAMS = [
     path
-    for folder in (".", "src", "scripts", "scripts/lab", "scripts/profiling", "scripts/slurm")
+    for folder in FOLDERS
     for path in sorted((REPOSITORY / folder).glob("*.py"))
     if "testbed" in path.read_text(encoding="utf-8")
 ]

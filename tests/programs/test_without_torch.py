@@ -103,14 +103,14 @@ COMMANDS = [
     "preprocess_small.py",
     f"scripts/compare_runs.py {RESULTS}/sweep --against {RESULTS}/sweep",
     f"scripts/audit_runs.py {RESULTS}/quickstart",
-    f"scripts/verify_run_artifacts.py --dir {RESULTS}/quickstart",
+    f"scripts/more/verify_run_artifacts.py --dir {RESULTS}/quickstart",
     "scripts/plan.py",
     "scripts/find_fastest.py",
     "scripts/run_scaling_benchmarks.py",
     "scripts/evaluate.py",
     "scripts/sample.py",
-    "scripts/certify_machine.py",
-    "scripts/update_docs.py",
+    "scripts/more/certify_machine.py",
+    "scripts/maintain/update_docs.py",
 ]
 
 

@@ -9,7 +9,6 @@ from support import foreign_examples as foreign
 from support.deepspeed_log import deepspeed_lines
 from support.metrics_examples import merge, save, v1_metrics, v20_metrics
 from support.real_logs import FOLDER
-from support.tracker_cases import TRACKER_CASES
 
 TOKENS = 29_171_712  # one epoch of seed 000's and 004's data: 56,976 sequences of 512
 
@@ -309,12 +308,8 @@ CASES = {
             "nccl:all_reduce": 5280, "aten::mm": 3284})],
         lambda t: [foreign.profiler_table(t / "ddp_4GPU.csv", {
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)": 5670, "aten::mm": 3284})]),
-    "a line of a log that contradicts the others": (
-        "figures follow from one another", "the line of step 7: dt x tok/sec is 5.73",
-        "dt x tok/sec = 5.24288e+08",
-        lambda t: [real_log(t, "nanochat", "1,075,269", "1,175,269")], lambda t: [real_log(t, "nanochat")]),
     "a header that does not multiply": (
-        "equal work", "1,280 does not follow from local batch size 160 x accumulation steps 2", "2,560",
+        "equal work", "1,280 does not follow from micro batch 160 x accumulation 2 x data ranks 8", "2,560",
         lambda t: [real_log(t, "torchtitan", "batch size 2560, grad", "batch size 1280, grad")],
         lambda t: [real_log(t, "torchtitan")]),
     "a loss of zero": ("unknown is null", "exactly 0.0", "unknown",
@@ -327,7 +322,6 @@ CASES = {
     "a deviation of one run": ("one run proves nothing", "a standard deviation of 0.0 at 1 ranks", "unknown",
         lambda t: [foreign.scaling_report(t, 1.8, num_runs=1)], lambda t: [foreign.scaling_report(t, 1.8)]),
 }  # fmt: skip
-CASES |= TRACKER_CASES
 ONLY_NOTES = {
     "one run", "all of one arm first", "a run that never leaves the warm-up", "rank JSON: a rate of one rank",
     "ranks print one loss", "nested rows added up", "a deviation of one run", "a single run learns a little worse",

@@ -1,4 +1,4 @@
-"""Pairs of equal runs as scripts/certify_machine.py leaves them, with noise that is known."""
+"""Pairs of equal runs as scripts/more/certify_machine.py leaves them, with noise that is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from support.metrics_examples import example_metrics, save
 from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_of
 
-COMMAND = "python scripts/certify_machine.py"
+COMMAND = "python scripts/more/certify_machine.py"
 
 
 def write_pairs(

@@ -14,7 +14,7 @@ def machine(device: str = "cuda", gpus: int = 1, **changes) -> Machine:
 
 
 def content_of(steps: list[Step], **of_machine) -> dict:
-    return record.beginning("python scripts/benchmark_gpu.py", machine(**of_machine), steps)
+    return record.beginning("python scripts/more/benchmark_gpu.py", machine(**of_machine), steps)
 
 
 def done_rows(content: dict, *names: str) -> dict:

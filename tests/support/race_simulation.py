@@ -1,7 +1,7 @@
 """Hold races of simulated runs, and count wrong eliminations: `python tests/support/race_simulation.py [RACES]`.
 
 The field has the speeds of docs/results/run_types, the noise is that of docs/results/sweep: five runs of each
-configuration, in rounds. It writes docs/results/race/simulation.json, which scripts/update_docs.py puts into a table.
+configuration, in rounds. It writes docs/results/race/simulation.json, which update_docs.py puts into a table.
 """
 
 from __future__ import annotations

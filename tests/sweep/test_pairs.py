@@ -14,7 +14,7 @@ from testbed.sweep.pairs import cells_of_pairs
 from testbed.sweep.plan import NOT_APPLICABLE, PENDING, check_cells, plan
 from testbed.sweep.state import Sweep, read_sweep
 
-PROGRAM, SWEEP_PROGRAM = "scripts/certify_machine.py", "scripts/run_scaling_benchmarks.py"
+PROGRAM, SWEEP_PROGRAM = "scripts/more/certify_machine.py", "scripts/run_scaling_benchmarks.py"
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_the_program_makes_a_certificate_of_finished_runs_and_goes_on_with_more(
 
 def asked():
     """The request that the program makes of the words above."""
-    program = script("certify_machine.py")
+    program = script("more/certify_machine.py")
     arguments = program.parse_arguments(["--pairs", "6", "--batch_size", "8", "--steps", "6", "--out_dir", "made"])
     return program.request_from(arguments, {"devices": 0})[0]
 

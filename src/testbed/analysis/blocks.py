@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from testbed.errors import InputError
 
-_START = "<!-- made by: scripts/update_docs.py {name} -->\n"
+_START = "<!-- made by: scripts/maintain/update_docs.py {name} -->\n"
 _END = "\n<!-- end of {name} -->"
 
 

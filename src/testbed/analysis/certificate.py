@@ -1,4 +1,4 @@
-"""machine_certificate.json, which scripts/certify_machine.py writes: the noise of a machine, from pairs of equal runs.
+"""machine_certificate.json of scripts/more/certify_machine.py: the noise of a machine, from pairs of equal runs.
 
 The two runs of a pair have the same command, so the machine alone makes them differ. The file travels with results: a
 sweep copies it into its folder, and the report quotes what lies above its runs.
@@ -191,7 +191,7 @@ def doubts(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def certificate_of(out_dir: Path, command_line: str) -> dict[str, Any]:
-    """Return the certificate of the pairs in a folder of scripts/certify_machine.py, without its derived fields.
+    """Return the certificate of the pairs in a folder of scripts/more/certify_machine.py, without its derived fields.
 
     Failure: a configuration has fewer than five whole pairs. InputError: the runs differ in more than their side.
     """

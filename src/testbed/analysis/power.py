@@ -40,7 +40,7 @@ def certificate_here(asked: Path | None, machine: Machine) -> tuple[Path, dict[s
         return None
     raise InputError(
         f"--certificate {asked} is of another machine ({machine_in_words(content['machine'])}; this one is "
-        f"{machine_in_words(machine)}); make one with scripts/certify_machine.py"
+        f"{machine_in_words(machine)}); make one with scripts/more/certify_machine.py"
     )
 
 
@@ -63,7 +63,7 @@ def power_lines(known: KnownNoise | None, repeats: int, seconds_per_repeat: floa
     if known is None:
         return [
             "which difference these repeats can show is not known before some were made; "
-            "python scripts/certify_machine.py measures the noise of this machine"
+            "python scripts/more/certify_machine.py measures the noise of this machine"
         ]
 
     def taken(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Make docs/flags.md from the table of flags, for scripts/update_docs.py. No torch."""
+"""Make docs/flags.md from the table of flags, for scripts/maintain/update_docs.py. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.config.table import FLAGS, GROUPS
 
 _HEAD = """# Flags of `src/gpt2.py`
 
-Made by `python scripts/update_docs.py` from [training_flags.py](../src/testbed/config/training_flags.py) and
+Made by `python scripts/maintain/update_docs.py` from [training_flags.py](../src/testbed/config/training_flags.py) and
 [system_flags.py](../src/testbed/config/system_flags.py). A new flag is one row there, and code reads its value from
 `settings.<group>.<flag>` (`settings.model.size` for `--model`, `settings.optimizer.name` for `--optimizer`). Dashes and
 underscores are the same: `--save-every` is `--save_every`.

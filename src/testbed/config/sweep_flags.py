@@ -24,7 +24,7 @@ def parse_before_dashes(parser: FlagParser, words: Sequence[str]) -> argparse.Na
 def add_certificate(add: Callable[..., object]) -> None:
     """Add --certificate with `add_argument` of a parser or a group."""
     add("--certificate", type=Path, metavar="FILE.json",
-        help="what scripts/certify_machine.py found about this machine; it is copied to --out_dir (default: "
+        help="what scripts/more/certify_machine.py found about this machine; it is copied to --out_dir (default: "
         "checkpoint/certificate/machine_certificate.json, if there)")  # fmt: skip
 
 

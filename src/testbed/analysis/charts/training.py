@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from testbed.analysis.audit.notes import notes_on_single_runs
 from testbed.analysis.charts.bars import plot_results, runs_figure
 from testbed.analysis.charts.loss import loss_vs_steps_figure, loss_vs_time_figure
 from testbed.analysis.charts.style import (
@@ -205,8 +204,11 @@ def _median_run(entry: Entry) -> Run:
     return replace(run, label=f"{entry.name} ({count})", work=run.work | {"seed": seeds}, num_repeats=len(runs))
 
 
-def comparison_table(runs: Sequence[Run]) -> str:
-    """Return the runs as plain text: a list of their names, then one column per run; "n/a": not in the file."""
+def comparison_table(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
+    """Return the runs as plain text: a list of their names, then one column per run; "n/a": not in the file.
+
+    `notes` are sentences to print below the table.
+    """
     runs, peaks = on_one_peak(runs)
     columns = [_column(run, speed_up) for run, speed_up in zip(runs, speed_ups(runs), strict=True)]
     # What only some kinds of runs have is a row where one of these runs has it.
@@ -218,7 +220,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
     lines = [f"[{index}] {run.full_label}" for index, run in enumerate(runs, start=1)]
     lines += ["", *table_lines(table)]
     busy = [f"[{number}]: {sign}." for number, run in enumerate(runs, 1) for sign in signs_of_other_work(run.record)]
-    for note in filter(None, [note_on_cores(runs), *busy, *peaks, *notes_on_single_runs(runs)]):
+    for note in filter(None, [note_on_cores(runs), *busy, *peaks, *notes]):
         lines += ["", *textwrap.wrap(note, TABLE_CHARACTERS)]
     return "\n".join(lines)
 

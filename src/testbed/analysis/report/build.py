@@ -94,7 +94,7 @@ def report_of(
         ("pipeline bubble: a pipeline, trained with --profile", details.pipelines(subject)),
         ("memory", sections.memory(subject)),
         ("MFU and utilization", details.machine_use(subject)),
-        ("noise of the machine: scripts/certify_machine.py", certified(subject)),
+        ("noise of the machine: scripts/more/certify_machine.py", certified(subject)),
         ("", details.environment(subject)),
     ]
     absent = [name for name, section in made if section is None]

@@ -19,10 +19,10 @@ PAGE = f"""# Predicted from a calibration, and measured
 
 `python scripts/plan.py --calibrate`, then `python scripts/planner_study.py`, as root.
 [planner.md](../../planner.md#calibrate) says what is measured and how a step is predicted.
-`python scripts/update_docs.py` fills the tables of this page in. To draw the picture too:
+`python scripts/maintain/update_docs.py` fills the tables of this page in. To draw the picture too:
 `python scripts/planner_study.py --tables docs/results/planner --into docs/results/planner/README.md`
 
-<!-- made by: scripts/update_docs.py planner study -->
+<!-- made by: scripts/maintain/update_docs.py planner study -->
 
 <!-- end of planner study -->
 
@@ -32,13 +32,13 @@ PAGE = f"""# Predicted from a calibration, and measured
 
 A set is all run types that do the same work on the same ranks over the same link.
 
-<!-- made by: scripts/update_docs.py planner choices -->
+<!-- made by: scripts/maintain/update_docs.py planner choices -->
 
 <!-- end of planner choices -->
 
 ## Every configuration
 
-<!-- made by: scripts/update_docs.py planner predictions -->
+<!-- made by: scripts/maintain/update_docs.py planner predictions -->
 
 <!-- end of planner predictions -->
 
@@ -48,7 +48,7 @@ A set is all run types that do the same work on the same ranks over the same lin
 (`MALLOC_MMAP_THRESHOLD_=65536`), so the resident set is what is alive. Usually src/gpt2.py keeps it for the next
 step, which is faster and takes more. The formulas were corrected on these runs, so the errors are not blind.
 
-<!-- made by: scripts/update_docs.py planner memory -->
+<!-- made by: scripts/maintain/update_docs.py planner memory -->
 
 <!-- end of planner memory -->
 """

@@ -211,7 +211,7 @@ def _matrix_rate(machine: Machine, out: str) -> Step:
     return Step(
         "matrix_rate",
         "the rate of a large matrix product",
-        (PYTHON, "scripts/compare_peers.py", "--worker", f"{out}/matrix_rate_work.json"),
+        (PYTHON, "scripts/more/compare_peers.py", "--worker", f"{out}/matrix_rate_work.json"),
         12 if machine.device == "cuda" else 6,
         input=("matrix_rate_work.json", content),
     )
@@ -243,7 +243,8 @@ def _peers(machine: Machine, out: str, rounds: int) -> Iterator[Step]:
             step = dataclasses.replace(step, seconds=25)
         place = ("--nanogpt_dir", machine.nanogpt_dir) if peer == "nanogpt" and machine.nanogpt_dir else ()
         words = (
-            *(PYTHON, "scripts/compare_peers.py", *work.split(), "--repeats", str(rounds), "--peers", f"ours,{peer}"),
+            *(PYTHON, "scripts/more/compare_peers.py", *work.split()),
+            *("--repeats", str(rounds), "--peers", f"ours,{peer}"),
             *("--train_data_path", f"{out}/data/train_small.bin", "--val_data_path", f"{out}/data/val_small.bin"),
             *(*place, "--device", machine.device, "--run_timeout_s", "240"),
             *("--out_dir", f"{out}/{name}", "--overwrite"),

@@ -1,4 +1,4 @@
-"""peers.json, which scripts/compare_peers.py writes: its fields, its first record, and what follows from its times.
+"""peers.json of scripts/more/compare_peers.py: its fields, its first record, and what follows from its times.
 
 One number per run, its tokens/s by the wall clock over all steps after warm-up: the one clock that is of the same kind
 for every trainer, because what each of them calls a step begins and ends elsewhere. The ratio is ours over the peer's,

@@ -60,7 +60,7 @@ def ceiling(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def ceilings(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Measure it at several precisions in one process, which scripts/benchmark_gpu.py asks for."""
+    """Measure it at several precisions in one process, which scripts/more/benchmark_gpu.py asks for."""
     return {precision: ceiling({**work, "precision": precision}, device) for precision in work["precisions"]}
 
 

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Write what README.md and docs/ take from the code and from docs/results.
+
+    python scripts/maintain/update_docs.py            # after a flag, a strategy, a field or a result changed
+    python scripts/maintain/update_docs.py --check    # write nothing; exit code 1 where a file is out of date
+
+docs/flags.md follows from the table of flags, the tables of docs/metrics_file.md from testbed/metrics/fields/. A block
+between
+`<!-- made by: scripts/maintain/update_docs.py NAME -->` and `<!-- end of NAME -->` follows from files in docs/results.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
+
+from testbed.analysis.blocks import filled, names_of_blocks
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import InputError, say
+from testbed.io import write_text
+from testbed.program import program
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = REPOSITORY / "docs" / "results"
+QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
+PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
+NETWORK_BLOCKS = ("what was measured", "strategies", "all-reduce", "overlap", "levers")
+
+
+def quickstart() -> str:
+    from testbed.analysis.charts.training import comparison_table
+    from testbed.analysis.runs.load import load_runs
+    from testbed.audit.notes import notes_on_single_runs
+
+    runs = load_runs([RESULTS / "quickstart" / name for name in QUICKSTART_RUNS])
+    return f"```\n{comparison_table(runs, notes_on_single_runs(runs))}\n```"
+
+
+def run_types() -> str:
+    from testbed.analysis.charts.agreement import agreement_table
+    from testbed.analysis.runs.load import load_runs
+    from testbed.config.run_types import STRATEGIES
+
+    order = list(STRATEGIES)
+    runs = load_runs(sorted((RESULTS / "run_types").glob("*/training_metrics.json")))
+    runs.sort(key=lambda run: (order.index(run.record["training_config"]["run_type"]), run.path))
+    return agreement_table(runs)
+
+
+def rounding() -> str:
+    from testbed.analysis.charts.agreement import agreement_table
+    from testbed.analysis.runs.load import load_runs, with_distinct_labels
+
+    names = ("baseline", "optimized", "baseline_micro_batch_2")
+    tables = []
+    for folder in sorted((RESULTS / "rounding").glob("rate_*")):
+        runs = load_runs([folder / name for name in names])
+        rate, warmup = (runs[0].record["training_config"][name] for name in ("lr", "warmup_steps"))
+        tables.append(f"**Rate {rate:g}, {warmup} warm-up steps**\n\n{agreement_table(with_distinct_labels(runs))}")
+    return "\n\n".join(tables)
+
+
+def sweep() -> str:
+    from testbed.analysis.scaling.report import report_on_directory
+    from testbed.analysis.scaling.tables import scaling_table
+
+    return scaling_table(report_on_directory(RESULTS / "sweep")).strip()
+
+
+def certificate() -> str:
+    from testbed.analysis.certificate import CERTIFICATE_FILE
+    from testbed.analysis.document import markdown
+    from testbed.analysis.document.model import Document, Section
+    from testbed.analysis.report.certified import blocks
+
+    content = CERTIFICATE_FILE.read(RESULTS / "certificate")
+    return markdown.text(Document(sections=[Section(blocks=blocks(content, CERTIFICATE_FILE.name))]))
+
+
+def model_states() -> str:
+    from testbed.experiments.model_states import table
+
+    counts = json.loads((RESULTS / "model_states" / "counts.json").read_text(encoding="utf-8"))
+    return "```\n" + "\n".join(table(counts)) + "\n```"
+
+
+def network(name: str) -> str:
+    from testbed.experiments.network_lab.study_file import STUDY_FILE
+    from testbed.experiments.network_lab.tables import blocks
+
+    return blocks(STUDY_FILE.read(RESULTS / "network"))[name]
+
+
+def planner_study(name: str) -> str:
+    from testbed.experiments.calibration.study_file import STUDY_FILE
+    from testbed.experiments.calibration.study_tables import blocks
+
+    return blocks(STUDY_FILE.read(RESULTS / "planner"))[name]
+
+
+def planner_memory() -> str:
+    from testbed.experiments.calibration.memory_study import MEMORY_FILE, memory_table
+
+    return memory_table(MEMORY_FILE.read(RESULTS / "planner"))
+
+
+def metrics_fields() -> str:
+    from testbed.metrics import schema
+
+    return schema.sections()
+
+
+def race() -> str:
+    rows = json.loads((RESULTS / "race" / "simulation.json").read_text(encoding="utf-8"))["rows"]
+    lines = [
+        "| field and noise | races | the fastest eliminated | one left | took the fastest (sweep) | mean runs, p90 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        took = f"{row['took_it']:.1%} ({row['sweep_took_it']:.1%})"
+        runs = f"{row['mean_runs']:.1f}, {row['p90_runs']:.0f} of {row['sweep_runs']}"
+        cells = (row["case"], f"{row['races']:,}", f"{row['wrong']:.1%}", f"{row['decided']:.0%}", took, runs)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def planner_score() -> str:
+    from testbed.planner.constants import SCORE_FILE
+    from testbed.planner.score_page import page_of
+
+    return page_of(json.loads(SCORE_FILE.read_text(encoding="utf-8")))
+
+
+def deepspeed_keys() -> str:
+    from testbed.config.deepspeed_keys import table
+
+    return table()
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "quickstart": quickstart,
+    "run types": run_types,
+    "rounding": rounding,
+    "sweep": sweep,
+    "certificate": certificate,
+    "model states": model_states,
+    "race": race,
+    **{name: partial(network, name) for name in NETWORK_BLOCKS},
+    **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
+    "metrics fields": metrics_fields,
+    "planner memory": planner_memory,
+    "deepspeed keys": deepspeed_keys,
+    "planner score": planner_score,
+}
+
+
+def flags_page() -> str:
+    from testbed.config.flags_page import page
+
+    return page()
+
+
+WHOLE_FILES: dict[Path, Callable[[], str]] = {REPOSITORY / "docs" / "flags.md": flags_page}
+
+
+def made_files() -> Iterator[tuple[Path, str]]:
+    """Yield each file that is made, or holds a block, with the text that it should have."""
+    for path, make in WHOLE_FILES.items():
+        yield path, make()
+    for path in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        names = names_of_blocks(text)
+        if unknown := [name for name in names if name not in BLOCKS]:
+            raise InputError(f"{path}: no block is called {unknown[0]!r}; known: {', '.join(BLOCKS)}")
+        if names:
+            yield path, filled(text, {name: BLOCKS[name]() for name in names})
+
+
+@program
+def main(words: list[str] | None = None) -> int:
+    parser = FlagParser(prog="update_docs.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a file is out of date")
+    check = parser.parse_args(words).check
+    out_of_date = []
+    for path, made in made_files():
+        if not path.exists() or path.read_text(encoding="utf-8") != made:
+            out_of_date.append(str(path.relative_to(REPOSITORY)))
+            if not check:
+                write_text(path, made)
+    if not out_of_date:
+        say("every file is up to date")
+    elif check:
+        say(f"out of date: {', '.join(out_of_date)}; run: python scripts/maintain/update_docs.py", file=sys.stderr)
+    else:
+        say(f"written: {', '.join(out_of_date)}")
+    return 1 if check and out_of_date else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

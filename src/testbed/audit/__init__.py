@@ -1,0 +1,21 @@
+"""Findings on which comparison the files of runs allow, and which they contradict, each under the rule that it breaks.
+
+To add a rule, write one function and list it in the table at the end of its file, with the forms of files it reads:
+
+- run_rules.py, METRICS_RULES: a training_metrics.json against itself.
+- foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
+- tables/rules.py, TABLE_RULES: a table of published figures against itself.
+- comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code, devices and what devices gain are
+  in condition_rules.py.
+
+A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
+a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if
+the files give one. `item.cannot_tell(Rule.X, message, names...)` is about what no file records: page.py puts the names
+of all such findings into one paragraph. What a file does not record is None, and a rule says nothing about it. The
+names of the rules stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has
+a fault of each kind and its sound twin.
+
+readers.py says what reads which file: earlier.py the files of the five earlier projects, logs.py the logs of other
+programs by one table of patterns, curves.py curves, tables/ tables. To add a format, give what is there, and name in
+`Reported.unread` what was looked for and not found.
+"""

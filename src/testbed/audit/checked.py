@@ -1,0 +1,78 @@
+"""Count what an audit could check, and say what it took columns of tables for and which files it passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.analysis.runs.load import METRICS_FILE
+from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.runs.sweep_file import SWEEP_FILE
+from testbed.audit.reported import Reported
+from testbed.audit.tables.columns import FORM, Grid
+from testbed.audit.tables.rules import num_checked
+
+QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
+          "optimizer_steps", "micro_batch_size")  # fmt: skip
+OF_EACH_RANK = ("rank_times_s", "rank_rates", "rank_train_losses", "rank_val_losses", "communication_s")
+OF_OUR_RUN = ("steps", "evaluations", "epochs", "summary")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`figures`: how many could contradict another one or a limit. `columns`: a line for each table that was read."""
+
+    figures: int
+    columns: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: Sequence[Path]) -> Checked:
+    """Return what could be checked in `items`; `nothing_read` are files of `paths` that say nothing."""
+    runs = [item for item in items if item.form != FORM]
+    figures = sum(_of_run(item, len(runs) > 1) for item in runs)
+    columns = []
+    for item in (item for item in items if item.form == FORM):
+        grids: tuple[Grid, ...] = item.details["grids"]
+        figures += sum(map(num_checked, grids))
+        columns += [f"{item.name}:{grid.lines[0]}: {_columns_in_words(grid)}" for grid in grids]
+    skipped = dict.fromkeys(
+        [*nothing_read, *(file for path in paths if path.is_dir() for file in _beside(path, items))]
+    )
+    return Checked(figures, tuple(columns), tuple(map(str, skipped)))
+
+
+def _of_run(item: Reported, is_compared: bool) -> int:
+    """Return the figures of a run that a rule compares. What it quotes once needs another run beside it."""
+    if item.run is not None:
+        return sum(_numbers_in(item.run.record.get(section)) for section in OF_OUR_RUN)
+    ranks = [getattr(item, name) for name in OF_EACH_RANK]
+    found = sum(len(values) for values in ranks if len(values) > 1) + len(item.losses)
+    found += _numbers_in(item.details.get("runs"))
+    return found + (sum(getattr(item, name) is not None for name in QUOTED) if is_compared else 0)
+
+
+def _columns_in_words(grid: Grid) -> str:
+    known = [f"'{column.heading}' as {column.quantity}" for column in grid.columns if column.quantity]
+    passed_over = [f"'{column.heading}'" for column in grid.columns if column.quantity is None]
+    return ", ".join(known or ["no column"]) + (f"; not read: {', '.join(passed_over)}" if passed_over else "")
+
+
+def _beside(folder: Path, items: Sequence[Reported]) -> list[Path]:
+    """Return the files of a folder that were not read, but for those that belong to a run that was."""
+    files = [path for path in files_of_runs(folder) if path.is_file()]
+    read = {item.path.absolute() for item in items}
+    of_runs = {path.parent for path in files if path.name in (METRICS_FILE, SWEEP_FILE)} | {
+        path if path.is_dir() else path.parent for path in (item.path for item in items if item.form != FORM)
+    }
+    return [path for path in files if path.absolute() not in read and not of_runs & set(path.parents)]
+
+
+def _numbers_in(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_numbers_in, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_numbers_in, value))
+    return int(isinstance(value, int | float) and not isinstance(value, bool))

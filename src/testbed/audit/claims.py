@@ -1,0 +1,204 @@
+"""Audit training measurements, our own and others': which comparison the files allow, and which they contradict.
+
+The claim is the comparison: every arm against the first, or against the one that is named as the baseline. A run whose
+number of ranks no file records becomes the baseline only by being named. Arms are the runs of one configuration
+(arms.py). A sweep's plan says the protocol; without one, arms of different global batch are compared only where no arm
+has a single rank at that batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from testbed.analysis.runs.arms import group_into_arms
+from testbed.analysis.runs.sweep_file import sweeps_above
+from testbed.audit.checked import Checked, checked_in
+from testbed.audit.comparison_rules import CLAIM_RULES
+from testbed.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.audit.foreign_rules import FOREIGN_RULES
+from testbed.audit.readers import UNREADABLE, read_reported
+from testbed.audit.reported import Claim, Reported, Side
+from testbed.audit.run_rules import METRICS_RULES
+from testbed.audit.tables.columns import FORM as TABLE
+from testbed.audit.tables.rules import TABLE_RULES
+from testbed.config.run_types import REFERENCE
+
+__all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
+
+ENOUGH_REPEATS = 5
+
+
+def audit(
+    paths: Sequence[Path], baseline: Path | None = None, columns: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Return the findings on the runs in files and folders, those that make a claim fall first.
+
+    `columns` gives the quantity of a table's columns by their heading.
+
+    InputError, one sentence that names the file, when one does not exist or cannot be read.
+    """
+    return audit_and_count(paths, baseline, columns)[0]
+
+
+def audit_and_count(
+    paths: Sequence[Path], baseline: Path | None = None, columns: Mapping[str, str] | None = None
+) -> tuple[list[Finding], int, int, Checked]:
+    """Return the findings, how many runs and files with tables there are, the baseline not counted, and the checks."""
+    nothing_read: list[Path] = []
+    items = read_reported(paths, columns, nothing_read)
+    folder = Path(paths[0]).absolute()
+    # In a folder of several runs the first is first by its name: look for a baseline.
+    is_chosen = not folder.is_dir() or sum(item.path.absolute().is_relative_to(folder) for item in items) <= 1
+    baselines = read_reported([baseline]) if baseline else []
+    num_tables = sum(item.form == TABLE for item in items)
+    findings = audit_runs(items, baselines, prefer_baseline=not is_chosen)
+    checked = checked_in([*items, *baselines], list(map(Path, paths)), nothing_read)
+    return findings, len(items) - num_tables, num_tables, checked
+
+
+def audit_runs(
+    items: Sequence[Reported], baselines: Sequence[Reported] = (), prefer_baseline: bool = False
+) -> list[Finding]:
+    """Audit runs that were read. `baselines` stand for the first arm, `prefer_baseline` looks for one."""
+    given = {item.path.absolute() for item in baselines}
+    items = [*baselines, *(item for item in items if item.path.absolute() not in given)]
+    findings = [finding for item in items for finding in _findings_of_run(item)]
+    finished = []
+    for item in items:
+        if item.run and item.run.status != "complete":
+            findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
+        elif item.is_claim and item.form not in ("profiler table", "scaling report", TABLE, UNREADABLE):
+            finished.append(item)
+    for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
+        compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
+        if protocol is None:  # a plan has its profiled runs beside the others on purpose
+            findings += [
+                side.notes(Rule.INSTRUMENTED, f"left out of every comparison: {side.first.instruments[0]}")
+                for side in sides
+                if side not in compared
+            ]
+        findings += _findings_of_table(compared, protocol)
+    unique = list(dict.fromkeys(findings))
+    return sorted(unique, key=lambda finding: finding.severity != FAILS)
+
+
+def _findings_of_run(item: Reported) -> Iterator[Finding]:
+    rules = METRICS_RULES | FOREIGN_RULES | TABLE_RULES
+    for rule, forms in rules.items():
+        if not forms or item.form in forms:
+            yield from rule(item)
+
+
+def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Finding]:
+    """Compare every arm with the first, then look at each arm by itself, then at what they have in common."""
+    claims = [Claim(sides[0], side, protocol) for side in sides[1:]]
+    found = [finding for claim in claims for rule in CLAIM_RULES for finding in rule(claim)]
+    found += [finding for side in sides for finding in _findings_of_arm(side, is_compared=len(sides) > 1)]
+    if len(sides) > 1 and (few := [side for side in sides if len(side.runs) < ENOUGH_REPEATS]):
+        counts = ", ".join(sorted({str(len(side.runs)) for side in few}))
+        message = (
+            f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
+            "between them is what these runs did, no claim about the configurations"
+        )
+        found.append(Finding(Rule.ONE_RUN, tuple(side.name for side in few), message, NOTE))
+    if dirty := [
+        side.name for side in sides if any(item.run and item.run.record.get("git_dirty") for item in side.runs)
+    ]:
+        message = "ran with changed files: the commit does not name the code"
+        found.append(Finding(Rule.TRACEABLE, tuple(dirty), message, NOTE))
+    return found
+
+
+def _findings_of_arm(side: Side, is_compared: bool) -> Iterator[Finding]:
+    """Yield what one arm brings into a comparison: instruments, and repeats that did not do the same work."""
+    for item in side.runs:
+        if item.instruments:
+            message = f"instrumented: {'; '.join(item.instruments)}. Its times are not those of the plain program"
+            yield item.finds(Rule.INSTRUMENTED, FAILS if is_compared else NOTE, message)
+    commits = sorted({str(item.run.git_commit)[:10] for item in side.runs if item.run and item.run.git_commit})
+    if len(commits) > 1:
+        yield side.fails(Rule.TRACEABLE, f"repeats of one arm ran commits {' / '.join(commits)}")
+    steps = sorted({item.optimizer_steps for item in side.runs if item.optimizer_steps is not None})
+    if len(steps) > 1:
+        counts = " / ".join(f"{count:,}" for count in steps)
+        yield side.fails(Rule.EQUAL_WORK, f"repeats of one arm did {counts} optimizer steps")
+
+
+def _without_marked_instrumented(sides: list[Side], is_planned: bool) -> list[Side]:
+    """Leave out our own runs that say so themselves; without a plan, only where the rest still is a comparison."""
+    plain = [side for side in sides if not (side.first.is_our_own and side.first.instruments)]
+    return plain if is_planned or (len(plain) > 1 and plain[0] is sides[0]) else sides
+
+
+def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) -> list[tuple[str | None, list[Side]]]:
+    """Return (protocol, arms with the baseline first) for each set of arms to compare, one per table of a sweep."""
+    by_cell: dict[tuple, list[Reported]] = {}
+    cells = {} if has_baseline else _cells(items)
+    for item in items:
+        by_cell.setdefault(cells.get(item.path.absolute().parent, (item.protocol, None)), []).append(item)
+    found: list[tuple[str | None, list[Side]]] = []
+    for (protocol, _), members in by_cell.items():
+        sides = _sides(members, baseline_first=not has_baseline and (prefer_baseline or protocol is not None))
+        batches = {side.first.global_batch_size for side in sides}
+        alone = {side.first.global_batch_size for side in sides if side.first.world_size == 1}
+        is_open = protocol is None and not has_baseline and None not in batches
+        if is_open and 1 < len(batches) < len(sides) and batches == alone:
+            # Every batch has its own one-rank run: a table per batch, as scaling studies print them.
+            known = sorted(batch for batch in batches if batch is not None)
+            groups = [[side for side in sides if side.first.global_batch_size == batch] for batch in known]
+            found += [(None, sorted(group, key=lambda side: side.first.world_size != 1)) for group in groups]
+        else:
+            found.append((protocol, sides))
+    return found
+
+
+def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
+    """Return arms in the order in which they first appear, or with the baseline on the fewest ranks first."""
+    of_run = {id(item.run): item for item in items if item.run}
+    sides = []
+    for arm in group_into_arms([item.run for item in items if item.run and item.form != "v1"]):
+        repeats: dict[tuple, list[Reported]] = {}
+        for run in arm.runs:
+            repeats.setdefault(_what_2_0_records_elsewhere(of_run[id(run)]), []).append(of_run[id(run)])
+        for runs in repeats.values():
+            sides.append(Side(arm.label if len(runs) > 1 else runs[0].name, tuple(runs)))
+    sides += [Side(item.name, (item,)) for item in items if item.run is None or item.form == "v1"]
+    names = [side.name for side in sides]
+    sides = [
+        replace(side, name=f"{side.name} ({side.first.path.parent})") if names.count(side.name) > 1 else side
+        for side in sides
+    ]
+    order = {id(item): number for number, item in enumerate(items)}
+    sides.sort(key=lambda side: min(order[id(item)] for item in side.runs))
+    if baseline_first and sides:
+        ranked = [
+            (bool(side.first.instruments), side.first.world_size or math.inf, not _is_baseline(side)) for side in sides
+        ]
+        first = sides[ranked.index(min(ranked))]
+        sides = [first, *(side for side in sides if side is not first)]
+    return sides
+
+
+def _is_baseline(side: Side) -> bool:
+    return side.first.run is not None and side.first.run.run_type == REFERENCE
+
+
+def _what_2_0_records_elsewhere(item: Reported) -> tuple:
+    """Return the code and the DeepSpeed file of 2.0, where alone a change can stand: it has no settings."""
+    if item.form != "2.0":
+        return ()
+    assert item.run is not None
+    return item.run.git_commit, str((item.run.record.get("deepspeed_config") or {}).get("sha256"))
+
+
+def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:
+    """Return (protocol, batch of the cell) for each folder of a run in the sweeps above these runs."""
+    sweeps = sweeps_above(item.path for item in items if item.run)
+    return {
+        folder / cell["folder"]: (sweep["protocol"], (str(folder), cell["batch_size"]))
+        for folder, sweep in sweeps.items()
+        for cell in sweep["cells"]
+    }

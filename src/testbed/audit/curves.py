@@ -1,0 +1,192 @@
+"""Read curves: a trainer_state.json, a CSV with a column of steps, and TensorBoard's event files.
+
+A curve is known by its exact name, in the table CURVES. W&B, MLflow and Lightning can write a CSV.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from testbed.audit.reported import Reported
+from testbed.errors import InputError
+from testbed.io import read_json
+
+STATE, EVENTS, CSV = "trainer_state.json", "TensorBoard event files", "CSV of curves"
+FORMS = (STATE, EVENTS, CSV)
+STEP = ("step", "_step", "steps", "iteration", "iter", "global_step", "trainer/global_step")
+# quantity -> the names of its curves: of transformers, torchtitan, Megatron-LM, nanochat, composer and Lightning
+CURVES: dict[str, tuple[str, ...]] = {
+    "train_loss": ("loss", "train/loss", "train_loss", "training_loss", "train_loss_step", "lm loss",
+                   "loss_metrics/global_avg_loss", "loss/train/total"),
+    "val_loss": ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss",
+                 "lm loss validation", "validation_metrics/global_avg_loss"),
+    "token_rate": ("tokens_per_sec", "tokens/s", "train/tok_per_sec", "throughput/tokens_per_sec"),
+    "rank_token_rate": ("throughput(tps)", "throughput/device/tokens_per_sec", "tokens/s/gpu", "tokens/s per gpu"),
+    "iteration_s": ("iteration-time", "time_metrics/end_to_end(s)", "train/dt", "step_time_s", "step time (s)"),
+    "tflops": ("tflops",),
+    "mfu_percent": ("mfu(%)", "train/mfu"),
+    "device_name": ("device",),
+}  # fmt: skip
+QUANTITY_OF = {name: quantity for quantity, names in CURVES.items() for name in names}
+MOST_STEPS = 1e15
+Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
+
+
+def read_trainer_state(path: Path, is_typed: bool) -> list[Reported]:
+    """Read what the Trainer of transformers saves with its checkpoints and at the end of a run.
+
+    The time is of the whole call of train(), evaluation and saving inside. Ranks and batch are not in the file.
+
+    Raises:
+        InputError: it is no such file.
+    """
+    state = read_json(path)
+    entries = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(entries, list):
+        raise InputError(f"{path} is no state of a transformers Trainer: it has no list 'log_history'")
+    rows = [row for row in entries if isinstance(row, dict)]
+    end = next((row for row in reversed(rows) if {"train_loss", "train_runtime"} <= row.keys()), {})
+    curves = curves_in((row.get("step"), name, value) for row in rows if row is not end for name, value in row.items())
+    steps, seconds = number(state.get("global_step")), number(end.get("train_runtime"))
+    run = reported_of(
+        path, STATE, curves,
+        optimizer_steps=int(steps) if steps and 0 < steps < MOST_STEPS else None,
+        time_s=seconds,
+        time_meaning="time of the whole train() call",
+        rate=number(end.get("train_samples_per_second")),
+        rate_unit="samples/s",
+    )  # fmt: skip
+    return [run] if is_typed or run.has_figures else []
+
+
+def is_curves(header: Sequence[str]) -> bool:
+    """Return whether the first line of a CSV names steps and at least one curve that is known."""
+    names = [name.strip().lower() for name in header]
+    return any(name in STEP for name in names) and any(name in QUANTITY_OF for name in names)
+
+
+def read_curves_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Reported:
+    """Read a CSV with a line for each step that was logged; a cell that was not logged is empty."""
+    names = [name.strip().lower() for name in header]
+    at = next(index for index, name in enumerate(names) if name in STEP)
+    cells = [
+        (row[at], name, cell) for row in rows if len(row) == len(names) for name, cell in zip(names, row, strict=True)
+    ]
+    devices = {cell.strip() for _, name, cell in cells if name == "device" and cell.strip()}
+    return reported_of(path, CSV, curves_in(cells), device_name=devices.pop() if len(devices) == 1 else None)
+
+
+def read_event_files(path: Path, is_typed: bool) -> list[Reported]:
+    """Read a typed event file, or all of its folder as one run: each restart of a run begins a new one.
+
+    Raises:
+        InputError: tensorboard is not installed, or the file cannot be read.
+    """
+    source = path if is_typed else path.parent
+    if not is_typed and path != min(each for each in source.glob("*tfevents*") if each.is_file()):
+        return []
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import SCALARS, TENSORS, EventAccumulator
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError:
+        raise InputError(
+            f"{path} needs the package tensorboard: pip install tensorboard, or save its curves as CSV"
+        ) from None
+    events = EventAccumulator(str(source), size_guidance={SCALARS: 0, TENSORS: 0})
+    try:
+        events.Reload()
+    except Exception as error:  # the library names no class for damage
+        raise InputError(f"{path} cannot be read as an event file of TensorBoard: {error}") from None
+    told = [(event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    for tag in events.Tags()["tensors"]:
+        for event in events.Tensors(tag):
+            value = make_ndarray(event.tensor_proto)
+            if value.ndim == 0 and value.dtype.kind == "f":
+                told.append((event.step, tag, float(value)))
+    run = reported_of(source, EVENTS, curves_in(told))
+    return [run] if is_typed or run.has_figures else []
+
+
+def curves_in(told: Iterable[tuple[object, object, object]]) -> Curves:
+    """Return the known curves in (step, name, value); of one step told twice the later value counts."""
+    found: dict[str, dict[int, float]] = {}
+    for step, name, value in told:
+        quantity, at = QUANTITY_OF.get(str(name).strip().lower()), number(step)
+        if quantity is None or at is None or abs(at) > MOST_STEPS:
+            continue
+        if (read := number(value, nan_too=quantity == "train_loss")) is not None:
+            found.setdefault(quantity, {})[int(at)] = read
+    return {quantity: sorted(points.items()) for quantity, points in found.items()}
+
+
+def reported_of(path: Path, form: str, curves: Curves, **known: object) -> Reported:
+    """Return the run that curves tell of. `known` are fields that the format gives elsewhere; they come first.
+
+    Rates and times are medians: a mean would count the first steps, and the last value is chance.
+    """
+
+    def middle(quantity: str) -> float | None:
+        values = [value for _, value in curves.get(quantity, [])]
+        return median(values) if values else None
+
+    def last(quantity: str) -> float | None:
+        return next((value for _, value in reversed(curves.get(quantity, [])) if math.isfinite(value)), None)
+
+    rate, rank_rate, percent = middle("token_rate"), middle("rank_token_rate"), middle("mfu_percent")
+    losses = curves.get("train_loss", [])
+    fields: dict[str, object] = {
+        "time_s": middle("iteration_s"),
+        "time_meaning": "time of one iteration",
+        "rate": rank_rate if rate is None else rate,
+        "rate_is_per_rank": rate is None and rank_rate is not None,
+        "optimizer_steps": losses[-1][0] if losses and losses[-1][0] > 0 else None,
+        "train_loss": last("train_loss"),
+        "val_loss": last("val_loss"),
+        "tflops": middle("tflops"),
+        "mfu": percent / 100 if percent is not None and percent >= 0 else None,
+        "losses": tuple(losses),
+    }
+    for figure, its in (("time_s", "time_meaning"), ("rate", "rate_unit")):
+        if known.get(figure) is None:
+            known.pop(its, None)
+    fields |= {name: value for name, value in known.items() if value is not None}
+    looked_for = {"time": "time_s", "throughput": "rate", "training loss": "train_loss", "validation loss": "val_loss"}
+    unread = ["ranks and batch", *(words for words, name in looked_for.items() if fields[name] is None)]
+    return Reported(path=path, name=str(path), form=form, unread=tuple(unread), **fields)  # type: ignore[arg-type]
+
+
+def number(value: object, nan_too: bool = False) -> float | None:
+    """Return a finite number, also one written as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        read = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return read if math.isfinite(read) or (nan_too and math.isnan(read)) else None
+
+
+def one_per_run(found: Sequence[Reported]) -> list[Reported]:
+    """Return the runs without the states of earlier checkpoints: a state holds the whole run until then."""
+    best: dict[Path, Reported] = {}
+    for item in found:
+        if item.form == STATE and (home := _home(item.path)) is not None:
+            other = best.get(home)
+            if other is None or _progress(item) > _progress(other):
+                best[home] = item
+    return [item for item in found if item.form != STATE or best[_home(item.path)] is item]
+
+
+def _home(path: Path) -> Path:
+    """Return the folder of the run that a state belongs to; a state under another name is its own run."""
+    folder = path.parent if path.name == STATE else path
+    return folder.parent if re.fullmatch(r"checkpoint-\d+|last-checkpoint", folder.name) else folder
+
+
+def _progress(item: Reported) -> tuple[int, int]:
+    """Return what orders the states of a run: its steps, and of two at the end the one in the run's own folder."""
+    return item.optimizer_steps or 0, -len(item.path.parts)

@@ -1,0 +1,283 @@
+"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs and exports, reports."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from testbed.audit.curves import number
+from testbed.audit.printed_setup import printed_setup
+from testbed.audit.reported import Reported
+from testbed.errors import InputError
+from testbed.io import read_json
+
+NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
+PIPELINE_JSON = re.compile(r"eval_results_epoch(\d+)\.json")
+TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
+COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
+COLLECTIVE_ROW = re.compile(r"(?i)nccl|c10d|allreduce|all_reduce|reduce_scatter|all_?gather|broadcast")
+NO_COLLECTIVE_ROW = re.compile(r"reduce_kernel|_cuda_kernel|^cudaHost")
+EXPORT = "wandb CSV"
+COLLECTIVE_KERNEL = re.compile(r"(?i)^nccl(Dev)?Kernel")
+
+
+def timing_log_runs(path: Path, text: str) -> list[Reported]:
+    """Read a file of one run, or of several under headings `training_b<batch>_g<ranks>`."""
+    _, *parts = re.split(r"(?m)^#+\s*(.*training_b\d+_g\d+.*)$", text)
+    if not parts:
+        return [_timing_log_run(path, str(path), path.name, text)]
+    sections = zip(parts[::2], parts[1::2], strict=True)
+    return [_timing_log_run(path, f"{path}#{title.strip()}", title, body) for title, body in sections]
+
+
+def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
+    blocks = re.split(r"(?im)^.*?(?:(?:rank\s+(\d+)\s+)?epoch\s+\d+\s+timing breakdown|(average metrics)):?.*$", text)
+    totals: dict[int, float] = {}
+    communication: dict[int, float] = {}
+    average_s = None
+    for rank, average, body in zip(blocks[1::3], blocks[2::3], blocks[3::3], strict=True):
+        total, communicated = _first(TOTAL_TIME, body), _first(COMMUNICATION_TIME, body)
+        if average:
+            average_s = average_s if total is None else total
+            continue
+        for into, seconds in ((totals, total), (communication, communicated)):
+            if seconds is not None:  # several epochs of one rank add up
+                into[int(rank or 0)] = into.get(int(rank or 0), 0.0) + seconds
+    size = re.search(r"b(\d+)_g(\d+)", title)
+    losses = re.findall(rf"(?i)train loss:?\s*{NUMBER}\s*,?\s*val loss:?\s*{NUMBER}", text)
+    batches = re.search(r"(?i)total batches per epoch:\s*(\d+)", text)
+    world_size = int(size[2]) if size else (max(totals) + 1 if totals else None)
+    times = tuple(totals[rank] for rank in sorted(totals))
+    missing = (world_size or 0) - len(times) if times else 0
+    return Reported(
+        path=path, name=name, form="timing log", world_size=world_size,
+        global_batch_size=int(size[1]) if size else None,
+        optimizer_steps=int(batches[1]) if batches else None,
+        time_s=average_s if average_s is not None else _mean(times),
+        time_meaning="mean over ranks of the epoch's time" if len(times) > 1 else "time of the epoch",
+        rank_times_s=times,
+        train_loss=number(losses[-1][0]) if losses else None,
+        val_loss=number(losses[-1][1]) if losses else None,
+        communication_s=tuple(communication[rank] for rank in sorted(communication)),
+        unread=not_found({
+            "total epoch time": times, "train and validation loss": losses,
+            "global batch (the name has no b<batch>_g<ranks>)": size,
+            f"times of {missing} of {world_size} ranks": missing <= 0,
+        }),
+    )  # fmt: skip
+
+
+def wandb_log_runs(path: Path, text: str) -> list[Reported]:
+    """Read what a program printed, with the summary that wandb prints for each of its processes at the end."""
+    summaries = [_summary(block) for block in text.split("wandb: Run summary")[1:]]
+    last_lines = slice(-(len(summaries) or 1), None)  # one for each process
+
+    def last(pattern: str, name: str) -> list[float]:
+        """Return what each process said last: in its lines, or else in its summary."""
+        printed = [value for found in re.findall(pattern, text) if (value := number(found)) is not None]
+        return printed[last_lines] or [summary[name] for summary in summaries if name in summary]
+
+    devices = [int(number) for number in re.findall(r"(?m)^\|\s*(\d+)\s*\|.*(?:MB|%|°C)", text)]
+    world = re.search(r"World Size:\s*(\d+)", text)
+    printed = printed_setup(text)
+    world_size = int(world[1]) if world else printed.world_size or (max(devices) + 1 if devices else None)
+    world_size = world_size or ranks_in_name(path.name) or len(summaries) or None
+    step_losses: dict[int, list[float]] = {}
+    for step, loss in re.findall(rf"Step (\d+): loss {NUMBER}", text):
+        step_losses.setdefault(int(step), []).append(float(loss))
+    losses = step_losses[max(step_losses)] if step_losses else []
+    rates = last(rf"Throughput (?:\(TFLOPS\) at step|average on)\s+\d+:\s*{NUMBER}", "throughput")
+    times = last(rf"elapsed_time_per_iteration:\s*{NUMBER}", "iteration-time")
+    validated = last(rf"(?i)final validation loss:\s*{NUMBER}", "validation_loss")
+    progress = re.findall(r"(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<", text)
+    logged = [int(step) for step in re.findall(r"(?:at step|average on)\s+(\d+):", text)]
+    num_steps = max((int(total) for _, total, *_ in progress), default=None)  # a shorter bar is validation's
+    seen = {int(done): 3600 * int(h or 0) + 60 * int(m) + int(s) for done, total, h, m, s in progress
+            if int(total) == num_steps}  # fmt: skip
+    return [Reported(
+        path=path, name=str(path), form="wandb log", world_size=world_size,
+        optimizer_steps=num_steps,
+        time_s=max(times, default=None), time_meaning="time of one iteration",
+        rate=max(rates, default=None), rate_unit="TFLOP/s", rate_is_per_rank=True,
+        rank_rates=tuple(rates) if len(rates) == world_size else (),
+        rank_train_losses=tuple(losses) if len(losses) > 1 else (),
+        train_loss=losses[-1] if losses else next((each["loss"] for each in summaries if "loss" in each), None),
+        val_loss=validated[-1] if validated else None,
+        instruments=(*(["a profiler ran (its table is in the log)"] if "ProfilerStep*" in text else []),
+                     *printed.instruments),
+        global_batch_size=printed.global_batch_size, micro_batch_size=printed.micro_batch_size,
+        batch_is_printed=printed.global_batch_size is not None, printed_settings=printed.settings,
+        is_data_parallel_module="DataParallel.forward" in text.replace("DistributedDataParallel.forward", ""),
+        details={"logged_steps": sorted({*logged, *step_losses}), "progress_s": seen},
+        unread=not_found({"throughput": rates, "iteration time": times, "validation loss": validated,
+                          "batch (this log does not print it)": printed.global_batch_size}),
+    )]  # fmt: skip
+
+
+def _summary(block: str) -> dict[str, float]:
+    block = block.split("wandb: 🚀")[0].split("View run")[0]
+    return {name: float(value) for name, value in re.findall(rf"wandb:\s+([\w-]+)\s+{NUMBER}\s*$", block, re.M)}
+
+
+def read_rank_files(paths: Sequence[Path]) -> list[Reported]:
+    """Read `rank<r>_results_epoch<e>.json` and `eval_results_epoch<e>.json`. Those of one folder are one run."""
+    folders: dict[Path, list[Path]] = {}
+    for path in paths:
+        folders.setdefault(path.parent, []).append(path)
+    return [_rank_run(folder, files) for folder, files in folders.items()]
+
+
+def _rank_run(folder: Path, files: list[Path]) -> Reported:
+    ranks: dict[int, dict[int, dict]] = {}
+    is_pipeline = True
+    for file in files:
+        values = read_json(file)
+        if not isinstance(values, dict) or not _is_number(values.get("validation_loss")):
+            raise InputError(f"{file} is no result of a rank: it has no number under 'validation_loss'")
+        found = RANK_JSON.fullmatch(file.name)
+        epoch = found[2] if found else re.sub(r"\D", "", file.name)
+        is_pipeline &= found is None
+        ranks.setdefault(int(found[1]) if found else 0, {})[int(epoch)] = values
+    last = [ranks[rank][max(ranks[rank])] for rank in sorted(ranks)]
+    times = tuple(sum(epoch["training_time"] for epoch in ranks[rank].values()) for rank in sorted(ranks)
+                  if all(_is_number(epoch.get("training_time")) for epoch in ranks[rank].values()))  # fmt: skip
+    rates = tuple(float(values["tokens_per_sec"]) for values in last if _is_number(values.get("tokens_per_sec")))
+    missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
+    losses = tuple(float(values["validation_loss"]) for values in last)
+    return Reported(
+        path=folder, name=str(folder), form="rank JSON",
+        world_size=None if is_pipeline else max(ranks) + 1,
+        time_s=_mean(times),
+        time_meaning="mean over ranks of the training time" if len(times) > 1 else "training time",
+        rate=rates[0] if rates else None, rate_is_per_rank=True,
+        rank_times_s=times if len(times) == len(ranks) else (),
+        rank_rates=rates if len(rates) == len(ranks) else (),
+        rank_val_losses=losses if not is_pipeline else (),
+        val_loss=losses[0],
+        unread=not_found({
+            "training time (these files do not have it)": times, "throughput (these files do not have it)": rates,
+            f"ranks {', '.join(map(str, missing))} (no file)": not missing,
+            "batch and steps (these files do not have them)": False,
+        }),
+    )  # fmt: skip
+
+
+def profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
+    name_at = header.index("Name")
+    time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
+    calls_at = header.index("Calls") if "Calls" in header else None
+    cells = [row for row in rows if len(row) > max(name_at, time_at)]
+    times = [(row[name_at], time) for row in cells if (time := number(row[time_at])) is not None]
+    steps = next((number(row[calls_at]) for row in cells if calls_at is not None and len(row) > calls_at
+                  and row[name_at].startswith("ProfilerStep")), None)  # fmt: skip
+    matched = [time for name, time in times if COLLECTIVE_ROW.search(name) and not NO_COLLECTIVE_ROW.search(name)]
+    names = [name for name, _ in times]
+    return Reported(
+        path=path, name=str(path), form="profiler table",
+        world_size=ranks_in_name(path.name),
+        instruments=("a profiler ran (this is its table)",),
+        is_data_parallel_module="DataParallel.forward" in names and "DistributedDataParallel.forward" not in names,
+        details={
+            "profiled_steps": int(steps) if steps else None,
+            "collective_rows_s": sum(matched) / 1e3,
+            "collective_kernels_s": sum(time for name, time in times if COLLECTIVE_KERNEL.match(name)) / 1e3,
+        },
+        unread=not_found({f"{len(rows) - len(times)} rows without a time": len(rows) == len(times)}),
+    )  # fmt: skip
+
+
+def metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
+    step_at = header.index("Step")
+    columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for index, column in enumerate(header):
+        run, separator, metric = column.rpartition(" - ")
+        if not separator or metric.endswith(("__MIN", "__MAX")):
+            continue
+        points = [(number(row[step_at]), number(row[index])) for row in rows if len(row) > max(index, step_at)]
+        known = [(step, value) for step, value in points if step is not None and value is not None]
+        columns.setdefault(run, {})[metric] = known
+    return [_exported_run(path, run, metrics) for run, metrics in columns.items()]
+
+
+def _exported_run(path: Path, run: str, metrics: dict[str, list[tuple[float, float]]]) -> Reported:
+    def last(*patterns: str) -> float | None:
+        found = (metrics[name] for pattern in patterns for name in metrics if re.search(pattern, name, re.I))
+        return next((points[-1][1] for points in found if points), None)
+
+    steps = [int(step) for points in metrics.values() for step, _ in points]
+    communication = [points for metric, points in metrics.items() if re.search("(?i)comm", metric)]
+    iteration_s = last(r"iteration[-_ ]time")
+    return Reported(
+        path=path, name=f"{path}#{run}", form=EXPORT, world_size=ranks_in_name(run),
+        optimizer_steps=max(steps, default=-1) + 1 or None,
+        time_s=iteration_s if iteration_s is not None else last(r"total_epoch_time|epoch_total_time"),
+        time_meaning="time of one iteration" if iteration_s is not None else "time of the epoch",
+        rate=last("throughput"), rate_unit="(unit not in the file)", rate_is_per_rank=True,
+        train_loss=last(r"^(train|training)[-_ /]?loss", r"^loss$", r"avg_training_loss"),
+        val_loss=last(r"val(idation)?[-_ /]?loss"),
+        communication_s=tuple(value for points in communication for _, value in points),
+        details={"run": run},
+        unread=not_found({"values of this run (its columns are empty)": any(metrics.values())}),
+    )  # fmt: skip
+
+
+def merge_exports(found: Iterable[Reported]) -> list[Reported]:
+    """Join what several exports say of one wandb run: one metric is exported per file."""
+    merged: dict[Any, Reported] = {}
+    for place, item in enumerate(found):
+        key = item.details["run"] if item.form == EXPORT else place
+        if key not in merged:
+            merged[key] = item
+            continue
+        first = merged[key]
+        fields = ("world_size", "optimizer_steps", "time_s", "rate", "train_loss", "val_loss")
+        known = {name: getattr(item, name) for name in fields if getattr(first, name) is None}
+        if "time_s" in known:
+            known["time_meaning"] = item.time_meaning
+        if "rate" in known:
+            known |= {"rate_unit": item.rate_unit, "rate_is_per_rank": item.rate_is_per_rank}
+        merged[key] = replace(first, **known, communication_s=first.communication_s + item.communication_s)
+    return list(merged.values())
+
+
+def read_scaling_report(path: Path, is_typed: bool) -> list[Reported]:
+    """Read what a `scaling_report.json` says of its own comparison."""
+    report = read_json(path)
+    if not isinstance(report, dict) or not isinstance(report.get("runs"), dict):
+        raise InputError(f"{path} is no scaling report: it has no object 'runs'")
+    runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
+    mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
+    return [Reported(
+        path=path, name=str(path), form="scaling report",
+        details={"status": report.get("status"), "runs": runs, "mismatches": mismatches},
+        unread=not_found({"runs (there are none)": runs}),
+    )]  # fmt: skip
+
+
+def not_found(looked_for: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what was looked for and not found."""
+    return tuple(words for words, value in looked_for.items() if not value)
+
+
+def ranks_in_name(name: str) -> int | None:
+    """Return the ranks that a run's or a file's name states: 4GPU, 2-gpus, _g4, world8."""
+    match = re.search(r"(?i)(?<!\d)(\d{1,4})[\s_-]?(?:gpus?|ranks?|devices?)\b|(?:_g|world[_-]?)(\d{1,4})(?!\d)", name)
+    return (int(match[1] or match[2]) or None) if match else None
+
+
+def _first(pattern: str, text: str) -> float | None:
+    found = re.search(pattern, text)
+    return number(found[1]) if found else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

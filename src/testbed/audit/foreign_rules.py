@@ -1,0 +1,251 @@
+"""The audit's rules for one run of another program: logs, rank files, exports and reports against themselves."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+
+from testbed.audit.finding import Finding, Rule
+from testbed.audit.reported import ANY, Reported
+from testbed.audit.run_rules import is_exact
+from testbed.model.flops import PEAK_FLOPS_PER_S
+from testbed.planner.devices import devices
+
+SAME_PEAK = 0.02  # data sheets and programs round a board's peak
+RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
+
+
+def ranks_of_one_epoch_end_together(item: Reported) -> Iterator[Finding]:
+    if len(item.rank_times_s) < 2:
+        return
+    slowest, fastest = max(item.rank_times_s), min(item.rank_times_s)
+    if fastest <= 0 or slowest / fastest - 1 <= RANK_SPREAD:
+        return
+    times = ", ".join(f"{time:,.2f}" for time in item.rank_times_s)
+    yield item.fails(
+        Rule.STEP_CLOCK,
+        f"ranks of the same synchronous epoch report {times} s: they wait for one another in every step, so the "
+        "shorter times leave something out (a timer that does not wait for its own device)",
+        f"{slowest:,.2f} s, the slowest rank, instead of the mean {_mean(item.rank_times_s):,.2f} s",
+    )
+
+
+def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
+    negative = [seconds for seconds in item.communication_s if seconds < 0]
+    if negative:
+        yield item.fails(
+            Rule.COMMUNICATION,
+            f"a communication time of {min(negative):.3f} s is negative: the difference of two run times is not "
+            "communication",
+        )
+    positive = [seconds for seconds in item.communication_s if seconds > 0]
+    if item.world_size == 1 and positive:
+        yield item.fails(
+            Rule.COMMUNICATION,
+            f"one rank alone reports {max(positive):,.2f} s of communication: there is no other to talk to, so this is "
+            "the optimizer's step or another part of the loop, and so it is in the runs compared with it",
+            "0 s on one rank; on more the file does not tell",
+        )
+
+
+def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
+    """Check that ranks which validate over all of the data report one loss: equal weights give equal losses."""
+    losses = item.rank_val_losses
+    if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
+        yield item.fails(
+            Rule.EQUAL_MATH,
+            f"ranks that validate on the same data report {', '.join(f'{loss:.4f}' for loss in losses)}: their weights "
+            "differ, so this is not one model trained on all the data",
+        )
+
+
+def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
+    losses = item.rank_train_losses
+    if len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
+        yield item.notes(
+            Rule.EQUAL_WORK,
+            f"{len(losses)} ranks report the same training loss {losses[0]!r}: unless it is the mean over ranks, all "
+            "of them trained on the same sequences",
+        )
+
+
+def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
+    rows_s, kernels_s = item.details.get("collective_rows_s"), item.details.get("collective_kernels_s")
+    if not rows_s or not kernels_s:
+        return
+    steps = item.details["profiled_steps"]
+    per_step = f" = {kernels_s / steps:.3f} s per profiled step" if steps else ""
+    if rows_s > kernels_s * (1 + RANK_SPREAD):
+        yield item.notes(
+            Rule.NESTED,
+            f"rows whose names speak of collectives add up to {rows_s:,.2f} s of device time, which counts the same "
+            "collective once for each range around it",
+            f"{kernels_s:,.2f} s in NCCL kernels, summed over the devices of the table{per_step}",
+        )
+
+
+def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
+    """Compare a log's two clocks. A timer that starts again at each line, divided by all steps so far, is too short."""
+    steps, clock_s = item.details.get("logged_steps", []), item.details.get("progress_s", {})
+    if not item.time_s or len(steps) < 2:
+        return
+    first, last = steps[-2], steps[-1]
+    if first not in clock_s or last not in clock_s:
+        return
+    seconds, count = clock_s[last] - clock_s[first], last - first
+    if item.time_s * count >= 0.7 * seconds:
+        return
+    scaled_s = item.time_s * last / count
+    fits = scaled_s * count <= seconds * 1.1 + 1
+    yield item.fails(
+        Rule.STEP_CLOCK,
+        f"{item.time_s:.3f} s per iteration x {count} iterations is {item.time_s * count:.1f} s, the progress bar of "
+        f"the same log shows {seconds} s from step {first} to {last} (validation and saving inside)"
+        + f"; an interval's time divided by all {last} steps instead of its own {count} would explain it"
+        * fits,
+        f"{scaled_s:.3f} s per iteration ({item.time_s:.3f} x {last} / {count})"
+        if fits
+        else f"at most {seconds / count:.2f} s per iteration",
+    )
+
+
+def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
+    if fields := sorted({str(row.get("field")) for row in item.details["mismatches"] if row.get("field")}):
+        yield item.fails(Rule.EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
+    elif item.details["status"] in ("invalid_comparison", "mismatch_allowed"):
+        yield item.fails(Rule.EQUAL_WORK, f"the report's own status is {item.details['status']}")
+    for ranks, values in item.details["runs"].items():
+        paths, spread = values.get("metrics_paths"), values.get("stdev_tokens_per_sec_global")
+        if isinstance(paths, list) and len(paths) == 1 and spread == 0:
+            yield item.notes(Rule.ONE_RUN, f"a standard deviation of 0.0 at {ranks} ranks is of one run", "unknown")
+        speed_up = values.get("speedup_vs_1gpu")
+        if ranks.isdigit() and isinstance(speed_up, int | float) and speed_up > 1.01 * int(ranks[:9]):
+            yield item.fails(
+                Rule.STEP_CLOCK,
+                f"{speed_up:.2f}x on {ranks} ranks is more than linear: look for work that the clock leaves out, or "
+                "that was not done",
+            )
+
+
+def header_multiplies(item: Reported) -> Iterator[Finding]:
+    """Check global batch = micro batch x accumulation x data ranks, as a log's header prints them."""
+    micro, accumulation, ranks, batch = (
+        item.micro_batch_size, item.accumulation, item.data_ranks, item.global_batch_size
+    )  # fmt: skip
+    if micro and accumulation and ranks and batch and micro * accumulation * ranks != batch:
+        product = micro * accumulation * ranks
+        yield item.fails(
+            Rule.EQUAL_WORK,
+            f"global batch {batch:,} does not follow from micro batch {micro:,} x accumulation {accumulation:,} x data "
+            f"ranks {ranks:,} = {product:,}",
+            f"{product:,}, or one of the factors is another",
+        )
+
+
+def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
+    """Compare the peak that an MFU is divided by with the device's, and both figures with what a device can do."""
+    peak = peak_of(item.device_name) if item.device_name else None
+    of_device = None
+    if item.mfu is not None and item.peak_flops and peak:
+        of_device = f"{item.mfu * item.peak_flops / peak:.2%} of the device's peak"
+    if item.mfu is not None and item.peak_flops and (other := item.details.get("peak_is_of")):
+        yield item.notes(
+            Rule.FOLLOWS,
+            f"the MFU of {item.mfu:.2%} is of {other}, {item.peak_flops / 1e12:,.1f} TFLOP/s: the log itself says that "
+            f"it knows no peak of {item.device_name or 'the device'}",
+            of_device,
+        )
+    elif item.mfu is not None and item.peak_flops and peak and abs(item.peak_flops / peak - 1) > SAME_PEAK:
+        yield item.fails(
+            Rule.FOLLOWS,
+            f"an MFU of {item.mfu:.2%} is of {item.peak_flops / 1e12:,.1f} TFLOP/s, the device is {item.device_name}: "
+            f"{peak / 1e12:,.1f} TFLOP/s (data sheet, dense bfloat16)",
+            of_device,
+        )
+    elif item.mfu is not None and item.peak_flops and not item.device_name:
+        yield item.notes(
+            Rule.TRACEABLE,
+            f"the MFU of {item.mfu:.2%} is of a peak of {item.peak_flops / 1e12:,.1f} TFLOP/s, and the log does not "
+            "name the device: on another one it is another share",
+        )
+    if item.mfu is not None and item.mfu > 1:
+        yield item.fails(
+            Rule.FOLLOWS,
+            f"an MFU of {item.mfu:.0%} is more than the device can do: its peak, the FLOPs per token or the rate is "
+            "not what the formula means",
+        )
+    if item.tflops is not None and peak and item.tflops * 1e12 > peak:
+        yield item.fails(
+            Rule.FOLLOWS,
+            f"{item.tflops:,.1f} TFLOP/s per device is more than the {peak / 1e12:,.1f} of {item.device_name} (data "
+            "sheet, dense bfloat16)",
+        )
+
+
+def peak_of(device_name: str) -> float | None:
+    """Return dense bfloat16 FLOP/s of a device as its driver names it; None: unknown, or boards of several peaks."""
+    if peak := PEAK_FLOPS_PER_S.get((device_name, "bf16")):
+        return peak
+    words = re.sub(r"[^a-z0-9]+", " ", device_name.lower())
+    named = (device for device in devices().values() if re.search(_chip(device.name), words))
+    peaks = {device.peak_flops.get("bf16") for device in named}
+    return peaks.pop() if len(peaks) == 1 else None
+
+
+def _chip(name: str) -> str:
+    """Return how a driver names a device or a variant of it: A100 for A100-SXM4-80GB. A Ti or a Super is another."""
+    chip = re.split(r"[-_ ]", name.lower())[0]
+    if chip.startswith("rtx"):
+        of_ada = " ada" if "ada" in name else ""
+        return rf"rtx ?{chip.removeprefix('rtx')}{of_ada}(?![0-9])(?! ?(ti|super|d|laptop|mobile)\b)"
+    return rf"(?<![a-z0-9]){re.escape(chip)}(?![0-9])"
+
+
+def losses_are_numbers(item: Reported) -> Iterator[Finding]:
+    at_end = list(takewhile(lambda point: math.isnan(point[1]), reversed(item.losses)))
+    if at_end:
+        yield item.fails(
+            Rule.LOSSES,
+            f"the training loss is not a number in the last {len(at_end):,} of {len(item.losses):,} lines, from step "
+            f"{at_end[-1][0]:,} on: the run trains nothing there, and its times are of no training",
+        )
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return sum(values) / len(values)
+
+
+def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
+    if len(item.rank_rates) > 1:
+        yield item.notes(
+            Rule.THROUGHPUT,
+            f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
+            f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
+        )
+
+
+def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
+    if item.unread:
+        names = [words.partition(" (")[0] for words in item.unread]
+        yield item.cannot_tell(
+            Rule.TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}", *names
+        )
+
+
+# rule -> the forms of files that it reads, and takes no other
+FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
+    rates_of_ranks_are_not_the_global_rate: ("rank JSON",),
+    ranks_of_one_epoch_end_together: ANY,
+    communication_is_what_collectives_take: ANY,
+    replicas_have_one_loss: ANY,
+    ranks_read_different_batches: ("wandb log",),
+    profiler_rows_nest: ("profiler table",),
+    iteration_time_agrees_with_progress: ("wandb log",),
+    header_multiplies: ANY,
+    mfu_is_of_its_device: ANY,
+    losses_are_numbers: ANY,
+    scaling_report_compares_like_with_like: ("scaling report",),
+    what_could_not_be_read: ANY,
+}

@@ -1,0 +1,373 @@
+"""Read the training logs of other programs by one table of patterns: a line for each step, and settings in a header.
+
+To add a program, add its row to PROGRAMS: a line that only it prints, the step and figures of a line, and the settings
+that it prints once. Put a real excerpt with its source and licence into tests/support/real_logs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from testbed.audit.reported import Reported
+
+NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
+COUNT = r"(\d[\d,]*)"
+LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
+LONGEST_COUNT = 15  # digits
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one program prints. A pattern has its value in the first group."""
+
+    name: str
+    mark: str  # what stands in the log of this program alone
+    line: str  # the line of one step: its number in the first group, figures in the rest of the line
+    figures: Mapping[str, str]  # of a line: loss, ms, s, rate, mfu (in percent), tflops, total_ms, batch
+    header: Mapping[str, str] = field(default_factory=dict)  # field of Reported, or a name of _settings -> pattern
+    val_loss: str | None = None
+    first_step: int = 1
+    rate_is_per_rank: bool = False
+    peak_flops: float | None = None  # by which the program divides on every device
+    peak_unit: float = 1.0  # of the peak in the header, in FLOP/s
+    assumed_peak: str | None = None  # what it prints where it does not know the device: its name
+    start: str | None = None  # of each stage in one file
+    protocol: str | None = None
+    time_meaning: str = "time of one iteration"
+
+
+LLMC_HEADER = {
+    "world_size": rf"num_processes[ =|]+{COUNT}",
+    "step_tokens": rf"total[ _]batch[ _]size[ =|]+{COUNT}",
+    "micro_batch_size": rf"(?:micro batch size B +\| |batch_size B=){COUNT}",
+    "sequence_length": rf"(?:sequence length T +\| |seq_len T=){COUNT}",
+    "accumulation": rf"setting grad_accum_steps={COUNT}",
+    "num_parameters": rf"num_parameters[: |]+{COUNT}",
+    "device_name": r"\| device +\| (.{1,80}?) +\|",
+    "peak_flops": rf"peak TFlops +\| {NUMBER}",
+}
+PROGRAMS = (
+    Program(
+        "torchtitan",
+        mark=r"step:\s*\d+\s+loss:.{0,500}?\b(?:tps|wps):",
+        line=r"(?<!validate )\bstep:\s*(\d{1,12})\s+loss:",
+        figures={
+            "loss": r"loss:\s*(\S+)",
+            "rate": rf"\b(?:tps|wps):\s*{NUMBER}",
+            "tflops": rf"tflops:\s*{NUMBER}",
+            "mfu": rf"mfu:\s*{NUMBER}%",
+        },
+        header={
+            "mesh": r"Building (?:\d-D )?device mesh with (.*)",
+            "micro_batch_size": rf"local batch size {COUNT}",
+            "global_batch_size": rf"global batch size {COUNT}",
+            "accumulation": rf"gradient accumulation steps {COUNT}",
+            "sequence_length": rf"sequence length {COUNT}",
+            "num_parameters": rf"size: {COUNT} total parameters",
+            "device_name": r"\b[A-Z]{3,5} capacity: (.{1,80}?) with",
+            "peak_flops": rf"Peak FLOPS used for computing MFU: {NUMBER}",
+        },
+        val_loss=r"validate step:\s*\d+\s+loss:\s*(\S+)",
+        rate_is_per_rank=True,
+        assumed_peak=r"Peak flops undefined for: (.{1,80}?), fallback to A100",
+    ),
+    Program(
+        "Megatron-LM",
+        mark=r"iteration\s+\d+/\s*\d+ \|.{0,2000}?elapsed time per iteration \(m?s\):",
+        line=r"\biteration\s+(\d{1,12})/\s*\d{1,12} \|",
+        figures={
+            "loss": r"\| lm[ -]loss:\s*([^\s|]+)",
+            "ms": rf"elapsed time per iteration \(ms\):\s*{NUMBER}",
+            "s": rf"elapsed time per iteration \(s\):\s*{NUMBER}",
+            "rate": r"(?:tokens per gpu per second \(tgs\)|tokens/sec/GPU|tokens per GPU \(tokens/s/GPU\)):\s*"
+            + NUMBER,
+            "tflops": rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{NUMBER}",
+            "batch": rf"global batch size:\s*{COUNT}",
+        },
+        header={
+            "world_size": rf"using world size: {COUNT}",
+            "micro_batch_size": r"(?m)^(?!.*print\]).*\bmicro_batch_size \.{3,} ?(\d+)\s*$",
+            "sequence_length": r"(?m)^(?!.*print\]).*\bseq_length \.{3,} ?(\d+)\s*$",
+        },
+        val_loss=r"validation loss at iteration \d+(?: on validation set)? \|.{0,200}?lm loss value: (\S+)",
+        rate_is_per_rank=True,
+    ),
+    Program(
+        "nanochat",
+        mark=r"step \d+(?:/\d+)? \(\d+\.\d+%\) \| loss: ",
+        line=r"\bstep (\d{1,12})(?:/\d{1,12})? \([\d.]+%\) \| loss: ",
+        figures={
+            "loss": r"\| loss: (\S+)",
+            "ms": rf"\| dt: {NUMBER}ms",
+            "rate": rf"\| tok/sec: {NUMBER}",
+            "mfu": rf"\| (?:bf16_)?mfu: {NUMBER}",
+        },
+        header={
+            "step_tokens": rf"Total batch size {COUNT}",
+            "accumulation": rf"gradient accumulation steps: {COUNT}",
+            "micro_batch_size": rf"Tokens / micro-batch / rank: {COUNT} x",
+            "sequence_length": rf"Tokens / micro-batch / rank: \d+ x {COUNT}",
+            "pass_tokens": rf"Tokens / micro-batch: {COUNT}",
+            "num_parameters": rf"(?m)^(?:Number of parameters|total\s*): {COUNT}$",
+            "device_name": r"GPU: (.{1,80}?) \| Peak FLOPS",
+            "peak_flops": rf"Peak FLOPS \(BF16\): {NUMBER}",
+        },
+        first_step=0,
+        start=r"(?m)^Autodetected device type: \w+",
+    ),
+    Program(
+        "modded-nanogpt",
+        mark=r"\bstep:\d+/\d+ (?:(?:val|train)_loss:\S+ )?(?:\w+:\S+ )?train_time:[\d.]+m?s\b",
+        line=r"\bstep:(\d{1,12})/\d+ (?:\w+:\S+ )*train_time:",
+        figures={
+            "loss": r"train_loss:(\S+)",
+            "total_ms": rf"train_time:{NUMBER}ms",
+            "total_s": rf"train_time:{NUMBER}s",
+        },
+        val_loss=r"val_loss:(\S+)",
+        start=r"(?m)^={80,}\s*$",  # the source code, the output of nvidia-smi, the run
+        protocol="time_to_loss",
+        time_meaning="training time",
+    ),
+    Program(
+        "llm.c",
+        mark=r"\bstep\s+\d+/\d+ \| (?:train )?loss ",
+        line=r"\bstep\s+(\d{1,12})/\d{1,12} \| (?:train )?loss ",
+        figures={
+            "loss": r"loss\s+(\S+)",
+            "ms": rf"{NUMBER} ms",
+            "rate": rf"{NUMBER} tok/s",
+            "mfu": rf"{NUMBER}% \w+ MFU",
+        },
+        header=LLMC_HEADER,
+        val_loss=r"(?m)^(?:.{0,80}\s)?val loss (\S+)$",
+        peak_unit=1e12,
+    ),
+    Program(
+        "build-nanogpt",
+        mark=r"\bstep\s+\d+ \| loss: \S+ \| lr:? \S+ \| norm: \S+ \| dt: ",
+        line=r"\bstep\s+(\d{1,12}) \| loss: ",
+        figures={"loss": r"loss: (\S+)", "ms": rf"\| dt: {NUMBER}ms", "rate": rf"\| tok/sec: {NUMBER}"},
+        header={"step_tokens": rf"(?i)total desired batch size: {COUNT}"},
+        val_loss=r"validation loss: (\S+)",
+        first_step=0,
+    ),
+    Program(
+        "nanoGPT",
+        mark=r"\biter \d+: loss \S+, time \d+\.\d+ms",
+        line=r"\biter (\d{1,12}): loss ",
+        figures={"loss": r"loss (\S+),", "ms": rf"time {NUMBER}ms", "mfu": rf"mfu {NUMBER}%"},
+        header={
+            "step_tokens": rf"tokens per iteration will be: {COUNT}",
+            "micro_batch_size": rf"(?m)^\s*(?:Overriding: )?batch_size = {COUNT}",
+            "sequence_length": rf"(?m)^\s*(?:Overriding: )?block_size = {COUNT}",
+        },
+        val_loss=r"step \d+: train loss \S+, val loss (\S+)",
+        first_step=0,
+        peak_flops=312e12,  # model.py, `estimate_mfu`: an A100's in bfloat16
+    ),
+    Program(  # main.log: losses, and no times
+        "llm.c",
+        mark=r"(?m)^s:\d+ (?:tel|trl|eval):",
+        line=r"^s:(\d{1,12}) trl:",
+        figures={"loss": r"trl:(\S+)"},
+        val_loss=r"(?m)^s:\d+ tel:(\S+)",
+        first_step=0,
+    ),
+    Program(  # log/log.txt: losses, and no times
+        "build-nanogpt",
+        mark=r"(?m)^0 (?:val|train) \d+\.\d+$|^\d{1,12} train \d+\.\d{6}$",
+        line=r"^(\d{1,12}) train ",
+        figures={"loss": r"train (\S+)"},
+        val_loss=r"(?m)^\d+ val (\S+)",
+        first_step=0,
+    ),
+)
+FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
+KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt or nanoGPT"
+DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others
+LOOKED_FOR = {
+    "number of ranks": "world_size",
+    "global batch": "global_batch_size",
+    "sequence length": "sequence_length",
+    "time of a step": "time_s",
+    "throughput": "rate",
+    "training loss": "train_loss",
+    "validation loss": "val_loss",
+}
+Line = dict[str, float]  # the figures of one step; a loss may be NaN
+
+
+def program_of(text: str) -> Program | None:
+    """Return the program that printed a log; None: it is not known."""
+    return next((program for program in PROGRAMS if re.search(program.mark, text)), None)
+
+
+def read_log(path: Path, text: str, program: Program) -> Reported:
+    """Return the run that a log tells of; of several stages in one file, the one with the most steps.
+
+    Times and rates are medians over the lines, the first left out: it has the start-up.
+    """
+    text = _longest_stage(text, program)
+    lines = _in_order(_lines(text, program))
+    steps = [step for step, _ in lines]
+    known = _settings(text, program)
+    losses = [(step, line["loss"]) for step, line in lines if "loss" in line]
+    batches = [int(line["batch"]) for _, line in lines if "batch" in line]
+    finite = [loss for _, loss in losses if math.isfinite(loss)]
+    rate, mfu = _middle(lines, "rate"), _middle(lines, "mfu")
+    world_size = known.pop("world_size", None)
+    if batches:
+        known["global_batch_size"] = batches[-1]
+    fields = {
+        "world_size": world_size,
+        "optimizer_steps": steps[-1] + 1 - program.first_step if steps else None,
+        "time_s": _time_s(lines),
+        "rate": rate * world_size if rate and world_size and program.rate_is_per_rank else rate,
+        "rate_is_per_rank": program.rate_is_per_rank and world_size is None,
+        "train_loss": finite[-1] if finite else None,
+        "val_loss": _last_number(program.val_loss, text) if program.val_loss else None,
+        "peak_flops": program.peak_flops,
+        "mfu": mfu / 100 if mfu is not None and mfu >= 0 else None,
+        "tflops": _middle(lines, "tflops"),
+    } | known
+    unread = tuple(words for words, name in LOOKED_FOR.items() if fields.get(name) is None)
+    return Reported(
+        path=path,
+        name=str(path),
+        form=f"{program.name} log",
+        time_meaning=program.time_meaning,
+        protocol=program.protocol,
+        losses=tuple(losses),
+        unread=unread,
+        **fields,
+    )
+
+
+def _longest_stage(text: str, program: Program) -> str:
+    """Return the part of a log with the most steps; of equal ones the last."""
+    if program.start is None:
+        return text
+    parts = re.split(program.start, text)
+    return max(reversed(parts), key=lambda part: len(re.findall(program.line, part)))
+
+
+def _lines(text: str, program: Program) -> Iterator[tuple[int, Line]]:
+    """Yield step and figures of each line. Of two lines in one, nothing says whose a figure is: both are left out."""
+    start = re.compile(program.line)
+    patterns = {name: re.compile(pattern) for name, pattern in program.figures.items()}
+    for line in text.splitlines():
+        found = start.search(line) if len(line) <= LONGEST_LINE else None
+        if not found or start.search(line, found.end()):
+            continue
+        rest = line[found.start() :]
+        figures = {
+            name: value for name, pattern in patterns.items() if (value := _figure(name, pattern, rest)) is not None
+        }
+        yield int(found[1]), figures
+
+
+def _figure(name: str, pattern: re.Pattern[str], line: str) -> float | None:
+    """Return a figure of a line; of a loss also NaN."""
+    found = pattern.search(line)
+    if not found:
+        return None
+    if name == "loss" and found[1].lower().lstrip("+-").startswith("nan"):
+        return math.nan
+    value = _number(found[1])
+    is_none = name == "loss" and value is not None and value < 0  # pipeline stages without the loss print -1
+    return None if is_none else value
+
+
+def _in_order(lines: Iterable[tuple[int, Line]]) -> list[tuple[int, Line]]:
+    """Return one line per step, in order: the first where every rank prints one.
+
+    Where the steps go back, a run was started again from a checkpoint, and its lines take the place of earlier ones.
+    """
+    kept: list[tuple[int, Line]] = []
+    for step, line in lines:
+        if kept and kept[-1][0] > step:
+            while kept and kept[-1][0] >= step:
+                kept.pop()
+        if not kept or kept[-1][0] < step:
+            kept.append((step, line))
+    return kept
+
+
+def _middle(lines: Sequence[tuple[int, Line]], name: str) -> float | None:
+    values = [line[name] for _, line in lines if name in line]
+    return median(values[1:] or values) if values else None
+
+
+def _time_s(lines: Sequence[tuple[int, Line]]) -> float | None:
+    """Return seconds of an iteration, or of the whole run where a program counts them up."""
+    for name, unit in (("ms", 1e-3), ("s", 1.0)):
+        if (value := _middle(lines, name)) is not None:
+            return value * unit
+    for name, unit in (("total_ms", 1e-3), ("total_s", 1.0)):
+        values = [line[name] for _, line in lines if name in line]
+        if values:
+            return values[-1] * unit
+    return None
+
+
+def _settings(text: str, program: Program) -> dict:
+    """Return the fields of Reported that a header gives. A setting that has two values in one log is unknown."""
+    said = {name: found for name, pattern in program.header.items() if (found := _only(pattern, text)) is not None}
+    device, mesh, peak = (said.pop(name, None) for name in ("device_name", "mesh", "peak_flops"))
+    counts = {name: value for name, words in said.items() if (value := _count(words))}
+    step_tokens, pass_tokens = counts.pop("step_tokens", None), counts.pop("pass_tokens", None)
+    length, micro = counts.get("sequence_length"), counts.get("micro_batch_size")
+    known: dict = dict(counts)
+    if step_tokens and length:
+        known["global_batch_size"] = step_tokens // length
+    if pass_tokens and length and micro:
+        known["world_size"] = pass_tokens // (micro * length) or None
+    known["data_ranks"] = known.get("world_size") if program.name in ("llm.c", "nanochat") else None
+    if mesh:
+        sizes = _mesh(mesh)
+        known["world_size"] = math.prod(sizes.values()) or None
+        known["data_ranks"] = math.prod(sizes.get(name, 1) for name in DATA_RANKS) or None
+    if peak and (flops := _number(peak)):
+        known["peak_flops"] = flops * program.peak_unit
+    unknown_device = _only(program.assumed_peak, text) if program.assumed_peak else None
+    known["device_name"] = device or unknown_device
+    if unknown_device:
+        known["details"] = {"peak_is_of": "an A100"}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _mesh(words: str) -> dict[str, int]:
+    """Return the ranks of each dimension of torchtitan's mesh: `dp_shard=8` or, until 2025, `['dp_shard'], [8]`."""
+    found = re.findall(r"\b([a-z_]+)=(\d{1,6})\b", words)
+    if not found:
+        found = list(zip(re.findall(r"'(\w+)'", words), re.findall(r"\b\d{1,6}\b", words), strict=False))
+    return {name: int(size) for name, size in found if name in ("pp", "cp", "tp", *DATA_RANKS)}
+
+
+def _only(pattern: str, text: str) -> str | None:
+    """Return the first group of a pattern where all its places in the text say the same; else None."""
+    found = {match[1].strip() for match in re.finditer(pattern, text)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _count(text: str) -> int | None:
+    digits = text.replace(",", "")
+    return (int(digits) or None) if digits.isdecimal() and len(digits) <= LONGEST_COUNT else None
+
+
+def _number(text: str) -> float | None:
+    """Return the finite number that a text begins with."""
+    found = re.match(NUMBER, text.strip())
+    value = float(found[1].replace(",", "")) if found else math.nan
+    return value if math.isfinite(value) else None
+
+
+def _last_number(pattern: str, text: str) -> float | None:
+    found = re.findall(pattern, text)
+    return _number(found[-1]) if found else None

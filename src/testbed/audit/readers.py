@@ -1,0 +1,259 @@
+"""Find the files of runs and read them, whatever their format: by the name of a file first, then by its content."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from testbed.analysis.runs.load import METRICS_FILE, load_run
+from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.runs.sweep_file import SWEEP_FILE
+from testbed.audit import curves, earlier, logs
+from testbed.audit.reported import Reported, from_run
+from testbed.audit.tables.columns import SUFFIXES, tables_in
+from testbed.errors import InputError
+from testbed.io import missing, read_json, read_regular
+
+UNREADABLE = "file"  # the form of one that is of a known format by its name alone
+EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
+_BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
+# of a terminal: colours, moves of the cursor, titles; and colours of which a copy has lost the first byte
+_CONTROL = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])"
+    r"|(?:\^\[|\u241b)?\[(?:0|1|[349]\d)(?:;\d{1,3})*m"
+)
+Read = Callable[[Path, bool], list[Reported]]
+
+
+def read_reported(
+    paths: Sequence[Path], columns: Mapping[str, str] | None = None, nothing_read: list[Path] | None = None
+) -> list[Reported]:
+    """Read every run that the files and folders of `paths` hold, in their order. `columns` makes a typed file a table.
+
+    InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
+    folder, files of no known format are passed over; those that say nothing of a run are added to `nothing_read`.
+    """
+    named = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise InputError(f"{path} {missing(path)}")
+        files = _files_under(path) if path.is_dir() else [path]
+        if not files:
+            raise InputError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
+        named += [(file, not path.is_dir()) for file in files]
+    if columns and not any(is_typed and file.suffix.lower() in SUFFIXES for file, is_typed in named):
+        raise InputError(f"--columns names the columns of tables; type one, as {', '.join(SUFFIXES)}, and no folder")
+    found: list[Reported] = []
+    rank_files = []
+    for file, is_typed in dict.fromkeys(named):
+        if columns and is_typed and file.suffix.lower() in SUFFIXES:
+            found += read_table(file, is_typed, columns)
+        elif earlier.RANK_JSON.fullmatch(file.name) or earlier.PIPELINE_JSON.fullmatch(file.name):
+            rank_files.append(file)
+        else:
+            reader = _reader_of_typed(file) if is_typed else reader_of(file)
+            runs = reader(file, is_typed) if reader else [from_run(load_run(file))]
+            found += runs
+            if not runs and nothing_read is not None:
+                nothing_read.append(file)
+    found += earlier.read_rank_files(rank_files)
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
+    runs = curves.one_per_run(earlier.merge_exports(found))
+    return _without_comparisons(runs, [path for path in map(Path, paths) if path.is_dir()])
+
+
+def _files_under(folder: Path) -> list[Path]:
+    """Return the files that may tell of a run, by name. A log in or below the folder of a metrics file repeats it."""
+    files = [path for path in files_of_runs(folder) if path.is_file()]
+    with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
+    is_sweep = any(path.name == SWEEP_FILE for path in files)
+    return [
+        path
+        for path in files
+        if path.name == METRICS_FILE
+        or (_is_foreign(path) and not is_sweep and not any(parent in with_metrics for parent in path.parents))
+    ]
+
+
+def _is_foreign(path: Path) -> bool:
+    names = (earlier.RANK_JSON, earlier.PIPELINE_JSON)
+    return reader_of(path) is not None or any(name.fullmatch(path.name) for name in names)
+
+
+def _without_comparisons(found: list[Reported], folders: Sequence[Path]) -> list[Reported]:
+    """Return the runs, logs and curves marked as no claim where a folder that was typed holds several.
+
+    Such a folder keeps whatever a project ever ran. To compare two of its runs, type both.
+    """
+    for folder in folders:
+        many = [number for number, item in enumerate(found)
+                if item.form in (*logs.FORMS, *curves.FORMS) and item.path.is_relative_to(folder)]  # fmt: skip
+        for number in many if len(many) > 1 else ():
+            found[number] = replace(found[number], is_claim=False)
+    return found
+
+
+def reader_of(path: Path) -> Read | None:
+    """Return what reads a file of this name; None: no other program's."""
+    return next((read for name, read in READERS.items() if re.fullmatch(name, path.name)), None)
+
+
+def _reader_of_typed(path: Path) -> Read | None:
+    """Return what reads a typed file, whatever its name; None: a JSON file of ours, or of no known format."""
+    if reader := reader_of(path):
+        return reader
+    if path.name == METRICS_FILE:
+        return None
+    try:
+        content = read_json(path)
+    except InputError:
+        return None if path.suffix == ".json" else read_text_log
+    return curves.read_trainer_state if isinstance(content, dict) and "log_history" in content else None
+
+
+def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
+    """Read the runs of a text log, or else the tables of a text.
+
+    A log in a folder may be anything. Where it is not known, or says nothing of a run, there is none.
+
+    Raises:
+        InputError: it was typed and is not known.
+    """
+    whole = text_of(path)
+    text = log_lines(whole)
+    if program := logs.program_of(text):
+        found = [logs.read_log(path, text, program)]
+    elif re.search("(?i)timing breakdown", text):
+        found = earlier.timing_log_runs(path, text)
+    elif re.search("wandb: Run summary|elapsed_time_per_iteration", text):
+        found = earlier.wandb_log_runs(path, text)
+    elif tables := tables_in(path, whole):
+        return tables
+    elif is_typed:
+        raise InputError(
+            f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary, "
+            f"nor the lines of {logs.KNOWN}, nor a table whose columns are known by their headings (--columns names "
+            f"them); {EXPORT}"
+        )
+    else:
+        return []
+    named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
+    runs = [replace(run, world_size=run.world_size or named) for run in found]
+    return [run for run in runs if is_typed or run.has_figures]
+
+
+def read_csv(path: Path, is_typed: bool) -> list[Reported]:
+    """Read a wandb export, a table of profiler events, curves by their steps, or a table of results."""
+    text = text_of(path)
+    try:
+        rows = list(csv.reader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise InputError(f"{path} is not CSV: {error}") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    if "Name" in header and any(name.startswith("Device Time Total") for name in header):
+        return [earlier.profiler_table(path, header, rows[1:])]
+    if "Step" in header and any(" - " in name for name in header):
+        return earlier.metrics_export(path, header, rows[1:])
+    if curves.is_curves(header):
+        return [curves.read_curves_csv(path, header, rows[1:])]
+    if found := tables_in(path, text):
+        return found
+    if is_typed:
+        raise InputError(
+            f"{path} is no CSV that is known: its first line has neither 'Step' and '<run> - <metric>' nor 'Name' and "
+            "'Device Time Total (ms)', nor 'step' and the name of a curve, nor two headings of a table that are known "
+            "(--columns names them)"
+        )
+    return []
+
+
+def read_table(path: Path, is_typed: bool, named: Mapping[str, str] | None = None) -> list[Reported]:
+    """Read the tables of a Markdown, CSV or TSV file, the columns by their headings or as `--columns` names them."""
+    found = tables_in(path, text_of(path), named)
+    if is_typed and not found:
+        raise InputError(
+            f"{path} has no table with two columns that are known by their headings (--columns names them)"
+        )
+    return found
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file, with what is no UTF-8 replaced, and UTF-16 as PowerShell writes it.
+
+    Raises:
+        InputError: one sentence that names the file, which cannot be read.
+    """
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    for beginning, program in _PACKED.items():
+        if content.startswith(beginning):
+            raise InputError(f"{path} cannot be read: {program} packed it; unpack it first")
+    text = io.StringIO(content.decode(_encoding(content), "replace"), newline=None).read()
+    if re.search(r"\d{400}", text):  # beyond what a float holds, and soon beyond what Python reads
+        raise InputError(f"{path} cannot be read: it holds a number with hundreds of digits")
+    return text
+
+
+def _encoding(content: bytes) -> str:
+    """Return the encoding by a file's first bytes, or by the zeros between the letters of UTF-16."""
+    known = next((name for beginning, name in _BEGINNINGS.items() if content.startswith(beginning)), None)
+    if known:
+        return known
+    first, second = (content[start:1024:2].count(0) for start in (0, 1))
+    if max(first, second) < 0.4 * len(content[:1024]):
+        return "utf-8"
+    return "utf-16-be" if first > second else "utf-16-le"
+
+
+def log_lines(text: str) -> str:
+    """Return a log without the marks of a terminal, damaged lines, and the number in whose digits the file may end."""
+    text = _CONTROL.sub("", text.replace("\r", "\n"))
+    text = re.sub(r"(?m)^.*\0.*\n?", "", text) if "\0" in text else text
+    return text if text.endswith("\n") else re.sub(r"[\d.,eE+-]+\Z", "", text)
+
+
+def _or_pass_over(read: Read) -> Read:
+    """Return `read`, but without a file that cannot be read in a folder: one of such a name may be anything."""
+
+    def reading(path: Path, is_typed: bool) -> list[Reported]:
+        try:
+            return read(path, is_typed)
+        except InputError:
+            if is_typed:
+                raise
+            return []
+
+    return reading
+
+
+def _or_say_so(read: Read) -> Read:
+    """Return `read`, but of a file in a folder that cannot be read a note: archives hold links in place of files."""
+
+    def reading(path: Path, is_typed: bool) -> list[Reported]:
+        try:
+            return read(path, is_typed)
+        except InputError as error:
+            if is_typed:
+                raise
+            return [Reported(path=path, name=str(path), form=UNREADABLE, unread=(str(error),))]
+
+    return reading
+
+
+# name of the file -> what reads it; files of ranks are read together
+READERS: dict[str, Read] = {
+    r".*\.csv": _or_pass_over(read_csv),
+    r".*\.tsv": _or_pass_over(read_table),
+    r".*\.(log|out|err|txt|md)": _or_pass_over(read_text_log),
+    r"scaling_report\.json": earlier.read_scaling_report,
+    r".*trainer_state.*\.json": _or_say_so(curves.read_trainer_state),
+    r".*tfevents.*": _or_say_so(curves.read_event_files),
+}

@@ -1,0 +1,190 @@
+"""Hold what the files of a run say about it, whatever their format, and the two sides of a claim.
+
+Nothing is filled in. What a format does not record is None or empty, and what could not be read of a file that is
+otherwise understood stands in `unread`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from testbed.analysis.runs.arms import rank_count
+from testbed.analysis.runs.load import Run, breaks_down_wall_clock
+from testbed.audit.finding import Audited
+from testbed.config.environment_variables import instruments_in
+from testbed.io import read_json
+from testbed.run_files import LAUNCHER
+
+ANY = ()  # rules that read files of every form
+# Next to a run these say that a profiler ran with it.
+PROFILER_FILES = ("*.nsys-rep", "nsys_stats*.txt", "profile_summary.json")
+
+
+@dataclass(frozen=True, eq=False)
+class Reported(Audited):
+    """One run as its files tell it. Times in seconds; per-rank tuples in the order of the ranks."""
+
+    path: Path
+    name: str  # the path, and the place in it where one file holds several runs
+    form: str  # "2.2", "2.0", "v1", "timing log", "rank JSON", "wandb log", "wandb CSV", "profiler table", ...
+    run: Run | None = None  # of a training_metrics.json
+    world_size: int | None = None  # devices that compute: of dp, all that its one process drives
+    global_batch_size: int | None = None
+    batch_is_printed: bool = False  # it is a setting that a log printed; the loader may have fed other batches
+    printed_settings: dict[str, str] = field(default_factory=dict)  # what a log printed of its set-up, by its name
+    optimizer_steps: int | None = None
+    time_s: float | None = None  # the time that the source quotes
+    time_meaning: str = "training time"
+    rate: float | None = None  # the throughput that the source quotes, of all ranks or of one
+    rate_unit: str = "tokens/s"
+    rate_is_per_rank: bool = False
+    rank_times_s: tuple[float, ...] = ()
+    rank_rates: tuple[float, ...] = ()
+    rank_train_losses: tuple[float, ...] = ()  # of one step, before any averaging
+    rank_val_losses: tuple[float, ...] = ()  # every rank over the same data
+    train_loss: float | None = None
+    val_loss: float | None = None
+    communication_s: tuple[float, ...] = ()
+    instruments: tuple[str, ...] = ()  # what ran beside the training and slowed it, with its evidence
+    is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
+    micro_batch_size: int | None = None  # sequences per data rank and pass
+    accumulation: int | None = None  # passes per optimizer step
+    data_ranks: int | None = None  # ranks that read other data
+    sequence_length: int | None = None  # tokens
+    num_parameters: int | None = None  # of the whole model
+    device_name: str | None = None  # as the driver reports it
+    peak_flops: float | None = None  # FLOP/s of one device, by which the source divides for its MFU
+    mfu: float | None = None  # 0..1, that the source quotes
+    tflops: float | None = None  # 1e12 FLOP/s of one device, that the source quotes
+    protocol: str | None = None  # by which such logs are compared, where it is not equal work: "time_to_loss"
+    losses: tuple[tuple[int, float], ...] = ()  # (step, training loss) as a log or a curve has them; NaN: no number
+    is_claim: bool = True  # False: one of many in a folder, and nothing says that they are compared
+    details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
+    unread: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def metrics(self) -> Run:
+        """Return the run of a training_metrics.json; only for rules that take no other form."""
+        assert self.run is not None
+        return self.run
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return `training_config`; empty where the file has none."""
+        return self.run.section("training_config") if self.run else {}
+
+    @property
+    def has_figures(self) -> bool:
+        """Return whether the source says a time, a rate or a loss."""
+        return any(value is not None for value in (self.time_s, self.rate, self.train_loss, self.val_loss))
+
+    @property
+    def work_per_iteration(self) -> float | None:
+        """Return what the source says that one rank does in an iteration, its rate times its time."""
+        is_of_iteration = self.rate_is_per_rank and self.time_meaning == "time of one iteration"
+        return self.rate * self.time_s if is_of_iteration and self.rate and self.time_s else None
+
+    @property
+    def is_our_own(self) -> bool:
+        """Return whether a file of 2.1 or later tells it: it has every step of every rank, on a synchronised clock."""
+        return self.form == "2.2"
+
+
+@dataclass(frozen=True, eq=False)
+class Side(Audited):
+    """One arm of a comparison: its name in a finding and its runs, at least one."""
+
+    name: str
+    runs: tuple[Reported, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def first(self) -> Reported:
+        return self.runs[0]
+
+    def middle(self, quantity: str) -> float | None:
+        """Return the median of a number over the runs; None when one of them does not have it."""
+        values = [getattr(run, quantity) for run in self.runs]
+        return None if None in values else median(values)
+
+
+@dataclass(frozen=True)
+class Claim(Audited):
+    """Hold the runs that are compared, and the protocol: strong, weak, time_to_loss, or None if no plan says."""
+
+    baseline: Side
+    other: Side
+    protocol: str | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return (self.baseline.name, self.other.name)
+
+    @property
+    def turned(self) -> Claim:
+        return Claim(self.other, self.baseline, self.protocol)
+
+    @property
+    def measured_runs(self) -> tuple[list[Run], list[Run]]:
+        """Return the runs of both sides that come from a training_metrics.json."""
+        one, other = ([item.run for item in side.runs if item.run] for side in (self.baseline, self.other))
+        return one, other
+
+
+def from_run(run: Run) -> Reported:
+    """Return what a training_metrics.json of any version says, and the files next to it about instruments."""
+    form = {"1": "v1"}.get(run.version, run.version)
+    return Reported(
+        path=run.path,
+        name=str(run.path),
+        form=form,
+        run=run,
+        world_size=rank_count(run),
+        global_batch_size=run.section("training_config").get("global_batch_size"),
+        optimizer_steps=run.work.get("optimizer_steps"),
+        time_s=run.training_time_s,
+        rate=run.tokens_per_s,
+        rate_is_per_rank=form == "v1",
+        train_loss=run.final_train_loss,
+        val_loss=run.final_validation_loss,
+        instruments=tuple(_instruments(run)),
+    )
+
+
+def _instruments(run: Run) -> list[str]:
+    found = []
+    if breaks_down_wall_clock(run.record):
+        found.append("DeepSpeed's wall_clock_breakdown synchronises after each part of the step")
+    if (run.record.get("settings") or {}).get("skip_gradient_sync"):
+        found.append("gradients were not synchronised (--skip_gradient_sync)")
+    if re.search(r"--profile_mode\b", run.record.get("command_line") or "") and run.version != "2.2":
+        found.append("ranges for a profiler were marked (--profile_mode in the command)")
+    if run.instrumented and not found:
+        which = f" ({', '.join(run.instruments)})" if run.instruments else ""
+        found.append(f"the file marks the run as instrumented{which}")
+    if re.search(r"--profile\b", run.record.get("command_line") or "") and run.version != "2.2":
+        found.append("a profiler ran (--profile in the command)")
+    folder = run.path.absolute().parent
+    launcher = folder / LAUNCHER
+    environment = read_json(launcher) if launcher.is_file() else {}
+    environment = environment.get("nccl_env") if isinstance(environment, dict) else None
+    for instrument in instruments_in(environment if isinstance(environment, dict) else {}):
+        logs = " logs collectives" if instrument.startswith("NCCL_DEBUG=") else ""
+        found.append(f"{instrument}{logs} ({LAUNCHER})")
+    traces = [
+        path for pattern in PROFILER_FILES for path in [*folder.glob(pattern), *folder.glob(f"profiles/{pattern}")]
+    ]
+    if traces:
+        found.append(f"a profiler ran with it ({traces[0].relative_to(folder)} beside it)")
+    return found

@@ -1,0 +1,244 @@
+"""The audit's rules for one run's metrics file: what it contradicts itself, whatever it is compared with.
+
+Each rule takes one `Reported` and yields findings. docs/audit.md lists them with the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from testbed.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.audit.reported import ANY, Reported
+from testbed.io import read_json
+
+RATE_TOLERANCE = 0.01  # rounding of a printed rate; a real error here is a factor
+SAMPLE_COVERAGE = 0.9  # sampled step time x steps should give the epoch's wall time
+ALIASED_COVERAGE = 0.98  # the same where it is known why the samples miss the rest
+BY_CHANCE, BEYOND_NOISE = 0.01, 3.0
+SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
+
+
+def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
+    """Compare the rate with tokens / wall time of the epochs (2.0), or with tokens / time of the rows (since 2.1)."""
+    tokens, seconds = _tokens_and_seconds(item)
+    if not item.rate or not tokens or not seconds:
+        return
+    expected = tokens / seconds
+    factor, ranks = item.rate / expected, item.world_size or 1
+    if abs(factor - 1) <= RATE_TOLERANCE:
+        return
+    arithmetic = f"{tokens:,.0f} tokens / {seconds:,.2f} s = {expected:,.1f} tokens/s"
+    if ranks > 1 and abs(factor / ranks - 1) <= RATE_TOLERANCE:
+        said = f"is {ranks} times that: it was multiplied by the number of devices, which the tokens already count"
+    elif ranks > 1 and abs(factor * ranks - 1) <= RATE_TOLERANCE:
+        said = f"is 1/{ranks} of that: it is of one rank, not of all"
+    else:
+        said = f"is {factor:.3g} times that"
+    yield item.fails(Rule.THROUGHPUT, f"the recorded {item.rate:,.1f} tokens/s {said}", arithmetic)
+
+
+def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
+    run = item.metrics
+    if item.form == "2.2":
+        per_step = item.config["global_batch_size"] * item.config["seq_len"]
+        return per_step * len(run.step_times_s), float(run.step_times_s.sum())
+    return run.work.get("tokens"), item.time_s
+
+
+def batch_is_the_product_of_its_factors(item: Reported) -> Iterator[Finding]:
+    """Check global batch = micro batch x accumulation x data ranks."""
+    ranks = item.config.get("data_world_size") if item.form == "2.2" else item.world_size
+    factors: tuple[Any, ...] = (item.config.get("micro_batch_size_per_gpu"), item.config.get("grad_accum_steps"), ranks)
+    batch = item.global_batch_size
+    if batch and all(factors) and math.prod(factors) != batch:
+        product = f"{factors[0]} x {factors[1]} x {factors[2]} = {math.prod(factors)}"
+        yield item.fails(
+            Rule.EQUAL_WORK,
+            f"global_batch_size is {batch}, micro batch x accumulation x data ranks is {product}",
+            f"{math.prod(factors)} sequences per step",
+        )
+
+
+def counters_of_epochs_agree(item: Reported) -> Iterator[Finding]:
+    """Check tokens = steps x batch x length, and optimizer steps = micro steps / accumulation."""
+    batch, length = item.global_batch_size, item.config.get("seq_len")
+    per_step, accumulation = (batch or 0) * (length or 0), item.config.get("grad_accum_steps")
+    for epoch in item.metrics.record["epochs"]:
+        steps, tokens, micro = (
+            epoch.get(name) for name in ("optimizer_steps", "tokens_processed_global", "micro_steps")
+        )
+        if steps and tokens is not None and per_step and abs(tokens - steps * per_step) > per_step:
+            yield item.fails(
+                Rule.EQUAL_WORK,
+                f"epoch {epoch['epoch_idx']}: {steps:,} optimizer steps of {batch} x {length} tokens are "
+                f"{steps * per_step:,} tokens, the file counts {tokens:,}",
+                f"{tokens:,} tokens are {tokens / per_step:,.1f} steps of that batch",
+            )
+        if steps and micro and accumulation and not micro // accumulation <= steps <= -(-micro // accumulation):
+            yield item.fails(
+                Rule.EQUAL_WORK,
+                f"epoch {epoch['epoch_idx']}: {micro:,} micro steps with accumulation {accumulation} are not the "
+                f"{steps:,} optimizer steps that the file counts",
+                f"{-(-micro // accumulation):,} optimizer steps",
+            )
+
+
+def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
+    """Check the sampled steps of 2.0 against the epoch's wall time.
+
+    2.0 timed micro steps 0, k, 2k, ... on rank 0. With accumulation a, step i communicates when (i + 1) % a == 0. A
+    sampled step is such a one only where k and a have no common divisor.
+    """
+    accumulation = item.config.get("grad_accum_steps") or 1
+    flag = re.search(r"--timing_sample_every[= ](\d+)", item.metrics.record.get("command_line") or "")
+    every = int(flag[1][:9]) if flag else SAMPLE_EVERY
+    is_aliased = accumulation > 1 and math.gcd(every, accumulation) > 1
+    for epoch in item.metrics.record["epochs"]:
+        mean_s = epoch.get("step_time_mean_sec")
+        mean_s = epoch.get("step_time_p50_sec") if mean_s is None else mean_s
+        micro, wall_s = epoch.get("micro_steps") or epoch.get("steps"), epoch.get("epoch_wall_time_sec")
+        if not mean_s or not micro or not wall_s:
+            continue
+        coverage = mean_s * micro / wall_s
+        if coverage >= (ALIASED_COVERAGE if is_aliased else SAMPLE_COVERAGE):
+            continue
+        cause = (
+            f"every {every}th micro step is sampled, with accumulation {accumulation} never the one that communicates "
+            "and updates" if is_aliased else "the samples miss what takes the time"
+        )  # fmt: skip
+        steps = epoch.get("optimizer_steps")
+        per_step = f", {wall_s / steps:.4f} s per optimizer step" if steps else ""
+        yield item.fails(
+            Rule.EVERY_STEP,
+            f"epoch {epoch['epoch_idx']}: step time {mean_s:.4f} s x {micro:,} micro steps is {mean_s * micro:,.1f} s, "
+            f"{coverage:.0%} of the epoch's {wall_s:,.1f} s: {cause}",
+            f"{wall_s / micro:.4f} s per micro step by the wall clock{per_step}",
+        )
+
+
+def warm_up_cannot_be_left_out(item: Reported) -> Iterator[Finding]:
+    if item.rate:
+        yield item.cannot_tell(
+            Rule.WARM_UP,
+            f"a {item.form} throughput is tokens over the whole epoch: warm-up is inside, and the file has no rows to "
+            "leave it out by",
+            "throughput without warm-up",
+        )
+
+
+def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
+    """Find slow first steps in the throughput, most of all where no warm-up is marked."""
+    run = item.metrics
+    if len(run.step_times_s) < 10:
+        return
+    times_s, usual_s = run.step_times_s, float(np.median(run.step_times_s))
+    slow = int(np.argmax(times_s <= 1.5 * usual_s))  # steps before the first that is not slow
+    rest_s = times_s[slow:]
+    if not slow or times_s[:slow].min() <= rest_s.max():
+        return
+    # Steps that something else on the machine slowed down lie anywhere. That the slowest happen to be the first ones is
+    # as likely as any other place among all, so with warm-up marked it takes more than one slow step of 15
+    is_placed_by_chance = 1 / math.comb(len(times_s), slow) > BY_CHANCE
+    if run.num_warmup_steps and is_placed_by_chance and times_s[:slow].max() < BEYOND_NOISE * usual_s:
+        return
+    tokens_per_step = run.work["tokens"] / max(1, item.optimizer_steps or 1)
+    with_s, without_s = tokens_per_step / times_s.mean(), tokens_per_step / rest_s.mean()
+    if without_s / with_s - 1 > 0.02:
+        yield item.finds(
+            Rule.WARM_UP,
+            NOTE if run.num_warmup_steps else FAILS,
+            f"the first {slow} measured step{'s take' if slow > 1 else ' takes'} {times_s[:slow].max() / usual_s:.1f} "
+            f"times the median: {run.num_warmup_steps} warm-up steps were marked, so start-up is in the rate",
+            f"{without_s:,.1f} tokens/s without them instead of {with_s:,.1f}",
+        )
+
+
+def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
+    """Check that each step has a row, and that no step is shorter than its slowest rank's."""
+    run = item.metrics
+    steps, slowest_s, recorded_s = run.train_steps, run.slowest_rank_times_s, run.all_step_times_s
+    if not len(steps):
+        return
+    missing = int(steps[-1] - len(steps))
+    if missing > 0:
+        yield item.fails(
+            Rule.EVERY_STEP,
+            f"{len(steps):,} rows for {int(steps[-1]):,} optimizer steps: {missing:,} steps were not timed",
+        )
+    if slowest_s.sum() > recorded_s.sum() * (1 + RATE_TOLERANCE):
+        rate = run.work["tokens"] / slowest_s.sum()
+        yield item.fails(
+            Rule.STEP_CLOCK,
+            f"step times add up to {recorded_s.sum():,.2f} s, the slowest ranks' to {slowest_s.sum():,.2f} s: a step "
+            "is done when its slowest rank is",
+            f"{rate:,.1f} tokens/s over all steps, by the slowest rank",
+        )
+
+
+def rate_of_one_rank_is_not_the_global_rate(item: Reported) -> Iterator[Finding]:
+    if item.rate and item.time_s:
+        yield item.cannot_tell(
+            Rule.THROUGHPUT,
+            f"v1 throughput is of one rank, and the file does not say how many there were: {item.rate:,.1f} tokens/s x "
+            f"{item.time_s:,.2f} s is {item.rate * item.time_s:,.0f} tokens, the share of one rank",
+            "number of ranks",
+        )
+
+
+def loss_of_zero_was_not_measured(item: Reported) -> Iterator[Finding]:
+    epochs = item.metrics.record["epochs"] if item.form == "2.0" else []
+    if any(value == 0 for value in [item.val_loss, *(epoch.get("val_loss_avg_global") for epoch in epochs)]):
+        yield item.fails(
+            Rule.UNKNOWN,
+            "a validation loss of exactly 0.0 says that nothing was validated, not that nothing was lost",
+            "validation loss: unknown",
+        )
+
+
+def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
+    warmup, steps = schedule_warmup_steps(item), item.optimizer_steps
+    if warmup and steps and steps <= warmup:
+        yield item.notes(
+            Rule.EQUAL_WORK,
+            f"the learning rate warms up over {warmup:,} steps and the run has {steps:,}: it never reaches its "
+            "learning rate",
+        )
+
+
+def schedule_warmup_steps(item: Reported) -> int | None:
+    """Return the steps of learning-rate warm-up, from the file or from a DeepSpeed configuration next to it."""
+    if item.run is None:
+        return None
+    if item.form == "2.2":
+        return item.config["warmup_steps"]
+    path = item.path.absolute().parent / "deepspeed_config.json"
+    config = read_json(path) if path.is_file() else None
+    scheduler = config.get("scheduler") if isinstance(config, dict) else None
+    values = scheduler.get("params") if isinstance(scheduler, dict) else None
+    steps = values.get("warmup_num_steps") if isinstance(values, dict) else None
+    return steps if isinstance(steps, int) else None
+
+
+def is_exact(loss: float) -> bool:
+    """Return whether a loss has enough digits that two runs do not have the same by chance."""
+    return len(re.sub(r"[^0-9]|e.*", "", repr(loss)).strip("0")) >= 8
+
+
+# rule -> the forms of files that it reads, and takes no other
+METRICS_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
+    rate_agrees_with_tokens_and_time: ("2.0", "2.2"),
+    batch_is_the_product_of_its_factors: ("2.0", "2.2"),
+    counters_of_epochs_agree: ("2.0",),
+    sampled_steps_are_not_aliased: ("2.0",),
+    warm_up_cannot_be_left_out: ("v1", "2.0"),
+    warm_up_is_left_out: ("2.2",),
+    rows_are_every_step_of_the_slowest_rank: ("2.2",),
+    rate_of_one_rank_is_not_the_global_rate: ("v1",),
+    loss_of_zero_was_not_measured: ANY,
+    learning_rate_leaves_warm_up: ("v1", "2.0"),
+}

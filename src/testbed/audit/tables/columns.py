@@ -1,0 +1,273 @@
+"""Name what a column of a table holds, by its exact heading or by `--columns`, and read its figures.
+
+A heading that is not in QUANTITIES is not guessed: the column is not read, and the page says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.audit.reported import Reported
+from testbed.audit.tables.grid import Table, csv_tables, html_tables, markdown_tables
+from testbed.errors import InputError
+
+FORM = "table"
+MOST_ROWS = 2000  # more are the steps of a run, and no table of results
+# quantity -> its kind of figure, and its headings as `_canonical` writes them
+QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "accelerators", "workers")),
+    "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
+    "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
+    "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
+    "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "local batch size", "batch/gpu",
+                              "batch size/gpu", "per gpu batch size", "batch size per rank")),
+    "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
+                               "gradient accumulation steps", "grad accum", "grad accum steps")),
+    "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
+    "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size")),
+    "params": ("number", ("parameters", "params")),
+    "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
+    "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed")),
+    "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step")),
+    "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
+                        "epoch time")),
+    "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
+    "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs")),
+    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s")),
+    "rate": ("number", ("throughput",)),
+    "mfu": ("share", ("mfu",)),
+    "speedup": ("factor", ("speedup", "speed up")),
+    "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency")),
+}  # fmt: skip
+RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "rate", "mfu", "speedup", "efficiency")
+# what --columns takes too
+SHORT = {
+    "gpus": "devices", "gpu": "devices", "workers": "devices", "ranks": "devices", "mbs": "micro_batch", "gbs": "batch",
+    "seq_len": "length", "time": "time_s", "step_time": "step_s", "throughput": "rate", "accum": "accumulation",
+}  # fmt: skip
+LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
+_HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
+_SIGNS = str.maketrans({
+    "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
+    "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
+})  # fmt: skip
+_NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
+# What the source itself marks as uncertain, or with a footnote, is no figure to hold against it.
+_MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
+_REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
+            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0}  # fmt: skip
+_SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A positive number, and the lowest and highest that rounding or cutting off would print the same."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    quantity: str | None  # a key of QUANTITIES
+    figures: tuple[Figure | None, ...]  # one for each row
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The columns of one table, with the line of each row."""
+
+    lines: tuple[int, ...]
+    columns: tuple[Column, ...]
+
+    def column(self, quantity: str) -> Column | None:
+        return next((column for column in self.columns if column.quantity == quantity), None)
+
+    def figure(self, quantity: str, row: int) -> Figure | None:
+        column = self.column(quantity)
+        return column.figures[row] if column else None
+
+
+def tables_of_text(text: str) -> list[Table]:
+    """Return the pipe tables of a Markdown text, and those in HTML."""
+    return markdown_tables(text) + (html_tables(text) if "<table" in text.lower() else [])
+
+
+SUFFIXES = {".md": tables_of_text, ".csv": csv_tables, ".tsv": csv_tables}
+
+
+def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> list[Reported]:
+    """Return what the tables of a file say, as one; nothing where no table has two columns that are known.
+
+    `named` is `--columns`: quantity -> heading, or a number for every row.
+
+    Raises:
+        InputError: `named` has a heading that no table has, or one without figures.
+    """
+    tables = [
+        table for table in SUFFIXES.get(path.suffix.lower(), tables_of_text)(text) if len(table.rows) <= MOST_ROWS
+    ]
+    headings = sorted({plain(heading) for table in tables for heading in table.header} - {""})
+    for heading in (named or {}).values():
+        if heading not in headings and not _is_number(heading):
+            raise InputError(f"--columns: {path} has no column '{heading}'; it has {', '.join(headings) or 'none'}")
+    grids = tuple(grid for table in tables if _is_of_results(grid := _grid(table, named or {}), bool(named)))
+    for quantity, heading in (named or {}).items():
+        if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
+            raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
+    return [Reported(path=path, name=str(path), form=FORM, details={"grids": grids})] if grids else []
+
+
+def _is_of_results(grid: Grid, is_named: bool) -> bool:
+    known = {column.quantity for column in grid.columns if column.quantity and any(column.figures)}
+    return bool(known) and (is_named or (len(known) > 1 and bool(known & {*RESULTS, "batch", "devices"})))
+
+
+def _grid(table: Table, named: Mapping[str, str]) -> Grid:
+    headings = [plain(heading) for heading in table.header]
+    chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
+    columns = []
+    taken: set[str] = {*named}
+    for index, heading in enumerate(headings):
+        quantity = chosen.get(heading) or quantity_of(heading)
+        if heading not in chosen and quantity in taken:
+            quantity = None  # of two columns with one quantity nothing says which is meant
+        taken |= {quantity} if quantity else set()
+        columns.append(_column(heading, quantity, [row.cells[index] for row in table.rows]))
+    for quantity, text in named.items():
+        if text not in headings:
+            columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
+    return Grid(tuple(row.line for row in table.rows), tuple(columns))
+
+
+def quantity_of(heading: str) -> str | None:
+    """Return the quantity that a heading names without doubt; None: another one, or one that has to be guessed."""
+    if len(heading) > LONGEST:
+        return None
+    name, unit = _canonical(heading)
+    if name in ("throughput", "speed", "rate") and unit in _HEADING:
+        return _HEADING[unit]
+    return _HEADING.get(name)
+
+
+def _canonical(heading: str) -> tuple[str, str]:
+    """Return a heading in the words of QUANTITIES, and what stands behind it in brackets."""
+    name = " ".join(re.sub(r"[*`#_-]", " ", heading).lower().split())
+    name = re.sub(r"^(no\.|num|number|total number|n)( of)? (?=gpu|device|rank|worker|acc)", "", name)
+    name = re.sub(r"^of (?=gpu|device|rank)", "", name)
+    name = re.sub(r" ?(/| per ) ?", "/", name)
+    name = re.sub(r"/(sec|second|secs)\b", "/s", name)
+    name = re.sub(r"/(device|accelerator|rank|card|chip)\b", "/gpu", name)
+    match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]|(.*)", name)
+    assert match is not None  # the second form takes anything
+    return (match[3] or "", "") if match[1] is None else (match[1], match[2])
+
+
+def columns_named(typed: Sequence[str]) -> dict[str, str]:
+    """Return what `--columns 'devices=#GPUs,length=2048'` says, by quantity. A heading may hold commas.
+
+    Raises:
+        InputError: it is no list of QUANTITY=HEADING, has another quantity than QUANTITIES, or one of two twice.
+    """
+    named: dict[str, str] = {}
+    for part in (part for text in typed for part in re.split(r",(?=\s*\w+\s*=)", text)):
+        quantity, separator, heading = (" ".join(word.split()) for word in part.partition("="))
+        said = f"--columns {quantity}{separator}{heading}"
+        if not separator or not quantity or not heading:
+            raise InputError(f"{said}: write QUANTITY=HEADING, such as devices=#GPUs, or QUANTITY=NUMBER")
+        name = SHORT.get(quantity.lower(), quantity.lower())
+        if name not in QUANTITIES:
+            raise InputError(f"{said}: no such quantity; there are {', '.join(QUANTITIES)}")
+        if name in named:
+            raise InputError(f"{said}: {name} is '{named[name]}' already; name each quantity once")
+        if heading in named.values() and not _is_number(heading):
+            raise InputError(f"{said}: '{heading}' is another quantity already; name each heading once")
+        named[name] = heading
+    return named
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
+
+
+def plain(cell: str) -> str:
+    """Return a cell's text without its markup."""
+    text = re.sub(r"<[^<>]*>", " ", cell)
+    text = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", text).replace("&nbsp;", " ").replace("\\", "").translate(_SIGNS)
+    text = re.sub(r"\*\*|__|`|\$", "", text)
+    return re.sub(r"^\*([^*]+)\*$", r"\1", text.strip()).strip()
+
+
+def is_reference(cell: str) -> bool:
+    """Return whether a cell of a ratio says that its row is what the others are divided by."""
+    return _REFERENCE.fullmatch(cell) is not None
+
+
+def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
+    texts = tuple(plain(cell) for cell in cells)
+    if quantity is None:
+        return Column(heading, None, (None,) * len(texts), texts)
+    kind, unit = QUANTITIES[quantity][0], _canonical(heading)[1]
+    scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
+    last = _last_place(texts)
+    figures = [figure_of(text, kind, scale, last) for text in texts]
+    if kind == "share" and scale == 1 and not any("%" in text for text in texts):
+        scale = 0.01 if any(figure and figure.value > 1.5 for figure in figures) else 1.0  # of percent without its sign
+        figures = [figure_of(text, kind, scale, last) for text in texts]
+    return Column(heading, quantity, tuple(figures), texts)
+
+
+def _last_place(texts: Sequence[str]) -> float:
+    """Return the place to which the whole numbers of a column are rounded: the zeros at the end of all of them."""
+    whole = [
+        match[0].replace(",", "") for text in texts if (match := re.match(r"[1-9][\d,]*(?![\d.])", text[:LONGEST]))
+    ]
+    return 10.0 ** min((len(digits) - len(digits.rstrip("0")) for digits in whole), default=0)
+
+
+def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1.0) -> Figure | None:
+    """Return the figure of a cell; None: empty, text, marked as an estimate, or several numbers.
+
+    `kind` is count (exact), number, time (in seconds), share or factor. `scale` is the unit of the heading.
+    """
+    if len(text) > LONGEST or _MARKED.search(text):
+        return None
+    text = re.sub(r"\([^()]*\)", "", text).strip()
+    match = _NUMBER.match(text)
+    if not match:
+        return None
+    digits, power = match[1].replace(",", ""), int(match[2][1:]) if match[2] else 0
+    rest = text[match.end() :].strip().lower()
+    factor = _factor(rest, kind, scale)
+    if factor is None or len(digits) > 30 or abs(power) > 30:
+        return None
+    factor *= 10.0**power
+    value = float(digits) * factor
+    if not 0 < value < 1e30:
+        return None
+    last = 10.0 ** -len(digits.partition(".")[2]) if "." in digits else last_of_whole if factor == scale else 1.0
+    is_exact = kind == "count" and factor == 1
+    unit = 0.0 if is_exact else last * factor
+    return Figure(value, max(value - unit, 0.01 * value), value + unit)
+
+
+def _factor(rest: str, kind: str, scale: float) -> float | None:
+    """Return what a figure is multiplied by for what stands behind it; None: it is no single figure."""
+    if re.search(r"\d", rest) or re.match(r"[-:+,~/]", rest):
+        return None
+    unit = re.match(r"%|[a-zµ]*", rest)
+    word = unit[0] if unit else ""
+    if word == "%":
+        return None if kind == "factor" else 0.01  # +55 % is another convention than 1.55x
+    if kind == "time":
+        return _SECONDS.get(word) if word else scale
+    if word in _SUFFIXES and kind in ("number", "count"):
+        return _SUFFIXES[word]
+    return scale

@@ -1,0 +1,122 @@
+"""The page of an audit: what does not stand first, one line for all that is unknown, the rest behind --details."""
+
+from __future__ import annotations
+
+import re
+
+from support.audit_cases import v20
+from support.metrics_examples import save, v1_metrics
+from support.programs import run_here
+
+from testbed.audit.claims import audit
+from testbed.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.audit.page import WIDTH, details, page
+
+PROGRAM = "scripts/audit_runs.py"
+
+
+def ten_arms(folder):
+    """Arms of 2.0, none of equal work: each lacks the same seventeen fields, and each has another batch."""
+    v20(folder / "a", world=1)
+    for number in range(2, 11):
+        v20(folder / f"arm{number}", world=number, batch=8 * number, wall_s=1000 / number)
+    return folder
+
+
+def test_a_folder_of_ten_arms_is_one_page(tmp_path):
+    findings = audit([ten_arms(tmp_path)])
+    text = page(findings, 10)
+    lines = text.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= WIDTH
+    heading = " ".join(text.partition("\n\n")[0].split())
+    assert re.fullmatch(rf"Audit of 10 runs in {tmp_path}: \d+ x claim does not stand, \d+ x note", heading)
+    assert text.count(str(tmp_path)) == 1
+    assert len(details(findings).splitlines()) > 3 * len(lines)
+    heads = [line for line in text.partition("\n\n")[2].splitlines() if line and not line.startswith(" ")]
+    assert heads == ["Claims that do not stand", "What cannot be known", "Notes"]
+
+
+def test_all_that_is_not_recorded_is_one_paragraph_and_precision_comes_first(tmp_path):
+    save(tmp_path / "a", v1_metrics(1))
+    save(tmp_path / "b", v1_metrics(4))
+    text = page(audit([tmp_path]), 2)
+    assert text.count("not in every file: ") == 1
+    unknown = re.search(r"not in every file: (.*?)(\n\n|$)", text, re.S)[1]
+    assert unknown.startswith(("global batch size", "precision", "number of ranks"))
+    assert "seed" in unknown and "weight decay" in unknown
+    assert "equal work cannot be shown" not in text and "equal work cannot be shown" in details(audit([tmp_path]))
+
+
+def test_what_many_runs_say_alike_is_said_once():
+    findings = [Finding(Rule.INSTRUMENTED, (f"run{n}",), "a profiler ran", FAILS) for n in range(9)]
+    text = page(findings, 9)
+    assert text.count("a profiler ran") == 1 and "run0; run1 and 7 more: a profiler ran" in text
+
+
+def test_a_folder_that_all_runs_share_is_said_once():
+    """Words that end like its name stay whole."""
+    found = [Finding(Rule.FOLLOWS, (f"a/{name}.md:3",), f"data/steps differ from {name}", FAILS) for name in ("x", "y")]
+    text = page(found, 2)
+    assert "2 runs in a:" in text and "  x.md:3: data/steps differ from x" in text
+
+
+def test_a_rule_that_many_arms_break_is_counted():
+    findings = [Finding(Rule.STEP_CLOCK, (f"run{n}",), f"{n} seconds too short", FAILS, f"{n} s") for n in range(9)]
+    text = page(findings, 9)
+    assert text.count("seconds too short") == text.count("corrected: ") == 2
+    assert "and 7 more of this rule (--details)" in text
+    assert details(findings).count("seconds too short") == 9
+
+
+def test_figures_that_read_otherwise_stand_before_notes():
+    notes = [
+        Finding(Rule.ONE_RUN, ("a",), "n = 1", NOTE),
+        Finding(Rule.THROUGHPUT, ("b",), "of one rank", NOTE, "5,900 tokens/s"),
+    ]
+    text = page(notes, 2)
+    assert text.startswith("Audit of 2 runs: 0 x claim does not stand, 2 x note\n")
+    assert text.index("Corrected figures") < text.index("5,900 tokens/s") < text.index("Notes") < text.index("n = 1")
+
+
+def test_the_program_prints_details_when_asked(tmp_path):
+    paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
+    short, full = run_here(PROGRAM, *paths), run_here(PROGRAM, *paths, "--details")
+    assert "CLAIM DOES NOT STAND" not in short.stdout
+    assert full.stdout.startswith(short.stdout) and "CLAIM DOES NOT STAND: throughput is global" in full.stdout
+    assert short.returncode == full.returncode == 1
+
+
+def test_runs_and_files_of_tables_are_counted_apart(tmp_path):
+    runs = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "two", v1_metrics(1))]
+    table = tmp_path / "results.md"
+    table.write_text("| GPUs | tokens/s | Speed-up |\n|---|---|---|\n| 1 | 10 | 1.0 |\n| 2 | 19 | 1.9 |\n", "utf-8")
+    assert run_here(PROGRAM, table).stdout.startswith("nothing found in 1 file of tables\n")
+    assert run_here(PROGRAM, *runs, table).stdout.startswith("Audit of 2 runs and 1 file of tables ")
+
+
+def test_the_page_says_how_many_figures_it_checked_and_what_it_took_columns_for(tmp_path):
+    (tmp_path / "results.md").write_text(
+        "| GPUs | tokens/s | Speed-up | Note |\n|---|---|---|---|\n| 1 | 10 | 1.0 | a |\n| 2 | 19 | 1.9 | b |\n"
+    )
+    (tmp_path / "notes.txt").write_text("hello\n")
+    (tmp_path / "picture.bin").write_bytes(b"\0")
+    done = run_here(PROGRAM, ".", cwd=tmp_path)
+    assert done.stdout == (
+        "nothing found in 1 file of tables\nfigures checked against others: 4\n"
+        "columns of results.md:3: 'GPUs' as devices, 'tokens/s' as token_rate, 'Speed-up' as speedup; not read: "
+        "'Note'\n"
+        "skipped 2 files that the audit does not read: notes.txt; picture.bin\n"
+    )
+
+
+def test_where_nothing_could_be_checked_nothing_is_said_to_be_right(tmp_path):
+    table = tmp_path / "results.md"
+    table.write_text("| GPUs | tokens/s |\n|---|---|\n| 1 | 10 |\n| 2 | 19 |\n")
+    done = run_here(PROGRAM, table)
+    assert done.stdout.startswith("nothing could be checked in 1 file of tables\n") and "found" not in done.stdout
+
+
+def test_a_figure_that_was_inferred_corrects_nothing():
+    inferred = Finding(Rule.FOLLOWS, ("a",), "MFU 64 %", FAILS, "MFU 54 % would follow from the row's other figures")
+    for text in (page([inferred], 1), details([inferred])):
+        assert "does not match: MFU 54 % would follow" in text and "corrected" not in text

@@ -1,0 +1,78 @@
+"""Curves: a state of transformers' Trainer, a CSV with a column of steps, TensorBoard's event files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.real_logs import FOLDER
+
+from testbed.audit.claims import FAILS, audit
+from testbed.audit.readers import read_reported
+from testbed.errors import InputError
+
+
+def only(*paths):
+    (run,) = read_reported(paths)
+    return run
+
+
+def test_a_real_state_is_read_under_any_name(tmp_path):
+    for name in ("trainer_state.json", "whisper.json"):  # known by its content where it is typed
+        path = tmp_path / name
+        path.write_bytes((FOLDER / "trainer_state.json").read_bytes())
+        run = only(path)
+        assert (run.optimizer_steps, run.train_loss, run.val_loss) == (12030, 0.0549, None)
+        assert [finding for finding in audit([path]) if finding.severity == FAILS] == []
+
+
+def test_the_end_of_a_state_has_the_time_of_the_whole_call(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    end = {"step": 100, "train_loss": 3.1, "train_runtime": 200.0, "train_samples_per_second": 4.0}
+    rows = [{"step": 50, "loss": 3.5}, {"step": 100, "eval_loss": 3.2}, {"step": 100, "loss": 3.0}, end]
+    path.write_text(json.dumps({"global_step": 100, "log_history": rows}), encoding="utf-8")
+    run = only(path)
+    assert (run.time_s, run.rate, run.rate_unit, run.train_loss, run.val_loss) == (200.0, 4.0, "samples/s", 3.0, 3.2)
+    assert run.time_meaning == "time of the whole train() call"
+
+
+def test_of_several_checkpoints_of_a_run_the_last_is_read(tmp_path):
+    for step in (100, 200):
+        folder = tmp_path / "run" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        state = {"global_step": step, "log_history": [{"step": step, "loss": 400 / step}]}
+        (folder / "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
+    run = only(tmp_path)
+    assert (run.optimizer_steps, run.train_loss) == (200, 2.0)
+
+
+def test_a_csv_of_curves_is_a_run(tmp_path):
+    """As W&B, MLflow and Lightning save it: a cell is empty where a step did not log it."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss,val_loss,tokens/s,device\n1,9.0,,10,A100\n2,8.0,8.5,30,A100\n3,7.5,,32,A100\n")
+    run = only(path)
+    assert (run.optimizer_steps, run.train_loss, run.val_loss, run.rate) == (3, 7.5, 8.5, 30)
+    assert run.device_name == "A100" and run.losses == ((1, 9.0), (2, 8.0), (3, 7.5))
+    path.write_text("step,loss\n1,9.0\n2,nan\n")
+    (found,) = [finding for finding in audit([path]) if finding.severity == FAILS]
+    assert "in the last 1 of 2 lines, from step 2 on" in found.message
+
+
+def test_event_files_of_a_folder_are_one_run(tmp_path):
+    writers = pytest.importorskip("torch.utils.tensorboard")
+    for first, losses in ((1, (9.0, 8.0, 7.0)), (3, (6.5, 6.0))):  # a restart from step 2
+        with writers.SummaryWriter(tmp_path / "run") as writer:
+            for step, loss in enumerate(losses, first):
+                writer.add_scalar("train/loss", loss, step)
+                writer.add_scalar("throughput(tps)", 100.0, step)
+    run = only(tmp_path)
+    assert (run.form, run.optimizer_steps, run.train_loss) == ("TensorBoard event files", 4, 6.0)
+    assert run.losses == ((1, 9.0), (2, 8.0), (3, 6.5), (4, 6.0))
+    assert run.rate == 100 and run.rate_is_per_rank
+
+
+def test_folders_of_trackers_are_refused_with_the_way_out(tmp_path):
+    path = tmp_path / "run-1.wandb"
+    path.write_bytes(b":W&B\xe1\xbe\x00" + bytes(100))
+    with pytest.raises(InputError, match="the curves of W&B, MLflow and Lightning are read as CSV"):
+        read_reported([path])

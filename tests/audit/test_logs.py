@@ -1,0 +1,198 @@
+"""The text logs of other trainers: what is read of real ones, and that a damaged one is read or refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from support.fuzz import READ, Fuzz, in_time
+from support.mutations import broken_bytes, broken_words
+from support.real_logs import FOLDER, LOGS
+
+from testbed.audit.claims import FAILS, NOTE, audit
+from testbed.audit.readers import read_reported
+from testbed.errors import InputError
+
+# file -> what its program said: by hand from the excerpt
+EXPECTED = {
+    "torchtitan": {
+        "form": "torchtitan log", "world_size": 8, "global_batch_size": 2560, "micro_batch_size": 160,
+        "sequence_length": 128, "num_parameters": 14_768_307_200, "optimizer_steps": 10, "rate": 8 * 10_006.0,
+        "rate_is_per_rank": False, "train_loss": 5.89456, "device_name": "NVIDIA B200", "peak_flops": 2.25e15,
+        "mfu": 0.3747, "tflops": 843.11,
+    },
+    "nanochat": {
+        "form": "nanochat log", "world_size": 8, "global_batch_size": 256, "micro_batch_size": 32,
+        "sequence_length": 2048, "num_parameters": 560_988_160, "optimizer_steps": 20, "rate": 1_072_288.0,
+        "time_s": 0.48894, "train_loss": 6.758566, "val_loss": None, "mfu": 0.4732,
+    },
+    "nanogpt": {
+        "form": "nanoGPT log", "global_batch_size": 512, "micro_batch_size": 64, "sequence_length": 512,
+        "optimizer_steps": 191, "time_s": 0.60408, "rate": None, "train_loss": 3.0341, "val_loss": 2.63,
+        "peak_flops": 312e12,
+    },
+    "modded_nanogpt_2024": {
+        "form": "modded-nanogpt log", "optimizer_steps": 1490, "time_s": 213.121, "val_loss": 3.2794,
+        "protocol": "time_to_loss",
+    },
+    "modded_nanogpt_2025": {"optimizer_steps": 1920, "time_s": 119.694, "val_loss": 3.2783},
+    "llmc": {
+        "form": "llm.c log", "world_size": 1, "global_batch_size": 512, "micro_batch_size": 32,
+        "sequence_length": 1024, "num_parameters": 124_475_904, "optimizer_steps": 19, "device_name":
+        "NVIDIA A100-PCIE-40GB", "peak_flops": 312e12, "val_loss": 4.723455,
+    },
+    "llmc_main": {"form": "llm.c log", "optimizer_steps": 19_560, "train_loss": 3.2217, "val_loss": 3.2722},
+    "megatron": {
+        "form": "Megatron-LM log", "world_size": 1, "global_batch_size": 80, "micro_batch_size": 2,
+        "sequence_length": 8192, "optimizer_steps": 15, "time_s": 13.7077, "tflops": 375.5, "train_loss": 8.368311,
+    },
+    "megatron_deepspeed": {
+        "form": "Megatron-LM log", "world_size": 64, "global_batch_size": 1024, "optimizer_steps": 9,
+        "sequence_length": 1024,
+    },
+}  # fmt: skip
+
+
+def edited(tmp_path: Path, name: str, *pairs: tuple[str, str]) -> Path:
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    for pattern, by in pairs:
+        text, number = re.subn(pattern, by, text)
+        assert number
+    path = tmp_path / f"{name}.log"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def messages(path: Path, severity: str) -> str:
+    return "\n".join(finding.message for finding in audit([path]) if finding.severity == severity)
+
+
+def test_every_real_log_has_its_source_and_is_expected():
+    told = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert {path.stem for path in LOGS} == set(EXPECTED)
+    for path in LOGS:
+        row = next(line for line in told.splitlines() if line.startswith(f"| {path.name} |"))
+        assert re.search(r", [0-9a-f]{10} \| (MIT|BSD-3-Clause|Apache-2.0)", row)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_real_log_is_read_and_contradicts_nothing(name):
+    (run,) = read_reported([FOLDER / f"{name}.txt"])
+    said = {field: getattr(run, field) for field in EXPECTED[name]}
+    for field, value in EXPECTED[name].items():
+        assert said[field] == (pytest.approx(value) if isinstance(value, float) else value), field
+    assert messages(FOLDER / f"{name}.txt", FAILS) == ""
+
+
+BUILD = """total desired batch size: 524288
+step     0 | loss: 10.955010 | lr 8.3916e-07 | norm: 15.3421 | dt: 23547.83ms | tok/sec: 22264.81
+step     1 | loss: 10.902707 | lr 1.6783e-06 | norm: 14.8630 | dt: 410.00ms | tok/sec: 1278751.22
+"""  # made up, in the format of build-nanogpt's train_gpt2.py
+BUILD_FILE = "0 val 10.9511\n0 hella 0.2463\n0 train 10.955029\n1 train 10.9\n"
+
+
+def test_build_nanogpt_is_read(tmp_path):
+    (tmp_path / "a.out").write_text(BUILD, encoding="utf-8")
+    (tmp_path / "log.txt").write_text(BUILD_FILE, encoding="utf-8")
+    run, file = read_reported([tmp_path / "a.out", tmp_path / "log.txt"])
+    assert (run.form, run.optimizer_steps, run.rate) == ("build-nanogpt log", 2, 1278751.22)
+    assert (file.optimizer_steps, file.val_loss, file.train_loss) == (2, 10.9511, 10.9)
+
+
+def test_another_device_makes_the_mfu_another_share(tmp_path):
+    other = edited(tmp_path, "torchtitan", ("NVIDIA B200", "NVIDIA H100 80GB HBM3"))
+    assert "MFU of 37.47% is of 2,250.0 TFLOP/s, the device is NVIDIA H100 80GB HBM3" in messages(other, FAILS)
+    warning = "Peak flops undefined for: Card X, fallback to A100\nPeak FLOPS"
+    unknown = edited(tmp_path, "torchtitan", ("Peak FLOPS", warning), ("NVIDIA B200", "Card X"))
+    assert "the log itself says that it knows no peak of Card X" in messages(unknown, NOTE)
+    assert "does not name the device" in messages(FOLDER / "nanogpt.txt", NOTE)
+
+
+def test_more_than_the_device_can_do_is_found(tmp_path):
+    assert "is more than the device can do" in messages(edited(tmp_path, "nanochat", (r"mfu: 4", "mfu: 14")), FAILS)
+
+
+def test_a_loss_that_is_not_a_number_is_found_at_the_end_alone(tmp_path):
+    diverged = edited(tmp_path, "llmc", (r"(step +1\d/19560 \| loss )\S+", r"\1    nan"))
+    assert "in the last 10 of 19 lines, from step 10 on" in messages(diverged, FAILS)
+    recovered = edited(tmp_path, "llmc", (r"(step +12/19560 \| loss )\S+", r"\1    nan"))
+    assert messages(recovered, FAILS) == ""
+
+
+def test_ranks_that_all_print_are_one_run_and_a_restart_takes_the_place_of_later_steps(tmp_path):
+    lines = (FOLDER / "nanogpt.txt").read_text(encoding="utf-8").splitlines()
+    again = [line.replace("loss 3", "loss 2") for line in lines if re.match(r"iter 1[5-9]0", line)]
+    (tmp_path / "a.log").write_text("\n".join(each for line in [*lines, *again] for each in [line] * 8))
+    (run,) = read_reported([tmp_path / "a.log"])
+    assert len(run.losses) == 20
+    assert run.train_loss == 2.0341
+
+
+def test_of_several_stages_in_one_file_the_longest_is_read(tmp_path):
+    text = (FOLDER / "nanochat.txt").read_text(encoding="utf-8")
+    later = "\n".join(text.splitlines()[:9]).replace("524,288 =>", "1,048,576 =>").replace("/21400", "/300")
+    (tmp_path / "a.log").write_text(f"{text}Autodetected device type: cuda\n{later}\n", encoding="utf-8")
+    (run,) = read_reported([tmp_path / "a.log"])
+    assert (run.optimizer_steps, run.global_batch_size) == (20, 256)
+
+
+def test_logs_that_are_typed_are_compared_and_those_of_a_folder_are_not(tmp_path):
+    """Whoever keeps logs in one folder claims nothing."""
+    paths = [tmp_path / f"{name}.log" for name in ("llmc", "nanogpt")]
+    for path in paths:
+        path.write_text((FOLDER / f"{path.stem}.txt").read_text(encoding="utf-8"), encoding="utf-8")
+    assert not [finding for finding in audit([tmp_path]) if len(finding.runs) > 1]
+    assert [finding for finding in audit(paths) if len(finding.runs) > 1 and finding.severity == FAILS]
+
+
+def test_logs_of_other_lengths_compare_rates_and_no_losses(tmp_path):
+    shorter = edited(tmp_path, "llmc", (r"step +1[5-9]/.*\n", ""), (r"val loss 4.7\d+", "val loss 6.0"))
+    found = audit([FOLDER / "llmc.txt", shorter])
+    assert [finding for finding in found if finding.severity == FAILS] == []
+    assert any("optimizer steps 19 against 14" in f.message and "neither losses" in f.message for f in found)
+    times = audit([FOLDER / "modded_nanogpt_2024.txt", FOLDER / "modded_nanogpt_2025.txt"])
+    assert [finding for finding in times if finding.severity == FAILS] == [], "times to one loss, whatever the steps"
+
+
+def test_another_length_is_unequal_work(tmp_path):
+    other = edited(tmp_path, "torchtitan", ("sequence length 128", "sequence length 256"))
+    found = audit([FOLDER / "torchtitan.txt", other])
+    assert [f.message for f in found if f.severity == FAILS] == ["not equal work: sequence length 128 against 256"]
+
+
+@pytest.mark.parametrize("words", ["step: 1 loss: ", " iteration 1/ 2 | elapsed", "CUDA capacity: a with ",
+                                   "validation loss at iteration 1 | "])  # fmt: skip
+def test_one_long_line_is_read_in_time(tmp_path, words):
+    """Of a damaged file. A pattern without a bound tries every pair of places, which takes minutes."""
+    first = "step:  1  loss: 12.4  memory: 1GiB(9%)  tps: 1,360  mfu: 5.09%\n"
+    second = "iteration 1/ 2 | elapsed time per iteration (ms): 3 |\n"
+    for mark in (first, second):
+        (tmp_path / "a.log").write_text(mark + words * 20_000, encoding="utf-8")
+        with in_time():
+            audit([tmp_path / "a.log"])
+
+
+def test_a_text_is_read_in_its_encoding_without_colours_and_half_a_number(tmp_path):
+    text = "iter 0: loss 9.5, time 20.00ms\r\n\x1b[32miter 10: loss 9.25, time 20.00ms\x1b[0m\r\niter 20: loss 9.1"
+    (tmp_path / "a.log").write_bytes(text.encode("utf-16"))
+    (run,) = read_reported([tmp_path / "a.log"])
+    assert (run.train_loss, run.optimizer_steps) == (9.25, 21)
+
+
+def test_no_broken_log_breaks_the_audit(tmp_path):
+    fuzz = Fuzz("logs of other trainers", (InputError,), tmp_path, str(tmp_path))
+    whole = {path: path.read_bytes() for path in LOGS}
+
+    def one_file(drawn: tuple[Path, bytes]) -> None:
+        path = tmp_path / drawn[0].name
+        path.write_bytes(drawn[1])
+        fuzz.case(lambda: audit([path, drawn[0]]), drawn)
+        path.unlink()
+
+    broken = st.sampled_from(LOGS).flatmap(
+        lambda path: st.tuples(st.just(path), st.one_of(broken_words(whole[path]), broken_bytes(whole[path])))
+    )
+    fuzz.draw(broken, 1000, one_file)
+    fuzz.check(READ)

@@ -1,0 +1,187 @@
+"""Tables of published figures: columns by exact headings or --columns, and rows that contradict each other."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import time
+
+import pytest
+from support.programs import run_here
+
+from testbed.audit.claims import FAILS, NOTE, audit
+from testbed.audit.tables.columns import columns_named, figure_of, quantity_of
+from testbed.errors import InputError
+
+PROGRAM = "scripts/audit_runs.py"
+
+
+def table(header: str, *rows: str) -> str:
+    width = header.count("|") + 1
+    return "\n".join(f"| {line} |" for line in (header, " | ".join(["---"] * width), *rows)) + "\n"
+
+
+SPEED_UP = table("GPUs | tokens/s | Speed-up | Efficiency", "1 | 503,225 | 1.00x | 100%", "2 | 982,114 | 1.95x | 97.6%",
+                 "4 | 1,921,000 | 3.82x | 95.4%", "8 | 3,716,000 | 7.38x | 92.3%")  # fmt: skip
+BATCHES = table("GPUs | micro batch | accumulation | global batch size", "1 | 4 | 8 | 32", "2 | 4 | 4 | 32",
+                "4 | 4 | 2 | 32")  # fmt: skip
+STEPS = table("GPUs | tokens/s | step time (ms) | global batch size | seq len", "1 | 16,384 | 500 | 8 | 1024",
+              "2 | 30,340 | 540 | 16 | 1024", "4 | 58,514 | 560 | 32 | 1024")  # fmt: skip
+PARALLEL = table("GPUs | DP | TP | PP | MFU", "8 | 2 | 2 | 2 | 41%", "16 | 4 | 2 | 2 | 40%", "32 | 8 | 2 | 2 | 39%")
+EACH = table("GPUs | tokens/s | tokens/s/GPU", "1 | 101 | 101", "2 | 198 | 99", "4 | 392 | 98")
+TOTALS = table("steps | global batch size | seq len | tokens", "1000 | 512 | 1024 | 524,288,000",
+               "2000 | 512 | 1024 | 1,048,576,000", "4000 | 512 | 1024 | 2,097,152,000")  # fmt: skip
+TIMES = table("tokens/s | training time | tokens", "100,302 | 997 s | 100M", "200,802 | 498 s | 100M",
+              "400,011 | 250 s | 100M")  # fmt: skip
+SAMPLES = table("GPUs | images/s | step time (s) | global batch size", "1 | 64 | 0.50 | 32", "2 | 128 | 0.50 | 64",
+                "4 | 250 | 0.51 | 128")  # fmt: skip
+MICRO = table("DP | micro batch | global batch", "1 | 4 | 32", "2 | 4 | 32", "4 | 4 | 32")
+# name -> (table, its figure, the changed one, words)
+PLANTED = {
+    "speed-up": (SPEED_UP, "3.82x", "4.32x", "does not follow from the figures of its row"),
+    "efficiency": (SPEED_UP, "92.3%", "82.3%", "does not follow from the figures of its row"),
+    "more than linear": (SPEED_UP, "1.95x", "2.95x", "on 2 times the devices is more than linear"),
+    "a batch": (BATCHES, "4 | 2 | 32", "4 | 4 | 32", "global batch = micro batch x accumulation x data ranks"),
+    "a rate": (STEPS, "58,514", "78,514", "tokens/s x time of a step = global batch x length"),
+    "ranks": (PARALLEL, "32 | 8", "32 | 4", "devices = data x tensor x pipeline ranks"),
+    "a rate of one device": (EACH, "392", "492", "tokens/s of all = tokens/s of one device x devices"),
+    "tokens": (TOTALS, "1,048,576,000", "1,148,576,000", "tokens = steps x global batch x length"),
+    "a time": (TIMES, "250 s", "350 s", "tokens/s x time = tokens"),
+    "samples": (SAMPLES, "250", "350", "samples/s x time of a step = global batch"),
+    "an MFU": (PARALLEL, "41%", "141%", "no device does more than its peak"),
+    "a micro batch": (MICRO, "4 | 4 | 32", "4 | 5 | 32", "is no multiple of micro batch x data ranks = 20"),
+}
+
+
+def saved(folder, text: str, name: str = "table.md"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("text", "old", "new", "words"), PLANTED.values(), ids=PLANTED)
+def test_a_changed_figure_is_found_in_its_row(tmp_path, text, old, new, words):
+    path = saved(tmp_path, text)
+    assert audit([path]) == []
+    line = 1 + text[: text.index(old)].count("\n")
+    found = audit([saved(tmp_path, text.replace(old, new, 1))])
+    assert any(words in f.message and f.runs == (f"{path}:{line}",) and f.severity == FAILS for f in found), found
+
+
+def test_a_row_of_other_work_is_noted(tmp_path):
+    rows = ("1 | 4 | 1024 | 100 | 1.0", "4 | 16 | 1024 | 290 | 2.9", "4 | 4 | 2048 | 290 | 2.9")
+    path = saved(tmp_path, table("GPUs | global batch | seq len | tokens/s | speedup", *rows))
+    said = [(f.severity, f.runs[0][-1], f.message.partition(": ")[2]) for f in audit([path])]
+    assert said == [(NOTE, "4", "global batch 16 against 4"), (NOTE, "5", "seq len 2048 against 1024")]
+
+
+def test_what_has_to_be_guessed_is_not_read(tmp_path):
+    known = {"#GPUs": "devices", "Number of GPUs": "devices", "Step time (ms)": "step_s", "tokens/sec/GPU":
+             "device_token_rate", "Throughput (tokens/s)": "token_rate", "**Global batch size**": "batch"}  # fmt: skip
+    assert {heading: quantity_of(heading) for heading in known} == known
+    for heading in ("Batch size", "latency", "memory", "Projected tokens/s", "Config", "it/s", "relative speed"):
+        assert quantity_of(heading) is None, heading
+    estimates = SPEED_UP.replace("3.82x", "~4.32x")
+    assert audit([saved(tmp_path, estimates)]) == []
+    path = saved(tmp_path, table("Name | Colour", "a | red"))
+    with pytest.raises(InputError, match="--columns"):
+        audit([path])
+
+
+def test_columns_are_named_where_headings_leave_a_doubt(tmp_path):
+    path = saved(tmp_path, SPEED_UP.replace("GPUs", "Karten").replace("tokens/s", "Tempo").replace("7.38x", "6.38x"))
+    done = run_here(PROGRAM, path, "--columns", "gpus=Karten,token_rate=Tempo")
+    assert done.returncode == 1 and "Speed-up 7.38x would follow" in done.stdout
+    text = STEPS.replace("| seq len ", "").replace("| 1024 ", "").replace("58,514", "78,514")
+    found = audit([saved(tmp_path, text)], columns={"length": "1024"})
+    assert any("= global batch x length" in f.message for f in found)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("gpus", "write QUANTITY=HEADING"),
+        ("colour=GPUs", "no such quantity"),
+        ("devices=Cards", "has no column 'Cards'"),
+        ("gpus=GPUs,devices=Efficiency", "devices is 'GPUs' already"),
+        ("gpus=GPUs,tp=GPUs", "'GPUs' is another quantity already"),
+        ("length=0", "has no figure that can be read under '0'"),
+    ],
+)
+def test_wrong_columns_are_refused_in_one_sentence(tmp_path, typed, words):
+    done = run_here(PROGRAM, saved(tmp_path, SPEED_UP), "--columns", typed)
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_columns_without_a_table_are_refused(tmp_path):
+    done = run_here(PROGRAM, tmp_path, saved(tmp_path, "step 1", "a.log"), "--columns", "gpus=GPUs")
+    assert done.returncode == 2 and "type one, as .md, .csv, .tsv" in done.stderr
+
+
+def test_csv_is_read_like_markdown(tmp_path):
+    named = columns_named(["GPUs=run, token_rate=Tempo, gesamt", "speedup=faktor"])
+    assert named == {"devices": "run", "token_rate": "Tempo, gesamt", "speedup": "faktor"}
+    path = saved(tmp_path, "run;Tempo, gesamt;faktor\n1;100;1.00x\n2;190;1.90x\n4;301;3.70x\n8;701;7.01x\n", "a.csv")
+    assert [finding.runs for finding in audit([path], columns=named)] == [(f"{path}:4",)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "value", "low", "high"),
+    [
+        ("503,225", "number", 503225, 503224, 503226),
+        ("2.49e+02", "number", 249, 248, 250),
+        ("108K", "number", 108e3, 107e3, 109e3),
+        ("45.0%", "share", 0.45, 0.449, 0.451),
+        ("607 ms", "time", 0.607, 0.606, 0.608),
+        ("1.5 h", "time", 5400, 5040, 5760),
+        ("8", "count", 8, 8, 8),
+    ],
+)
+def test_a_cell_is_an_interval(cell, kind, value, low, high):
+    figure = figure_of(cell, kind)
+    assert (figure.value, figure.low, figure.high) == pytest.approx((value, low, high))
+
+
+@pytest.mark.parametrize("cell", ["", "-", "OOM", "~37", "0.86^", "10-12", "8 / 4", "2h 30m", "-3", "nan", "1e999"])
+def test_other_cells_are_no_figures(cell):
+    assert figure_of(cell, "number") is None
+
+
+def test_a_broken_table_is_read_or_refused(tmp_path):
+    """Words of every table replaced by odd ones, cut short, and doubled: no error but a sentence."""
+    odd = ["", "-", "nan", "-1", "0", "1e400", "9" * 5000, "0.1.2", '"', "\n", "|", "||", "\x00", "%", "x"]
+    draw, outcomes = random.Random(1), []
+    for number in range(300):
+        words = re.split(r"(\W)", draw.choice(list(PLANTED.values()))[0])
+        for _ in range(draw.randint(1, 4)):
+            words[draw.randrange(len(words))] = draw.choice([*odd, draw.choice(words), draw.choice(words) * 2])
+        text = "".join(words)[: draw.choice([None, None, draw.randrange(1, 200)])]
+        path = saved(tmp_path, text, f"broken{number}.{draw.choice(['md', 'csv', 'tsv'])}")
+        try:
+            audit([path])
+            outcomes.append("read")
+        except InputError as error:
+            assert len(str(error).splitlines()) == 1
+            outcomes.append("refused")
+    assert min(outcomes.count("read"), outcomes.count("refused")) > 8
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("letter.csv", "a" * 120_000),
+        ("letter.md", "| a | b |\n|---|---|\n| 1 | " + "a" * 120_000),
+        ("words.md", f"# {'h ' * 16_000}\n\n| {'step ' * 6_400} | tokens/s |\n|---|---|\n| 1 | 2 |\n"),
+        ("brackets.md", f"| {'( ' * 16_000} | tokens/s |\n|---|---|\n| 1 | 2 |\n"),
+        ("cell.csv", f"gpus,tokens/s\n1,{'1' * 32_000}\n2,{'a' * 32_000}"),
+        ("spaces.csv", f"gpus,tokens/s\n1,{' ' * 32_000}1\n2,{'( ' * 16_000}"),
+        ("digits.txt", "1" * 120_000),
+    ],
+)
+def test_a_long_line_or_heading_takes_no_quadratic_time(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    began = time.perf_counter()
+    with contextlib.suppress(InputError):
+        audit([tmp_path / name])
+    assert time.perf_counter() - began < 10
