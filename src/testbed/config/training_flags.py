@@ -9,6 +9,7 @@ from typing import ClassVar
 from testbed.config.flag import Filled, Flag, Kind, Resume, flag, row
 from testbed.config.flag_types import (
     fraction,
+    layer_count,
     not_negative,
     not_negative_number,
     positive,
@@ -84,7 +85,7 @@ class Model:
         WORK, name="model", choices=list(MODEL_SIZES), default="gpt2", compared_as="num_layers")
     num_layers: int = flag(
         "transformer blocks (default: the size's)",
-        WORK, type=positive, metavar="N", resume=Resume.NEVER, in_config="num_layers", is_task=True)
+        WORK, type=layer_count, metavar="N", resume=Resume.NEVER, in_config="num_layers", is_task=True)
     num_heads: int = flag(
         "attention heads (default: the size's)",
         WORK, type=positive, metavar="N", resume=Resume.NEVER, in_config="num_heads", is_task=True)
