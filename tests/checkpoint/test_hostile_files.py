@@ -421,3 +421,37 @@ def test_a_size_that_every_piece_means_is_not_copied_for_each():
 
     with pytest.raises(ValueError, match=r"a torch.Size of 20,000 numbers"):
         plain_form_of(bomb, ".metadata")
+
+
+def _call(function: bytes, *arguments: bytes) -> bytes:
+    return b"c" + function + b"\n" + b"(" + b"".join(arguments) + b"tR"
+
+
+def _text(text: str) -> bytes:
+    return pickle.dumps(text, protocol=2)[2:-1].partition(b"q\0")[0]
+
+
+BIG = 300 * 2**20
+BOMBS = {
+    "bytearray": b"\x80\x02" + _call(b"builtins\nbytearray", b"J" + BIG.to_bytes(4, "little")) + b".",
+    "bytearray of Python 2": b"\x80\x02" + _call(b"__builtin__\nbytearray", b"J" + BIG.to_bytes(4, "little")) + b".",
+    "doubled 25 times": b"\x80\x02"
+    + _call(b"_codecs\nencode", _text("a" * 8), _text("latin1"))
+    + b"q\1"
+    + (b"0" + _call(b"_codecs\nencode", b"h\1", _text("HEX-codec")) + b"q\1") * 25
+    + b".",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_makes_no_bytes_that_its_archive_does_not_have(name):
+    archive = hostile_files.archive(BOMBS[name])
+    assert len(archive) < 10_000
+    with pytest.raises(InputError, match="which no tensor needs"):
+        load_tensors(io.BytesIO(archive), "the file")
+
+
+def test_bytes_that_torch_writes_are_read():
+    file = io.BytesIO()
+    torch.save({"bytes": bytes(range(256)), "tensor": torch.ones(2)}, file)
+    assert load_tensors(file, "the file")["bytes"] == bytes(range(256))
