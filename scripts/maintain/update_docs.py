@@ -29,7 +29,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "results"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
 PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
-NETWORK_BLOCKS = ("what was measured", "strategies", "all-reduce", "overlap", "levers")
 
 
 def quickstart() -> str:
@@ -89,13 +88,6 @@ def model_states() -> str:
     return "```\n" + "\n".join(table(counts)) + "\n```"
 
 
-def network(name: str) -> str:
-    from testbed.experiments.network_lab.study_file import STUDY_FILE
-    from testbed.experiments.network_lab.tables import blocks
-
-    return blocks(STUDY_FILE.read(RESULTS / "network"))[name]
-
-
 def planner_study(name: str) -> str:
     from testbed.experiments.calibration.study_file import STUDY_FILE
     from testbed.experiments.calibration.study_tables import blocks
@@ -150,7 +142,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "certificate": certificate,
     "model states": model_states,
     "race": race,
-    **{name: partial(network, name) for name in NETWORK_BLOCKS},
     **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
     "planner memory": planner_memory,
