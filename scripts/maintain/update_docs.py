@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
@@ -28,7 +27,6 @@ from testbed.program import program
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "results"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
-PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
 
 
 def quickstart() -> str:
@@ -88,19 +86,6 @@ def model_states() -> str:
     return "```\n" + "\n".join(table(counts)) + "\n```"
 
 
-def planner_study(name: str) -> str:
-    from testbed.experiments.calibration.study_file import STUDY_FILE
-    from testbed.experiments.calibration.study_tables import blocks
-
-    return blocks(STUDY_FILE.read(RESULTS / "planner"))[name]
-
-
-def planner_memory() -> str:
-    from testbed.experiments.calibration.memory_study import MEMORY_FILE, memory_table
-
-    return memory_table(MEMORY_FILE.read(RESULTS / "planner"))
-
-
 def metrics_fields() -> str:
     from testbed.metrics import schema
 
@@ -142,9 +127,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "certificate": certificate,
     "model states": model_states,
     "race": race,
-    **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
-    "planner memory": planner_memory,
     "deepspeed keys": deepspeed_keys,
     "planner score": planner_score,
 }

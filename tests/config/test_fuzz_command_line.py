@@ -160,7 +160,6 @@ PROGRAMS = {
     "--collective_timeout= --grace_seconds=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
     "--seq_length= --global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
-    "scripts/planner_study.py": "--kinds= --links= --quick --repeats= --steps= --calibration= --tables=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "
     "--epochs= --target_val_loss= --seq_length= --seed= --warmup_runs= --profile_runs= --run_timeout_s=",
 }  # fmt: skip
@@ -174,7 +173,6 @@ ALWAYS = {
     "scripts/more/benchmark_gpu.py": ["--dry_run"],
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
-    "scripts/planner_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}
 

@@ -106,7 +106,7 @@ TORCH_FREE_MODULES = (
     "profiling.trace metrics.file "
     "metrics.run_directory checkpoint.manifest inference.report inference.charts "
     "inference.evaluated_model inference.loading experiments.peers.results_file "
-    "experiments.calibration.study_file experiments.calibration.calibrate "
+    "experiments.calibration.calibrate "
     "experiments.fault_drill.drill_file experiments.gpu_benchmark.running experiments.gpu_benchmark.summary"
 ).split()
 
