@@ -92,20 +92,6 @@ def metrics_fields() -> str:
     return schema.sections()
 
 
-def race() -> str:
-    rows = json.loads((RESULTS / "race" / "simulation.json").read_text(encoding="utf-8"))["rows"]
-    lines = [
-        "| field and noise | races | the fastest eliminated | one left | took the fastest (sweep) | mean runs, p90 |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        took = f"{row['took_it']:.1%} ({row['sweep_took_it']:.1%})"
-        runs = f"{row['mean_runs']:.1f}, {row['p90_runs']:.0f} of {row['sweep_runs']}"
-        cells = (row["case"], f"{row['races']:,}", f"{row['wrong']:.1%}", f"{row['decided']:.0%}", took, runs)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def planner_score() -> str:
     from testbed.planner.constants import SCORE_FILE
     from testbed.planner.score_page import page_of
@@ -126,7 +112,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "sweep": sweep,
     "certificate": certificate,
     "model states": model_states,
-    "race": race,
     "metrics fields": metrics_fields,
     "deepspeed keys": deepspeed_keys,
     "planner score": planner_score,
