@@ -156,8 +156,6 @@ PROGRAMS = {
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
     "scripts/more/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
-    "scripts/fault_drill.py": "--faults= --seed= --only= --run_types= --model= --steps= --save_every= --jobs= "
-    "--collective_timeout= --grace_seconds=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
     "--seq_length= --global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "
@@ -171,7 +169,6 @@ ALWAYS = {
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
     "scripts/more/compare_peers.py": ["--table", "nowhere.json"],
     "scripts/more/benchmark_gpu.py": ["--dry_run"],
-    "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}

@@ -90,5 +90,5 @@ def test_a_row_answers_every_question():
     "wrong", [{"equals_baseline": False}, {"differs_because": "of a reason"}, {"refuses": {"no such flag": "why"}}]
 )
 def test_a_row_that_contradicts_itself_is_refused(wrong):
-    with pytest.raises(ValueError, match="AllReduce: "):
+    with pytest.raises(TypeError, match="AllReduce: "):
         dataclasses.replace(STRATEGIES["allreduce"], **wrong)

@@ -15,7 +15,7 @@ from testbed.experiments.calibration import operations, sizes
 from testbed.experiments.calibration.calibrate import Asked, calibrate, link_of, with_link, work_of
 from testbed.experiments.calibration.whole_steps import check_setting, time_steps
 from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Setting, Work
-from testbed.experiments.fault_drill.work import write_made_up_tokens
+from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.planner.calibration import Calibration, Collective, read_calibration
 from testbed.planner.constants import constants_of_calibration
 from testbed.planner.step_time import step_time

@@ -54,6 +54,7 @@ from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 from testbed.model.shape import ModelShape
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
+LONGEST_REFUSAL = 8000  # characters: --deepspeed_config names all that it cannot take at once
 OLDEST_TORCH = (2, 11)  # as in pyproject.toml
 
 
@@ -72,7 +73,7 @@ def check_command_line(arguments: list[str], planner: Planner | None = None) -> 
         check_port(launch)
         return checked, launch
     except InputError as error:
-        raise SystemExit(refuse(launch, one_line(str(error)))) from None
+        raise SystemExit(refuse(launch, one_line(str(error), LONGEST_REFUSAL))) from None
     except OSError as error:  # a folder that may not be entered, a name that is too long
         said = f"{error.filename} cannot be looked at ({error.strerror}); name another"
         raise SystemExit(refuse(launch, one_line(said))) from None
@@ -142,7 +143,7 @@ def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | Non
     values, mesh = spread_over_ranks(values, launch.world_size)
     check_data_suffices(values, train_file, val_file)
     steps_per_epoch, total_steps = count_steps(values, train_file)
-    values |= learning_rate_marks(values, total_steps)
+    values |= learning_rate_marks(values, total_steps, deepspeed_file.open_end if deepspeed_file else None)
     values |= {"threads_per_rank": values["threads_per_rank"] or _default_threads(launch)}
     plan = Plan(
         mesh=mesh,

@@ -61,9 +61,9 @@ class StrategyEntry:
 
     def __post_init__(self) -> None:
         if self.equals_baseline == bool(self.differs_because):
-            raise ValueError(f"{self.class_name}: give differs_because, in words, exactly where equals_baseline=False")
+            raise TypeError(f"{self.class_name}: give differs_because, in words, exactly where equals_baseline=False")
         if unknown := self.refuses.keys() - MAY_REFUSE:
-            raise ValueError(f"{self.class_name}: refuses knows {sorted(MAY_REFUSE)}, not {sorted(unknown)}")
+            raise TypeError(f"{self.class_name}: refuses knows {sorted(MAY_REFUSE)}, not {sorted(unknown)}")
 
     @property
     def is_distributed(self) -> bool:
