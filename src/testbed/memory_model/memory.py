@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from testbed.config.compatibility import check_schedule
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
-from testbed.planner.activations import (
+from testbed.memory_model.activations import (
     FP32,
     Saved,
     block_tensors,
@@ -24,11 +24,11 @@ from testbed.planner.activations import (
     product_bytes,
     residual_bytes,
 )
-from testbed.planner.buffers import buffers_of, held_by
-from testbed.planner.devices import Device
-from testbed.planner.job import Job
-from testbed.planner.model_states import engine_of, model_state_bytes
-from testbed.planner.stages import Stage, even_stages, stages_of, stages_of_ranks
+from testbed.memory_model.buffers import buffers_of, held_by
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import Job
+from testbed.memory_model.model_states import engine_of, model_state_bytes
+from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
