@@ -66,7 +66,7 @@ BUILT = {
 }
 # whose state is laid out in a way of its own
 WITH_CHECKPOINT = [
-    *(run_type for run_type in STRATEGIES if run_type != "baseline"),
+    *(name for name, entry in STRATEGIES.items() if name != "baseline" and entry.equals_baseline),
     *("fsdp, hybrid", "ZeRO 2", "ZeRO 3", "zero bubble", "1f1b x data", "tensor x data"),
     *("ddp, Muon", "fsdp, hybrid, Muon", "ZeRO 0, Muon", "pipeline, Muon", "tensor, Muon"),
 ]

@@ -19,7 +19,7 @@ def slow_but(every_day: Collection[str], names: Iterable[str]) -> list:
 VARIANTS = {
     run_type: (run_type, 2 if entry.is_distributed else 1, "", None)
     for run_type, entry in STRATEGIES.items()
-    if run_type != "baseline"
+    if run_type != "baseline" and entry.equals_baseline
 } | {
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
@@ -82,7 +82,7 @@ VARIANTS = {
     **{
         f"{run_type}, pairs": (run_type, 2 if entry.is_distributed else 1, PAIRS, None)
         for run_type, entry in STRATEGIES.items()
-        if run_type != "baseline"
+        if run_type != "baseline" and entry.equals_baseline
     },
     "ZeRO 3, pairs": ("optimized", 2, f"--zero_stage 3 {PAIRS}", None),
     "1f1b x data, pairs": ("pipeline", 4, f"--pipeline_stages 2 {PAIRS}", "data=2 pipeline=2 tensor=1"),
