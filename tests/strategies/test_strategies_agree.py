@@ -18,7 +18,7 @@ from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
 from support.settings import typed
-from support.variants import BF16, VARIANTS, slow_but
+from support.variants import BF16, SMOOTHED, VARIANTS, slow_but
 from support.waits import allowed_waits
 
 from testbed.config.run_types import STRATEGIES
@@ -29,7 +29,7 @@ from testbed.train.batches import TrainingBatches
 
 pytestmark = pytest.mark.launches
 
-RECIPES = ("", "--optimizer muon", PAIRS)  # what the single process has to be trained with
+RECIPES = ("", "--optimizer muon", PAIRS, SMOOTHED)  # what the single process has to be trained with
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
 LARGEST_SHARE = {
     **dict.fromkeys((name for name in VARIANTS if name.startswith(("fsdp", "ZeRO 3"))), 0.5),
