@@ -50,7 +50,6 @@ class MemoryEstimate:
         reserved: with what the caching allocator holds between tensors.
         steady: in tensors between two steps.
         resident: peak growth of the process where the device is a CPU, from just before the model is built.
-        returned: the same where the C library gives freed memory back at once.
     """
 
     moments: Mapping[str, Mapping[str, float]]
@@ -59,7 +58,6 @@ class MemoryEstimate:
     reserved: float
     steady: float
     resident: float
-    returned: float
     pipeline_rank: int = 0
     states: float = 0.0  # weights, gradients and optimizer state alone
 
@@ -176,7 +174,6 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
         reserved=RESERVED * allocated,
         steady=sum(moments["update"].kinds[kind] for kind in between) + WORKSPACE,
         resident=_resident(moments),
-        returned=LIBRARIES + allocated - WORKSPACE,
         pipeline_rank=rank,
         states=states,
     )
