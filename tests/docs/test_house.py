@@ -105,8 +105,7 @@ TORCH_FREE_MODULES = (
     "distributed.launch distributed.processes distributed.signals distributed.watchdog distributed.rendezvous "
     "profiling.trace metrics.file "
     "checkpoint.manifest inference.report inference.charts "
-    "inference.evaluated_model inference.loading experiments.peers.results_file experiments.network_lab.study_file "
-    "experiments.calibration.study_file experiments.calibration.calibrate "
+    "inference.evaluated_model inference.loading experiments.peers.results_file experiments.calibration.calibrate "
     "experiments.gpu_benchmark.running experiments.gpu_benchmark.summary"
 ).split()
 

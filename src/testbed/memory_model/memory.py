@@ -50,7 +50,6 @@ class MemoryEstimate:
         reserved: with what the caching allocator holds between tensors.
         steady: in tensors between two steps.
         resident: peak growth of the process where the device is a CPU, from just before the model is built.
-        returned: the same where the C library gives freed memory back at once.
     """
 
     moments: Mapping[str, Mapping[str, float]]
@@ -59,7 +58,6 @@ class MemoryEstimate:
     reserved: float
     steady: float
     resident: float
-    returned: float
     pipeline_rank: int = 0
     states: float = 0.0  # weights, gradients and optimizer state alone
 
@@ -176,7 +174,6 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
         reserved=RESERVED * allocated,
         steady=sum(moments["update"].kinds[kind] for kind in between) + WORKSPACE,
         resident=_resident(moments),
-        returned=LIBRARIES + allocated - WORKSPACE,
         pipeline_rank=rank,
         states=states,
     )
@@ -276,7 +273,11 @@ def _add_head(job: Job, rank: int, moments: Mapping[str, _Moment]) -> None:
     logits = product_bytes(job)
     # torch.distributed.pipelining keeps the logits that the loss goes back to, of those that wait what the loss saved
     kept = logits if job.layout.pipeline > 1 and job.run_type else 0
-    peaks = {"forward end": head.forward_peak, "loss": head.backward_peak, "backward": product_bytes(job)}
+    peaks = {
+        "forward end": head.forward_peak,
+        "loss": head.backward_peak + (logits if job.label_smoothing else 0),
+        "backward": product_bytes(job),
+    }
     for name, peak in peaks.items():
         moments[name].add("logits", (waiting * head.saved + kept) * entries, FP32 * entries)
         moments[name].add("logits", peak * entries, FP32 * entries)
