@@ -77,8 +77,8 @@ def main() -> int:
     chosen = with_what_they_need(chosen_rows(plan, arguments.only), plan)
     if arguments.dry_run:
         for row in chosen:
-            against = f"  # as {row.reference}, within {row.within}" if row.reference not in (None, *left_out) else ""
-            say(f"{shlex.join(words_of(row, arguments))}{against}")
+            against = f": as {row.reference}, within {row.within}" if row.reference not in (None, *left_out) else ""
+            say(f"{row.name}{against}\n  {shlex.join(words_of(row, arguments))}")
     else:
         code, lines = run_all(chosen, arguments)
     for name, reason in left_out.items():

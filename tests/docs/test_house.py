@@ -107,7 +107,7 @@ TORCH_FREE_MODULES = (
     "metrics.run_directory checkpoint.manifest inference.report inference.charts "
     "inference.evaluated_model inference.loading experiments.peers.results_file experiments.network_lab.study_file "
     "experiments.calibration.study_file experiments.calibration.calibrate "
-    "experiments.gpu_benchmark.running experiments.gpu_benchmark.summary"
+    "experiments.gpu_paths"
 ).split()
 
 
