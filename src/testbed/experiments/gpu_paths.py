@@ -13,7 +13,7 @@ from testbed.config.run_types import PLAIN, REFERENCE, STRATEGIES
 from testbed.config.table import FLAGS
 
 LARGEST_CUT = 4  # the small models have four blocks and four heads
-STEPS = {"small": {"cuda": 20, "cpu": 6}, "large": {"cuda": 24, "cpu": 6}}
+STEPS = {"small": {"cuda": 20, "cpu": 6}, "large": {"cuda": 24, "cpu": 8}}
 TINY = "--num_layers 4 --num_heads 4 --embedding_size 64 --max_position_embeddings 128 --seq_length 64"
 WORK = {  # work -> device -> flags
     "small": {
