@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from testbed.planner.job import Job
-from testbed.planner.model_states import engine_of, shards_weights
+from testbed.memory_model.job import Job
+from testbed.memory_model.model_states import engine_of, shards_weights
 
 FP32 = 4
 LSE = 4  # the log of a query's softmax sum, fp32, all that fused attention keeps of its scores

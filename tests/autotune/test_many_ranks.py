@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.programs import TINY_MODEL, data_flags
 
+from testbed.autotune.check_mesh import BuiltRank, build_ranks, role_ranks
 from testbed.distributed.mesh import MeshSizes
-from testbed.strategies.check_mesh import BuiltRank, build_ranks, role_ranks
 
 pytestmark = pytest.mark.launches
 

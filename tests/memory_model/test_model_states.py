@@ -10,16 +10,16 @@ import torch
 from support.model_states import TRANSIENT, count_before_updates, counts_of, live_tensors, published_zero_bytes
 
 from testbed.experiments.model_states import difference
-from testbed.model.gpt2 import GPT2
-from testbed.model.shape import ModelShape
-from testbed.planner.job import DenseModel, Job, Layout
-from testbed.planner.model_states import (
+from testbed.memory_model.job import DenseModel, Job, Layout
+from testbed.memory_model.model_states import (
     UPDATE_COPY,
     elements_held,
     model_state_bytes,
     update_copy_bytes,
 )
-from testbed.planner.stages import Stage
+from testbed.memory_model.stages import Stage
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 # C = 4. Matrices: wte 128 rows (100 tokens, padded) x 4 = 512, wpe 8 x 4 = 32, c_attn 48, c_proj 16, c_fc 64,
 # c_proj 64: 736. Vectors: ln_1 4 + 4, c_attn 12, c_proj 4, ln_2 4 + 4, c_fc 16, c_proj 4, ln_f 4 + 4: 60. Together 796.

@@ -13,12 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from testbed.autotune.micro_batch import _step, _throw_away
 from testbed.distributed.mesh import MeshSizes
-from testbed.model.gpt2 import GPT2, attention_kernel
-from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.planner.candidates import job_of_settings
-from testbed.planner.devices import Device
-from testbed.planner.job import DenseModel, Job, Layout
-from testbed.planner.memory import (
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import DenseModel, Job, Layout, job_of_settings
+from testbed.memory_model.memory import (
     WORKSPACE,
     _in_flight,
     fits,
@@ -27,7 +24,9 @@ from testbed.planner.memory import (
     needs,
     smallest_number_of_devices,
 )
-from testbed.planner.model_states import model_state_bytes
+from testbed.memory_model.model_states import model_state_bytes
+from testbed.model.gpt2 import GPT2, attention_kernel
+from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.planner.published import own_rows
 
 GPT2_124M = DenseModel.of_gpt2(MODEL_SIZES["gpt2"], 1024)

@@ -6,11 +6,23 @@ A dense decoder-only transformer of any width, so that published runs of other m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.run_types import STRATEGIES, StrategyEntry
+from testbed.config.settings import RunSettings
+from testbed.distributed.mesh import MeshSizes
+from testbed.memory_model.devices import Device, Link
 from testbed.model.shape import ModelShape
-from testbed.planner.devices import Device, Link
+
+RECOMPUTE = {
+    "none": "none",
+    "block": "full",
+    "selective": "selective_op",
+}  # --activation_checkpointing -> Job.recompute
+NOT_OVERLAPPED = ("tensors", "at_end")  # gradients are averaged after backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,3 +185,59 @@ class Machine:
     def link_of(self, ranks: int) -> Link:
         """Return the slowest link that a ring of `ranks` neighbouring devices crosses."""
         return self.within_node if ranks <= self.per_node else self.between_nodes
+
+
+def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine) -> Job:
+    """Return the run that settings describe.
+
+    Args:
+        values: every flag, filled in.
+    """
+    return _job_of(values, mesh, shape, machine.device.kind, machine.devices)
+
+
+def job_of_settings(settings: RunSettings) -> Job:
+    """Return the run of checked settings."""
+    mesh = settings.plan.mesh
+    return _job_of(settings.by_flag(), mesh, settings.shape, str(settings.compute.device), mesh.num_ranks)
+
+
+def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, device: str, devices: int) -> Job:
+    run_type, precision = values["run_type"], values["precision"]
+    entry = STRATEGIES[run_type]
+    stage = {"shards": 3, "zero": values["zero_stage"]}.get(entry.sends, 0)
+    data, accumulation = mesh.data, values["grad_accum_steps"]
+    if entry.devices == "all":  # one process, a micro batch on each device
+        data, accumulation = devices, -(-accumulation // devices)
+    layout = Layout(
+        data=data,
+        zero_stage=stage,
+        shard=mesh.shard if "shard_size" in entry.options else data if stage else 1,
+        tensor=mesh.tensor,
+        pipeline=mesh.pipeline,
+        virtual_stages=values["stages_per_rank"] or 1,
+    )
+    is_16_bit_engine = entry.engine == "deepspeed" and precision == "fp16"
+    compiles, on_cpu = values["compile"], device == "cpu"
+    if compiles is None:
+        compiles = device == "cuda" and auto_compile_blocker(values) is None
+    return Job(
+        model=DenseModel.of_gpt2(shape, values["seq_length"]),
+        layout=layout,
+        micro_batch=values["micro_batch_size_per_gpu"],
+        accumulation=accumulation,
+        run_type=run_type,
+        precision="fp8" if values["matmul"] == "fp8" else precision,
+        has_16_bit_weights=values["mixed_precision"] == "native" or is_16_bit_engine,
+        recompute=RECOMPUTE[values["activation_checkpointing"]],
+        compiled=compiles,
+        attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
+        optimizer=values["optimizer"],
+        schedule=values["pipeline_schedule"],
+        offload=values["offload"] or "none",
+        dropout=values["dropout"],
+        on_cpu=on_cpu,
+        reshards=values["reshard_after_forward"] != "off",
+        bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
+        overlap=entry.sends not in NOT_OVERLAPPED and values["overlap_comm"] != "off",
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from testbed.planner.activations import keeps_16_bits, product_bytes
-from testbed.planner.job import Job
-from testbed.planner.model_states import (
+from testbed.memory_model.activations import keeps_16_bits, product_bytes
+from testbed.memory_model.job import Job
+from testbed.memory_model.model_states import (
     FP32,
     block_matrix_elements,
     elements_held,
@@ -18,7 +18,7 @@ from testbed.planner.model_states import (
     shards_weights,
     update_copy_bytes,
 )
-from testbed.planner.stages import Stage
+from testbed.memory_model.stages import Stage
 
 BUCKET = 25 * 2**20  # bytes of the buckets in which the strategies without DDP average over data ranks
 PREFETCH = 5e7  # elements of DeepSpeed's stage3_prefetch_bucket_size

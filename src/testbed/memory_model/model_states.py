@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from testbed.planner.job import DenseModel, Job
-from testbed.planner.stages import Stage
+from testbed.memory_model.job import DenseModel, Job
+from testbed.memory_model.stages import Stage
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
 UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.memory_model.job import DenseModel
 from testbed.model.shape import ModelShape
-from testbed.planner.job import DenseModel
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from testbed.config.compatibility import check_schedule
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
-from testbed.planner.activations import (
+from testbed.memory_model.activations import (
     FP32,
     Saved,
     block_tensors,
@@ -24,11 +24,11 @@ from testbed.planner.activations import (
     product_bytes,
     residual_bytes,
 )
-from testbed.planner.buffers import buffers_of, held_by
-from testbed.planner.devices import Device
-from testbed.planner.job import Job
-from testbed.planner.model_states import engine_of, model_state_bytes
-from testbed.planner.stages import Stage, even_stages, stages_of, stages_of_ranks
+from testbed.memory_model.buffers import buffers_of, held_by
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import Job
+from testbed.memory_model.model_states import engine_of, model_state_bytes
+from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
@@ -50,7 +50,6 @@ class MemoryEstimate:
         reserved: with what the caching allocator holds between tensors.
         steady: in tensors between two steps.
         resident: peak growth of the process where the device is a CPU, from just before the model is built.
-        returned: the same where the C library gives freed memory back at once.
     """
 
     moments: Mapping[str, Mapping[str, float]]
@@ -59,7 +58,6 @@ class MemoryEstimate:
     reserved: float
     steady: float
     resident: float
-    returned: float
     pipeline_rank: int = 0
     states: float = 0.0  # weights, gradients and optimizer state alone
 
@@ -176,7 +174,6 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
         reserved=RESERVED * allocated,
         steady=sum(moments["update"].kinds[kind] for kind in between) + WORKSPACE,
         resident=_resident(moments),
-        returned=LIBRARIES + allocated - WORKSPACE,
         pipeline_rank=rank,
         states=states,
     )

@@ -12,10 +12,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from testbed.memory_model.activations import Saved, block_tensors, gradients_inside, kept_tensors
+from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.model.gpt2 import Block
 from testbed.model.shape import ModelShape
-from testbed.planner.activations import Saved, block_tensors, gradients_inside, kept_tensors
-from testbed.planner.job import DenseModel, Job, Layout
 
 BATCH, SEQUENCE, CHANNELS, HEADS = 2, 256, 256, 4
 
