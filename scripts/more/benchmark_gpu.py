@@ -127,7 +127,8 @@ def run_all(chosen: Sequence[Row], arguments: argparse.Namespace) -> tuple[int, 
     from testbed.experiments.made_up_tokens import write_made_up_tokens
     from testbed.sweep.runner import only_sweep_in, resumable_runs
 
-    out, failed = arguments.out_dir, {}
+    out = arguments.out_dir
+    failed: dict[str, str] = {}
     with only_sweep_in(out), resumable_runs(out) as stop:
         write_made_up_tokens(out / "data", VOCABULARY, NUM_TOKENS)
         for number, row in enumerate(chosen, start=1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -138,7 +139,7 @@ def _strategies(ranks: int) -> Iterator[Row]:
     for name, entry in STRATEGIES.items():
         if name == REFERENCE:
             continue
-        fields = {
+        fields: dict[str, Any] = {
             "reference": "fp32" if entry.equals_baseline else None,
             "within": "fp32",
             "ranks": ranks if entry.is_distributed else 1,
