@@ -89,7 +89,7 @@ def do_steps(run: TrainingRun) -> None:
             world = gather_step(result, clock, run.device, run.signals.number)  # one collective: loss, times, stop
             stop = run.signals.agree(world.stop)
             raise_if_diverged(step, world, settings.compute.precision)
-            report.step(step, world, learning_rate)
+            report.step(step, world, learning_rate, clock)
             if not stop and run.saves_after(step):
                 run.checkpoints.save(step)  # before validation, which the last save may overlap
             if not stop and run.validates_after(step):

@@ -53,6 +53,8 @@ def device(gib: float) -> Device:
         "--precision fp32 --activation_checkpointing selective",
         "--precision fp32 --dropout 0.1",
         "--precision bf16 --attention math",
+        "--precision fp32 --label_smoothing 0.1",
+        "--precision bf16 --label_smoothing 0.1",
     ],
 )
 def test_a_step_holds_what_is_predicted(token_files, flags, monkeypatch):

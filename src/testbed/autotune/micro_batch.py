@@ -175,6 +175,7 @@ def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
         model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
+    model.label_smoothing = settings.model.label_smoothing
     return Baseline(alone, model, device)
 
 

@@ -151,6 +151,7 @@ class Job:
     schedule: str | None = None  # of the pipeline: gpipe, 1f1b, interleaved_1f1b, zero_bubble; None: one at a time
     offload: str = "none"
     dropout: float = 0.0
+    label_smoothing: float = 0.0
     offload_layers: int | None = None  # with offload "activations": blocks whose activations wait in host memory
     on_cpu: bool = False  # some operations keep other tensors there
     reshards: bool = True  # fsdp: frees a block's gathered weights after its forward pass
@@ -236,6 +237,7 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
         schedule=values["pipeline_schedule"],
         offload=values["offload"] or "none",
         dropout=values["dropout"],
+        label_smoothing=values["label_smoothing"],
         on_cpu=on_cpu,
         reshards=values["reshard_after_forward"] != "off",
         bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,

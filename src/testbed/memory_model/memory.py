@@ -273,7 +273,11 @@ def _add_head(job: Job, rank: int, moments: Mapping[str, _Moment]) -> None:
     logits = product_bytes(job)
     # torch.distributed.pipelining keeps the logits that the loss goes back to, of those that wait what the loss saved
     kept = logits if job.layout.pipeline > 1 and job.run_type else 0
-    peaks = {"forward end": head.forward_peak, "loss": head.backward_peak, "backward": product_bytes(job)}
+    peaks = {
+        "forward end": head.forward_peak,
+        "loss": head.backward_peak + (logits if job.label_smoothing else 0),
+        "backward": product_bytes(job),
+    }
     for name, peak in peaks.items():
         moments[name].add("logits", (waiting * head.saved + kept) * entries, FP32 * entries)
         moments[name].add("logits", peak * entries, FP32 * entries)

@@ -211,6 +211,8 @@ class RunRecorder:
                 f"{timing['step_time_p95_sec']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
                 f"{summary['mean_tokens_per_sec_global']:,.0f} tokens/s"
             )
+        if skipped := sum(row["is_skipped"] for row in self.steps):
+            words.append(f"{skipped:,} of {counted(len(self.steps), 'step')} changed no weight: overflows in fp16")
         words += signs_of_other_work(self.metrics)
         if summary["final_val_loss"] is not None:
             words.append(f"validation loss {summary['final_val_loss']:.4f}")

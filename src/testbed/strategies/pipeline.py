@@ -95,7 +95,7 @@ class Pipeline(Baseline):
     def _mean_loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return a micro batch's part of the mean over the step."""
         with phase("forward"):
-            return token_loss_sum(logits, targets) / self._loss_divisor
+            return self.model.loss_of_logits(logits, targets) / self._loss_divisor
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()

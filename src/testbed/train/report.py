@@ -17,6 +17,7 @@ from testbed.metrics.world_step import WorldStep
 from testbed.profiling.attribution import attribution
 from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.profiler import profiler_window
+from testbed.profiling.step_clock import StepClock
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train.console import Console
 
@@ -57,8 +58,9 @@ class Report:
         with profiler_window(self.settings, self._traces, self.launch.rank) as self._profile_step:
             yield
 
-    def step(self, step: int, world: WorldStep, learning_rate: float) -> None:
-        """Record and show optimizer step `step`, counted from 1."""
+    def step(self, step: int, world: WorldStep, learning_rate: float, clock: StepClock) -> None:
+        """Record and show optimizer step `step`, counted from 1. `clock` has timed it on this rank."""
+        self._sampler.add_step(clock.cpu_s, clock.step_time_s)
         self.recorder.add_step(step, world, learning_rate)
         self.console.show_step(step, world.loss, learning_rate, world.step_time_s)
         self.scalars.add_step(step, world, learning_rate)
