@@ -106,7 +106,7 @@ TORCH_FREE_MODULES = (
     "profiling.trace metrics.file "
     "checkpoint.manifest inference.report inference.charts "
     "inference.evaluated_model inference.loading experiments.peers.results_file experiments.calibration.calibrate "
-    "experiments.gpu_benchmark.running experiments.gpu_benchmark.summary"
+    "experiments.gpu_paths"
 ).split()
 
 
