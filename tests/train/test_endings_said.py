@@ -21,7 +21,7 @@ from testbed.config.flags import parse_command_line
 from testbed.distributed import watchdog
 from testbed.metrics.file import check_metrics, write_metrics
 from testbed.run_folder import marks
-from testbed.strategies import deepspeed_build_locks
+from testbed.train import deepspeed_build_locks
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
 

@@ -22,13 +22,13 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from testbed.distributed.average import average_
 from testbed.distributed.process_group import device_mesh, gather_objects
 from testbed.memory_model.stages import Stage, balanced_stages
 from testbed.model.gpt2 import GPT2, token_loss_sum
 from testbed.optim.optimizer import global_grad_norm, gradient_of
 from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
-from testbed.strategies.average import average_
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, r
 from testbed.profiling.step_clock import StepClock
 from testbed.run_folder.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
-from testbed.strategies.deepspeed_build_locks import warnings_of_locks
 from testbed.train.batches import TrainingBatches, ValidationBatches
 from testbed.train.console import Console, notes_of_place, what_runs
+from testbed.train.deepspeed_build_locks import warnings_of_locks
 from testbed.train.ending import RunEnding
 from testbed.train.reasons import model_does_not_fit
 from testbed.train.report import Report
