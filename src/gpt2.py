@@ -22,11 +22,11 @@ from testbed.config.settings import CheckedRun
 
 if TYPE_CHECKING:
     from testbed.config.automatic_run_type import Taken
-    from testbed.config.flags import Asked
+    from testbed.config.flags import ParsedFlags
     from testbed.distributed.launch import Launch
 
 
-def best_plan(asked: "Asked", launch: "Launch") -> "Taken | None":
+def best_plan(asked: "ParsedFlags", launch: "Launch") -> "Taken | None":
     """Return the plan's fastest run. Only `--run_type auto` loads the planner."""
     from testbed.planner import automatic
 

@@ -37,7 +37,7 @@ def test_a_note_says_what_may_not_have_been_meant(monkeypatch, by, run_type, dev
     monkeypatch.setattr(console, "usable_cores", lambda: 2)
     monkeypatch.setattr(console, "launcher", lambda: by)
     settings = stand_in(run_type=run_type, device=device, threads_per_rank=threads)
-    notes = console.notes_of_place(settings, launch)
+    notes = console.launch_warnings(settings, launch)
     assert len(notes) == len(expected)
     for note, words in zip(notes, expected, strict=True):
         assert note.startswith("note: ") and "\n" not in note

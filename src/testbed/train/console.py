@@ -75,7 +75,7 @@ def _pairs_in_words(windows: Windows) -> str:
     )
 
 
-def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
+def launch_warnings(settings: RunSettings, launch: Launch) -> list[str]:
     """Return a line for each way in which ranks are fewer, or threads more, than was perhaps meant."""
     notes, cores, run_type = [], usable_cores(), settings.training.run_type
     if STRATEGIES[run_type].is_distributed and launch.world_size == 1:

@@ -20,10 +20,10 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import flight_recorder, process_group, watchdog
 from testbed.distributed.launch import Launch, refuse, tell_torchrun
 from testbed.distributed.rendezvous import StartupWatch, this_process
-from testbed.distributed.signals import RunStopped, StopSignals, end_deaf, end_process
+from testbed.distributed.signals import RunStopped, StopSignals, end_process, ignore_signals_until_exit
 from testbed.errors import first_line, say_if_read
 from testbed.metrics.file import read_metrics, write_metrics
-from testbed.metrics.segments import failed_in_its_stead
+from testbed.metrics.segments import closed_as_failed
 from testbed.profiling.device_limits import is_out_of_memory
 from testbed.run_folder import marks, run_lock
 from testbed.train.other_ranks import OtherRanks
@@ -157,7 +157,7 @@ class RunEnding:
                         self.recorder.note_process_group_ended()
             empty_streams()
             os._exit(exit_code)
-        end_deaf()
+        ignore_signals_until_exit()
         return exit_code
 
     def _leave_preempted(self) -> int:
@@ -267,7 +267,7 @@ class RunEnding:
                 step = self.recorder.last_step or None
                 self.recorder.write("failed", failure={"reason": standing_reason, "step": step})
             elif rank > 0:
-                write_in_rank_0s_stead(folder, standing_reason)
+                finalize_metrics_for_dead_rank0(folder, standing_reason)
         except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
             say_if_read(f"rank {rank}: the metrics could not be updated: {error}")
 
@@ -283,18 +283,18 @@ class RunEnding:
             marks.add_to_failure(folder, self.launch.rank, words)
 
 
-def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
+def finalize_metrics_for_dead_rank0(folder: Path, reason: str) -> None:
     """Close the metrics of a run whose rank 0, which alone writes them, was killed before it could.
 
     Raises:
         OSError, InputError: it could not be written, or what is there is damaged.
     """
     path = folder / run_folder.METRICS
-    with run_lock.in_the_writers_stead(folder, WRITER_PATIENCE_S) as is_dead:
+    with run_lock.dead_writers_lock(folder, WRITER_PATIENCE_S) as is_dead:
         if is_dead and path.exists():
             metrics = read_metrics(path)
             if metrics["status"] == "running":
-                write_metrics(path, failed_in_its_stead(metrics, reason))
+                write_metrics(path, closed_as_failed(metrics, reason))
 
 
 def empty_streams() -> None:
