@@ -107,7 +107,7 @@ def leave_preempted(run: TrainingRun, step: int) -> NoReturn:
 
     Raises:
         RunPreempted: the checkpoint is on disk.
-        RunStopped: the ranks train apart, so there is nothing to go on from.
+        RunStopped: weights differ by rank; no checkpoint can be saved.
     """
     if run.settings.data_parallel.skip_gradient_sync:
         raise run.signals.as_exception()
