@@ -138,7 +138,7 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     for line in what_runs(settings, batches.windows, start.step):
         console.say(line)
     peak = begin_peak_rate(device, settings.compute.precision)
-    ending.arm_timeouts()
+    ending.ranks.arm_timeouts()
     return TrainingRun(
         checked=setup.checked,
         settings=settings,
