@@ -5,9 +5,11 @@ in one sentence, in time. support/hostile_files.py makes them. Damaged files are
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,7 @@ from testbed.errors import InputError
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
+from testbed.model.tensor_archive import load_tensors
 from testbed.profiling.trace import TraceUnreadable, read_trace
 from testbed.strategies import state_files, zero_state
 from testbed.strategies.description import read_description as read_tensors
@@ -156,6 +159,15 @@ def test_no_archive_runs_or_fills_the_memory(drill, name):
             is_packed = (what, name) == ("compressed members", "random numbers")
             drill.case(what, lambda: read(drill.given), STATE_ERRORS, is_packed or what in NEVER_READ)
     drill.check(least_refused=200)
+
+
+def test_a_pickle_that_ends_anywhere_is_one_sentence():
+    """In an archive that is whole, so that no checksum tells."""
+    whole = zipfile.ZipFile(io.BytesIO(hostile_files.saved({"w": torch.ones(2, 3), "n": [1, 2.5, "x"]})))
+    pickled = whole.read("archive/data.pkl")
+    for end in range(len(pickled)):
+        with pytest.raises(InputError, match=r"^the file cannot be read as tensors"):
+            load_tensors(io.BytesIO(hostile_files.archive(pickled[:end])), "the file")
 
 
 class ByName:
@@ -396,3 +408,37 @@ def test_a_size_that_every_piece_means_is_not_copied_for_each():
 
     with pytest.raises(ValueError, match=r"a torch.Size of 20,000 numbers"):
         plain_form_of(bomb, ".metadata")
+
+
+def _call(function: bytes, *arguments: bytes) -> bytes:
+    return b"c" + function + b"\n" + b"(" + b"".join(arguments) + b"tR"
+
+
+def _text(text: str) -> bytes:
+    return pickle.dumps(text, protocol=2)[2:-1].partition(b"q\0")[0]
+
+
+BIG = 300 * 2**20
+BOMBS = {
+    "bytearray": b"\x80\x02" + _call(b"builtins\nbytearray", b"J" + BIG.to_bytes(4, "little")) + b".",
+    "bytearray of Python 2": b"\x80\x02" + _call(b"__builtin__\nbytearray", b"J" + BIG.to_bytes(4, "little")) + b".",
+    "doubled 25 times": b"\x80\x02"
+    + _call(b"_codecs\nencode", _text("a" * 8), _text("latin1"))
+    + b"q\1"
+    + (b"0" + _call(b"_codecs\nencode", b"h\1", _text("HEX-codec")) + b"q\1") * 25
+    + b".",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_makes_no_bytes_that_its_archive_does_not_have(name):
+    archive = hostile_files.archive(BOMBS[name])
+    assert len(archive) < 10_000
+    with pytest.raises(InputError, match="which no tensor needs"):
+        load_tensors(io.BytesIO(archive), "the file")
+
+
+def test_bytes_that_torch_writes_are_read():
+    file = io.BytesIO()
+    torch.save({"bytes": bytes(range(256)), "tensor": torch.ones(2)}, file)
+    assert load_tensors(file, "the file")["bytes"] == bytes(range(256))

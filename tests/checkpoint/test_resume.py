@@ -38,6 +38,7 @@ RUNS = {
     "dp": (1, "--run_type dp"),  # these two refuse dropout
     "tensor": (2, "--run_type tensor"),
     "baseline, Muon": (1, f"--run_type baseline {DROPOUT} --optimizer muon"),
+    "ddp, label smoothing": (2, f"--run_type ddp {DROPOUT} --label_smoothing 0.2"),
     "ddp, bf16": (2, f"--run_type ddp {DROPOUT} --precision bf16"),
     "fsdp, native": (2, f"--run_type fsdp {DROPOUT} --precision bf16 --mixed_precision native"),
     "ZeRO 0": (2, f"--run_type optimized {DROPOUT} --zero_stage 0"),
@@ -339,3 +340,13 @@ def test_a_checkpoint_of_other_data_is_called_so(token_files):
     ):
         with pytest.raises(InputError, match=said):
             check_changes(of_work, settings, Path("run/checkpoints/step_000002"))
+
+
+def test_a_refused_change_names_the_flags_that_were_typed(token_files):
+    """--min_learning_rate follows from --learning_rate, and a model's dimensions from --model."""
+    changes = [{"name": name, "now": 2, "before": 1} for name in ("learning_rate", "min_learning_rate")]
+    typed = settings_of(token_files, "--learning_rate", "2")
+    with pytest.raises(InputError, match="other settings: --learning_rate is 2, was 1; give the same"):
+        check_changes(changes, typed, Path("run"))
+    with pytest.raises(InputError, match="--learning_rate is 2, was 1, --min_learning_rate is 2, was 1; give"):
+        check_changes(changes, settings_of(token_files), Path("run"))

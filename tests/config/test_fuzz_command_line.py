@@ -151,16 +151,12 @@ PROGRAMS = {
     "scripts/more/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= "
     "--table= --allow-mismatch",
     "scripts/more/verify_run_artifacts.py": "--dir= --metrics_only",
-    "scripts/more/benchmark_gpu.py": "= --part= --only= --check --summarise --device= --wheels= --nanogpt_dir= "
-    "--peer_rounds= --deadline_s= --packages= --python_version= --gpus=",
+    "scripts/more/benchmark_gpu.py": "--out_dir= --only= --device= --gpus= --run_timeout_s=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
     "scripts/more/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
     "--seq_length= --global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
-    "scripts/planner_study.py": "--kinds= --links= --quick --repeats= --steps= --calibration= --tables=",
-    "scripts/network_study.py": "--parts= --strategies= --hosts= --links= --every --quick --repeats= --profile_runs= "
-    "--steps=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "
     "--epochs= --target_val_loss= --seq_length= --seed= --warmup_runs= --profile_runs= --run_timeout_s=",
 }  # fmt: skip
@@ -173,8 +169,6 @@ ALWAYS = {
     "scripts/more/compare_peers.py": ["--table", "nowhere.json"],
     "scripts/more/benchmark_gpu.py": ["--dry_run"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
-    "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],
-    "scripts/planner_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}
 
@@ -194,7 +188,6 @@ def places(tmp_path, token_files) -> Path:
     return folder
 
 
-@pytest.mark.launches  # network_study tries whether a lab is possible
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_command_line_breaks_a_program(places, program, monkeypatch):
     monkeypatch.chdir(places)

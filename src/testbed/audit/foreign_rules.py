@@ -10,8 +10,8 @@ from itertools import takewhile
 from testbed.audit.finding import Finding, Rule
 from testbed.audit.reported import ANY, Reported
 from testbed.audit.run_rules import is_exact
+from testbed.memory_model.devices import devices
 from testbed.model.flops import PEAK_FLOPS_PER_S
-from testbed.planner.devices import devices
 
 SAME_PEAK = 0.02  # data sheets and programs round a board's peak
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not

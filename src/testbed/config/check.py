@@ -154,7 +154,7 @@ def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | Non
         finds_micro_batch=finds_micro_batch,
         deepspeed_file=deepspeed_file if STRATEGIES[values["run_type"]].engine == "deepspeed" else None,
     )
-    settings = RunSettings.of_flags(values, plan, Origin(given=asked.given))
+    settings = RunSettings.of_flags(values, plan, Origin(given=asked.given, typed=asked.typed))
     _check_measuring(settings)
     _check_files(settings)
     return CheckedRun(asked, settings, train_file, val_file, notes=_note_on_fine_tuning(settings))

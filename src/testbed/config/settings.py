@@ -44,6 +44,7 @@ class Origin:
 
     given: frozenset[str] = frozenset()  # by a person, or by DeepSpeed's file
     chosen: frozenset[str] = frozenset()  # by autotune/choices.py
+    typed: frozenset[str] = frozenset()  # of those given, the ones on the command line
 
 
 @dataclass(frozen=True, kw_only=True)

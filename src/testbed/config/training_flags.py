@@ -9,6 +9,7 @@ from typing import ClassVar
 from testbed.config.flag import Filled, Flag, Kind, Resume, flag, row
 from testbed.config.flag_types import (
     fraction,
+    layer_count,
     not_negative,
     not_negative_number,
     positive,
@@ -84,7 +85,7 @@ class Model:
         WORK, name="model", choices=list(MODEL_SIZES), default="gpt2", compared_as="num_layers")
     num_layers: int = flag(
         "transformer blocks (default: the size's)",
-        WORK, type=positive, metavar="N", resume=Resume.NEVER, in_config="num_layers", is_task=True)
+        WORK, type=layer_count, metavar="N", resume=Resume.NEVER, in_config="num_layers", is_task=True)
     num_heads: int = flag(
         "attention heads (default: the size's)",
         WORK, type=positive, metavar="N", resume=Resume.NEVER, in_config="num_heads", is_task=True)
@@ -100,6 +101,10 @@ class Model:
     dropout: float = flag(
         "dropout probability (default: %(default)s)",
         WORK, type=fraction, default=0.0, metavar="P", in_config="dropout")
+    label_smoothing: float = flag(
+        "train on targets that give this share of the probability to all tokens of the vocabulary alike, the target among "
+        "them. The recorded training loss has it, the validation loss does not (default: %(default)s)",
+        WORK, type=fraction, default=0.0, metavar="SHARE", before=0.0, in_config="label_smoothing")
     init_from: str = flag(
         "initial weights: random, published on the Hugging Face hub, or a folder with config.json and model.safetensors "
         "(default: %(default)s)",
