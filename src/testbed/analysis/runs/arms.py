@@ -47,6 +47,15 @@ class Arm:
     runs: tuple[Run, ...]
 
     @property
+    def example(self) -> Run:
+        """Return the run that stands for all: one that may enter a headline, where there is one."""
+        return (*self.measured_runs, *self.runs)[0]
+
+    @property
+    def ranks(self) -> int | None:
+        return rank_count(self.example)
+
+    @property
     def tokens_per_s(self) -> list[float]:
         """Return the throughput of every run that may enter a headline, one number per run."""
         return [run.tokens_per_s for run in self.measured_runs if run.tokens_per_s is not None]
