@@ -48,16 +48,15 @@ from testbed.train.divergence import raise_if_diverged
 from testbed.train.ending import RunEnding, RunPreempted
 from testbed.train.finish import finish
 from testbed.train.run import TrainingRun, open_run
-from testbed.train.setup import set_up
 from testbed.train.validation import validate
 
 
 def main(checked: CheckedRun, launch: Launch) -> int:
     """Set up and train. However the run ends, `RunEnding` leaves whole files and one mark. Returns the exit code."""
     with RunEnding(checked.settings, launch) as ending:
-        setup = set_up(checked, launch, ending)  # device, process group, data, checkpoint
-        if not setup.start.is_complete:
-            train(open_run(setup, ending))  # model, strategy, batches, report
+        run = open_run(checked, launch, ending)  # device, process group, data, checkpoint, model, strategy
+        if run is not None:
+            train(run)
     assert ending.exit_code is not None  # leaving the block above sets it
     return ending.exit_code
 

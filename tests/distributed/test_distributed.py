@@ -13,7 +13,7 @@ from testbed.config.flags import parse_command_line
 from testbed.distributed import average, process_group
 from testbed.distributed.launch import Launch
 from testbed.model.gpt2 import GPT2
-from testbed.train.run import build
+from testbed.train.run import build, build_model
 
 
 def digests_of(monkeypatch, *ranks: dict[str, torch.Tensor]) -> list[str]:
@@ -64,11 +64,8 @@ def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypa
     checked = []
     monkeypatch.setattr(process_group, "check_identical", lambda tensors, what: checked.append(set(tensors)))
     weights = GPT2(settings.shape).state_dict()
-    setup = SimpleNamespace(
-        settings=settings, weights=weights, device=torch.device("cpu"), launch=SimpleNamespace(rank=5)
-    )
-    strategy = build(setup)
-    assert checked == [set(weights)] and setup.weights is None
+    strategy = build(settings, Launch(5, 5, 6, 6), torch.device("cpu"), build_model(settings, weights))
+    assert checked == [set(weights)]
     assert torch.equal(strategy.model.wte.weight, weights["wte.weight"])
     assert torch.initial_seed() == process_group.seed_of_rank(settings.training.seed, 5)
 

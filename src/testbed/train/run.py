@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from pathlib import Path
 import torch
 
 from testbed import run_folder
+from testbed.autotune.choices import decide
 from testbed.checkpoint import resume
+from testbed.checkpoint.changed_settings import settings_to_go_on
 from testbed.checkpoint.load import load
 from testbed.checkpoint.weights import export_weights
 from testbed.checkpoint.writer import CheckpointWriter
@@ -38,7 +41,7 @@ from testbed.train.deepspeed_build_locks import warnings_of_locks
 from testbed.train.ending import RunEnding
 from testbed.train.reasons import model_does_not_fit
 from testbed.train.report import Report
-from testbed.train.setup import Setup
+from testbed.train.setup import Weights, agree_on_start, join_ranks
 
 
 @dataclass
@@ -103,26 +106,43 @@ def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
-    """Build the run, and load the checkpoint that it goes on from. All ranks call it."""
-    settings, launch, device, start = setup.settings, setup.launch, setup.device, setup.start
-    directory, is_rank_0 = Path(settings.checkpointing.checkpoint_path), setup.launch.rank == 0
-    facts = facts_of_run(setup.checked, start.sha256, launch, device, setup.backend)
+def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> TrainingRun | None:
+    """Join the other ranks, agree on how to begin, and build the run. All ranks call it.
+
+    Returns:
+        The run before its first step; None if there is nothing left to train.
+
+    Raises:
+        Refused: on every rank: the command cannot run as typed.
+    """
+    checked, device, backend = join_ranks(checked, launch, ending)
+    start, weights = agree_on_start(checked, launch, ending, device)
+    if start.is_complete:
+        return None
+    settings, notes = decide(settings_to_go_on(checked.settings, start.checkpoint), launch, device)
+    checked = dataclasses.replace(checked, settings=settings)  # nothing is left open
+    directory, is_rank_0 = Path(settings.checkpointing.checkpoint_path), launch.rank == 0
+    facts = facts_of_run(checked, start.sha256, launch, device, backend)
     recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=is_rank_0)
     resume.record(start, recorder)  # before anything can fail: what was recorded must not be lost
     console = Console(settings, start.step, is_speaking=is_rank_0)
-    _say_notes(console, setup)
+    notes = [*of_the_run(settings, start.sha256), *checked.notes, *notes]
+    for line in [*notes, *warnings_of_locks(settings.training.run_type), *launch_warnings(settings, launch)]:
+        console.say(line)
     if is_rank_0:
         write_launcher_metadata(directory, launch, facts["git_commit"])
         config = settings.as_config() | {DATA_SHA256: start.sha256}
         write_text(directory / run_folder.EFFECTIVE_CONFIG, json.dumps(config, indent=2) + "\n")
     curves = by_handle(directory) / run_folder.TENSORBOARD  # the library opens it again at every flush
     scalars = Scalars(settings, curves, start.step, is_writer=is_rank_0)
-    tokenizer_text = tokenizer_of_data(setup.checked.train_file) if is_rank_0 else None
+    tokenizer_text = tokenizer_of_data(checked.train_file) if is_rank_0 else None
 
     rss_before_model = resident_bytes()
     try:
-        strategy = build(setup)
+        model = build_model(settings, weights)
+        del weights  # a rank that trains a part of the model must not keep the whole
+        strategy = build(settings, launch, device, model)
+        del model
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -133,14 +153,14 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     checkpoints = ending.checkpoints = CheckpointWriter(
         strategy, settings, launch, recorder, resumed_step=start.step if start.checkpoint else None
     )
-    batches = TrainingBatches(setup.checked.train_file, settings, strategy.data_rank, device)
-    validation = ValidationBatches(setup.checked.val_file, settings, strategy.data_rank, device)
+    batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, device)
+    validation = ValidationBatches(checked.val_file, settings, strategy.data_rank, device)
     for line in what_runs(settings, batches.windows, start.step):
         console.say(line)
     peak = begin_peak_rate(device, settings.compute.precision)
     ending.ranks.arm_timeouts()
     return TrainingRun(
-        checked=setup.checked,
+        checked=checked,
         settings=settings,
         launch=launch,
         device=device,
@@ -159,19 +179,29 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     )
 
 
-def build(setup: Setup) -> Strategy:
-    """Build the model that every rank begins with, and around it the strategy, which may keep only a part of it."""
-    settings = setup.settings
-    torch.manual_seed(settings.training.seed)  # every rank draws the same weights ...
+def build_model(settings: RunSettings, weights: Weights | None) -> GPT2:
+    """Return the model that every rank begins with.
+
+    Args:
+        weights: to begin with; None: drawn from the seed.
+
+    Raises:
+        RanksDiffer: on every rank: one has other weights.
+    """
+    torch.manual_seed(settings.training.seed)
     model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
-    if setup.weights is not None:
-        model.load_state_dict(setup.weights)
-        setup.weights = None  # a rank that trains a part of the model must not keep the whole
+    if weights is not None:
+        model.load_state_dict(weights)
     if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
     process_group.check_identical(model.state_dict(), "initial weights")
-    strategy = build_strategy(settings, model, setup.device)
-    torch.manual_seed(process_group.seed_of_rank(settings.training.seed, setup.launch.rank))  # ... and its own dropout
+    return model
+
+
+def build(settings: RunSettings, launch: Launch, device: torch.device, model: GPT2) -> Strategy:
+    """Build the strategy around the model, of which it may keep only a part, and give the rank its own dropout."""
+    strategy = build_strategy(settings, model, device)
+    torch.manual_seed(process_group.seed_of_rank(settings.training.seed, launch.rank))
     return strategy
 
 
@@ -185,10 +215,3 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
         return None if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):  # a run needs none
         return None
-
-
-def _say_notes(console: Console, setup: Setup) -> None:
-    settings = setup.settings
-    notes = [*of_the_run(settings, setup.start.sha256), *setup.notes, *warnings_of_locks(settings.training.run_type)]
-    for line in notes + launch_warnings(settings, setup.launch):
-        console.say(line)

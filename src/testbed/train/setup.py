@@ -1,19 +1,16 @@
-"""Set a run up: choose the device, join the other ranks, check the data, find the checkpoint, settle the settings."""
+"""Begin a start on all ranks: choose the device, join the other ranks, check the data, find the checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from testbed.autotune.choices import decide
 from testbed.autotune.device import choose_device
 from testbed.autotune.memory_check import check_memory
 from testbed.checkpoint import resume
-from testbed.checkpoint.changed_settings import settings_to_go_on
 from testbed.checkpoint.decide import Start
 from testbed.checkpoint.weights import read_initial_weights
 from testbed.config.run_types import STRATEGIES
@@ -29,31 +26,17 @@ from testbed.train.ending import Refused, RunEnding
 Weights = dict[str, torch.Tensor]
 
 
-@dataclass
-class Setup:
-    """State of a start before the model is built."""
+def join_ranks(checked: CheckedRun, launch: Launch, ending: RunEnding) -> tuple[CheckedRun, torch.device, str | None]:
+    """Choose the device, check its memory, and join the other ranks. All ranks call it.
 
-    checked: CheckedRun  # with settings in which nothing is left open
-    launch: Launch
-    device: torch.device
-    backend: str | None  # of the process group; None: there is none
-    start: Start
-    weights: Weights | None = None  # to begin with; None: drawn from the seed, or the model has them by now
-    notes: list[str] = dataclasses.field(default_factory=list)  # what to say about the settings that were left open
-
-    @property
-    def settings(self) -> RunSettings:
-        return self.checked.settings
-
-
-def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
-    """Bring this rank to where its model can be built. All ranks call it.
+    Returns:
+        The run with the type of its device, the device, and the backend of the process group (None: there is none).
 
     Raises:
-        Refused: on every rank: what was typed does not fit the device, the data, the weights or the checkpoint.
+        Refused: on every rank: what was typed does not fit the device, or another rank took other flags.
     """
     ending.signals.interrupt()
-    settings, directory = checked.settings, Path(checked.settings.checkpointing.checkpoint_path)
+    settings = checked.settings
     try:
         device = choose_device(settings, launch)
         settings = settings.with_values(device=device.type)
@@ -74,23 +57,36 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
     ending.ranks.watch_startup()
     check_same_flags(checked.flags_sha256)
     if settings.measuring.log_collectives:
-        log_collectives(directory, launch, backend)
+        log_collectives(Path(settings.checkpointing.checkpoint_path), launch, backend)
+    return dataclasses.replace(checked, settings=settings), device, backend
+
+
+def agree_on_start(
+    checked: CheckedRun, launch: Launch, ending: RunEnding, device: torch.device
+) -> tuple[Start, Weights | None]:
+    """Check the data, find the checkpoint and claim the run's folder. All ranks call it.
+
+    Returns:
+        How the run begins, as rank 0 decided, and the weights of --init_from (None: none, or there is a checkpoint).
+
+    Raises:
+        Refused: on every rank: what was typed does not fit the data, the weights or the checkpoint.
+    """
+    settings = checked.settings
     weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
     try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
         start = resume.begin(settings, launch, lambda: check_data(checked), refusal)
     except InputError as error:
         raise Refused(str(error)) from error
     if start.is_complete:
-        return Setup(checked, launch, device, backend, start)
-    ending.ranks.claim_directory(directory, is_cuda=device.type == "cuda")
+        return start, None
+    ending.ranks.claim_directory(Path(settings.checkpointing.checkpoint_path), is_cuda=device.type == "cuda")
     if settings.checkpointing.resume and start.checkpoint is None:
         weights, refusal = initial_weights(settings)
         if refusal is not None:
             raise Refused(refusal)
     checked.train_file.data_sha256, checked.val_file.data_sha256 = start.sha256["train"], start.sha256["val"]
-    settings, notes = decide(settings_to_go_on(settings, start.checkpoint), launch, device)
-    notes = [*checked.notes, *notes]
-    return Setup(dataclasses.replace(checked, settings=settings), launch, device, backend, start, weights, notes)
+    return start, weights
 
 
 def check_same_flags(mine: str | None) -> None:
