@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.distributed.launch import usable_cores
-from testbed.distributed.openmp import limit_gomp_spinning
+from testbed.distributed.launch import limit_gomp_spinning, usable_cores
 from testbed.errors import Failure, first_line, say
 from testbed.inference.evaluated_model import EvaluatedModel, look
 from testbed.inference.loading import add_model_flags

@@ -309,7 +309,7 @@ def conclude(
 
 def choice_record(cell: Cell, settings: RunSettings, commit: str) -> dict:
     """Return what choice.json says of a configuration, with the flags that its runs were given."""
-    from testbed.config.choice_file import SETS, content_of
+    from testbed.config.automatic_run_type import SETS, content_of
     from testbed.config.flags import parse_command_line
 
     asked = parse_command_line(cell.gpt2_arguments)
@@ -319,7 +319,7 @@ def choice_record(cell: Cell, settings: RunSettings, commit: str) -> dict:
 
 def start_commands(cell: Cell) -> list[str]:
     """Return the command that trains with a configuration, and the one that takes it from choice.json."""
-    from testbed.config.choice_file import DEFAULT_CHOICE, SETS
+    from testbed.config.automatic_run_type import DEFAULT_CHOICE, SETS
     from testbed.sweep.state import by_flag
 
     given = {

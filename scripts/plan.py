@@ -249,7 +249,7 @@ def sweep(question: Question, text: str) -> int:
 def check(question: Question) -> int:
     """Build every strategy of the plan as its ranks would, and say what fails."""
     from testbed.analysis.plan.tables import check_text
-    from testbed.autotune.check_plan import check_jobs
+    from testbed.autotune.check_mesh import check_jobs
     from testbed.planner.plan import best_of_each
 
     runs, refused = question.runs()

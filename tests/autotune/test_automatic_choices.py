@@ -89,7 +89,7 @@ def test_a_gpu_gets_the_largest_useful_micro_batch_unless_one_is_given(token_fil
     def micro_batch_of(*flags: str, ranks: int = 1) -> int:
         settings = settings_of(token_files, "--attention", "math", "--compile", "off", *flags, world_size=ranks)
         settings = settings.with_values(device="cuda", precision="bf16")
-        decided, _ = choices.decide(settings, ALONE, torch.device("cuda"))
+        decided, _ = choices.decide_open_settings(settings, ALONE, torch.device("cuda"))
         resumed = choices.as_decided_before(settings, decided.as_dict() | {"micro_batch_size_per_gpu": 2})
         expected = 2 if "micro_batch_size_per_gpu" in decided.origin.chosen else settings.batch.micro_batch_size_per_gpu
         assert resumed.batch.micro_batch_size_per_gpu == expected, "a resumed run goes on with what was decided"

@@ -13,7 +13,7 @@ from support.variants import BF16, VARIANTS
 
 from testbed.autotune import choices
 from testbed.autotune.attention import Trial, check_backend
-from testbed.autotune.choices import decide
+from testbed.autotune.choices import decide_open_settings
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
 
@@ -34,7 +34,7 @@ def test_a_config_file_of_an_earlier_version_is_still_read(tmp_path, value, mean
 
 
 def test_auto_compiles_nothing_on_the_cpu(settings):
-    decided, said = decide(settings.with_values(finds_micro_batch=False), ALONE, CPU)
+    decided, said = decide_open_settings(settings.with_values(finds_micro_batch=False), ALONE, CPU)
     assert decided.compute.compile is False and decided.model.attention == "auto" and said == []
     assert decided.data.num_workers == 0 and decided.origin.chosen == {"compile", "num_workers"}
 
@@ -51,7 +51,7 @@ def on_cuda(monkeypatch):
 @pytest.mark.usefixtures("on_cuda")
 def test_what_was_chosen_for_a_device_is_chosen_anew_where_the_file_is_used(token_files, tmp_path):
     """A baseline on CUDA comes to cuDNN and compiled blocks: on a CPU, or with ZeRO 3, nobody asked for either."""
-    decided, _ = decide(settings_of(token_files), ALONE, CUDA)
+    decided, _ = decide_open_settings(settings_of(token_files), ALONE, CUDA)
     assert (decided.model.attention, decided.compute.compile, decided.data.num_workers) == ("cudnn", True, 1)
     config = decided.as_config()
     assert (config["attention"], config["compile"], config["num_workers"]) == (None, None, None)
@@ -65,13 +65,13 @@ def test_what_was_chosen_for_a_device_is_chosen_anew_where_the_file_is_used(toke
     assert (sharded.model.attention, sharded.compute.compile, sharded.data.num_workers) == ("auto", None, None)
     on_the_cpu = settings_of(token_files, *again)
     check_backend(on_the_cpu, CPU)
-    assert decide(on_the_cpu, ALONE, CPU)[0].compute.compile is False
+    assert decide_open_settings(on_the_cpu, ALONE, CPU)[0].compute.compile is False
 
 
 @pytest.mark.usefixtures("on_cuda")
 def test_what_was_given_stays_in_the_file(token_files):
     given = ["--attention", "math", "--compile", "off", "--num_workers", "3"]
-    config = decide(settings_of(token_files, *given), ALONE, CUDA)[0].as_config()
+    config = decide_open_settings(settings_of(token_files, *given), ALONE, CUDA)[0].as_config()
     assert (config["attention"], config["compile"], config["num_workers"]) == ("math", False, 3)
 
 
@@ -84,7 +84,7 @@ def test_the_kernel_is_timed_with_the_micro_batch_that_the_run_will_have(setting
 
     monkeypatch.setattr(choices, "fastest_backend", trial)
     monkeypatch.setattr(choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
-    decide(settings.with_values(compile=False), ALONE, CUDA)
+    decide_open_settings(settings.with_values(compile=False), ALONE, CUDA)
     assert timed_with == [(False, 8)]
 
 

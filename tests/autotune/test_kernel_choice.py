@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.autotune import attention, choices
 from testbed.autotune.attention import FUSED, check_backend, fastest_backend, own_choice, why_not
-from testbed.autotune.choices import ChoiceContradicts, decide
+from testbed.autotune.choices import ChoiceContradicts, decide_open_settings
 from testbed.model.gpt2 import BACKENDS, GPT2, attention_kernel
 from testbed.model.shape import ModelShape
 
@@ -99,10 +99,10 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
             lambda s, *_, p=chosen: (s.with_values(precision=p), "said"),
         )
         if chosen == "bf16":
-            assert decide(named, ALONE, CPU)[0].compute.precision == "bf16"
+            assert decide_open_settings(named, ALONE, CPU)[0].compute.precision == "bf16"
             continue
         with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
-            decide(named, ALONE, CPU)
+            decide_open_settings(named, ALONE, CPU)
     plant_kernel(monkeypatch)
     with pytest.raises(ValueError, match=r"bf16 or fp32.*\(RuntimeError\); leave --attention out"):
         check_backend(named, CPU)

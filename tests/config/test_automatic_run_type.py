@@ -12,9 +12,8 @@ from support.mutations import broken_json
 from support.programs import TINY_RUN, data_flags, run_program, torchrun_command
 from support.settings import checked_run, launch, refusal, settings_of
 
-from testbed.config.automatic_run_type import Taken
+from testbed.config.automatic_run_type import DEFAULT_CHOICE, Taken, content_of, hash_of, read_choice
 from testbed.config.check import check_run
-from testbed.config.choice_file import DEFAULT_CHOICE, content_of, hash_of, read_choice
 from testbed.config.flags import parse_command_line
 from testbed.config.settings import CheckedRun
 from testbed.errors import InputError

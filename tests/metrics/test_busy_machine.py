@@ -15,7 +15,7 @@ from support.settings import stand_in
 
 from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.runs.load import load_run
-from testbed.distributed.openmp import SPINS, limit_gomp_spinning
+from testbed.distributed.launch import SPINS, limit_gomp_spinning
 from testbed.metrics.busy_machine import cores_used, signs_of_other_work
 from testbed.metrics.recorder import RunRecorder
 

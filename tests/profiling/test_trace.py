@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.profiling.intervals import intersect, subtract, total_us, union
-from testbed.profiling.trace import Collective, TraceUnreadable, bus_bytes, read_trace
+from testbed.profiling.trace import (
+    Collective,
+    TraceUnreadable,
+    bus_bytes,
+    intersect,
+    read_trace,
+    subtract,
+    total_us,
+    union,
+)
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s: (s[0], s[0] + s[1])), max_size=12)
 

@@ -15,7 +15,7 @@ from testbed.analysis.certificate import CERTIFICATE_FILE
 from testbed.analysis.comparison.fastest import FASTEST, UNDECIDED, verdict
 from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.load import find_runs, load_runs
-from testbed.config.choice_file import read_choice
+from testbed.config.automatic_run_type import read_choice
 from testbed.config.flag_types import duration, percentage
 from testbed.sweep import request
 from testbed.sweep.plan import COMPLETE, FAILED

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.parallel.distributed as torch_ddp
@@ -29,11 +32,14 @@ from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
+from testbed.data.token_file import TokenFileWriter
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import first_line
+from testbed.memory_model.job import Job, Machine
 from testbed.model.gpt2 import GPT2
+from testbed.planner.command import arguments_of
 from testbed.strategies import Strategy, build_strategy
 from testbed.strategies.deepspeed_zero import import_deepspeed
 
@@ -96,7 +102,7 @@ def build_ranks(
 
 
 @dataclass(frozen=True)
-class _Work:
+class _RankJobs:
     """Jobs by number that one rank is to be built for."""
 
     launch: Launch
@@ -105,20 +111,20 @@ class _Work:
 
 def _works(
     jobs: Sequence[Sequence[str]], ranks_of: Sequence[Sequence[int]], world_size: int, per_node: int
-) -> tuple[list[_Work], list[_Work]]:
+) -> tuple[list[_RankJobs], list[_RankJobs]]:
     """Return the work of each rank: DeepSpeed's jobs, and all others."""
-    works: tuple[list[_Work], list[_Work]] = ([], [])
+    works: tuple[list[_RankJobs], list[_RankJobs]] = ([], [])
     has_deepspeed = [STRATEGIES[parse_command_line(list(job)).values["run_type"]].engine == "deepspeed" for job in jobs]
     for rank in sorted({rank for ranks in ranks_of for rank in ranks}):
         launch = Launch(rank, rank % per_node, world_size, per_node)
         for kind, found in zip((True, False), works, strict=True):
             mine = [number for number, ranks in enumerate(ranks_of) if rank in ranks and has_deepspeed[number] is kind]
             if mine:
-                found.append(_Work(launch, {number: list(jobs[number]) for number in mine}))
+                found.append(_RankJobs(launch, {number: list(jobs[number]) for number in mine}))
     return works
 
 
-def _build(works: Sequence[_Work]) -> dict[tuple[int, int], BuiltRank]:
+def _build(works: Sequence[_RankJobs]) -> dict[tuple[int, int], BuiltRank]:
     """Return what was built, by number of the job and rank."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -198,3 +204,56 @@ def _fake_deepspeed() -> Iterator[None]:
 
     with mock.patch.object(nn.Module, "to", moved), FakeTensorMode(allow_non_fake_inputs=True):
         yield
+
+
+@dataclass(frozen=True)
+class CheckedJob:
+    """A job, and the ranks that were built of it."""
+
+    job: Job
+    ranks: tuple[BuiltRank, ...]
+
+    @property
+    def faults(self) -> list[str]:
+        """Return what would end the start, each sentence once, with the ranks that say it."""
+        said: dict[str, list[int]] = {}
+        for built in self.ranks:
+            if built.fault is not None:
+                said.setdefault(built.fault, []).append(built.rank)
+        return [f"rank {', '.join(map(str, ranks))}: {fault}" for fault, ranks in said.items()]
+
+
+def check_jobs(jobs: Sequence[Job], machine: Machine, work: Sequence[str] = ()) -> list[CheckedJob]:
+    """Build every job. The text is made up, as its length is all that is looked at."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = _write_tokens(Path(folder), max((job.global_batch, job.model.seq_length) for job in jobs))
+        checked: dict[Job, CheckedJob] = {}
+        for ranks in sorted({_ranks_of(job) for job in jobs}):
+            alike = [job for job in jobs if _ranks_of(job) == ranks]
+            arguments = [[*arguments_of(job, machine, work), *data] for job in alike]
+            roles = [role_ranks(_mesh_of(job)) if ranks > 1 else [0] for job in alike]
+            built = build_ranks(arguments, roles, ranks, min(machine.per_node, ranks))
+            checked |= {job: CheckedJob(job, tuple(found)) for job, found in zip(alike, built, strict=True)}
+    return [checked[job] for job in jobs]
+
+
+def _ranks_of(job: Job) -> int:
+    assert job.run_type is not None
+    return job.layout.devices if STRATEGIES[job.run_type].is_distributed else 1
+
+
+def _mesh_of(job: Job) -> MeshSizes:
+    layout = job.layout
+    return MeshSizes(layout.data, layout.pipeline, layout.tensor, layout.shard)
+
+
+def _write_tokens(folder: Path, largest: tuple[float, int]) -> list[str]:
+    """Write enough for one global batch, and return the flags that name the files."""
+    sequences, length = largest
+    words = []
+    for name in ("train", "val"):
+        path = folder / f"{name}.bin"
+        with TokenFileWriter(path, 50257, "gpt2", 50256) as writer:
+            writer.append_document(np.zeros((int(sequences) + 1) * (length + 1), dtype=np.int64))
+        words += [f"--{name}_data_path", str(path)]
+    return words

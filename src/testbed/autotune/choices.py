@@ -27,7 +27,7 @@ class ChoiceContradicts(Exception):
     """A choice does not work with a given flag; one sentence."""
 
 
-def decide(settings: RunSettings, launch: Launch, device: torch.device) -> tuple[RunSettings, list[str]]:
+def decide_open_settings(settings: RunSettings, launch: Launch, device: torch.device) -> tuple[RunSettings, list[str]]:
     """Return the settings with every open value decided, and lines for the screen. All ranks call it.
 
     Raises:

@@ -45,7 +45,7 @@ class Start:
         return self.checkpoint.step if self.checkpoint else 0
 
 
-def decide(settings: RunSettings, launch: Launch, sha256: dict[str, str], found: Found, steps_done: int) -> Start:
+def decide_start(settings: RunSettings, launch: Launch, sha256: dict[str, str], found: Found, steps_done: int) -> Start:
     """Decide how to begin, from the settings and from what --resume led to. Nothing is written.
 
     Args:

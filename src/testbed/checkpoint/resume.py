@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from testbed.checkpoint import folder_owner
 from testbed.checkpoint.changed_settings import changes_of_work, in_words
-from testbed.checkpoint.decide import Start, decide
+from testbed.checkpoint.decide import Start, decide_start
 from testbed.checkpoint.find import Found, find, lock, quarantine
 from testbed.checkpoint.folders import VISIBLE_WITHIN_S, CheckpointFailed
 from testbed.config.settings import RunSettings
@@ -98,7 +98,7 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
         return Start(sha256)
     found = find(settings)
     steps_done = watchdog.steps_done(directory)  # before the folder is cleared
-    start = decide(settings, launch, sha256, found, steps_done)
+    start = decide_start(settings, launch, sha256, found, steps_done)
     if start.is_complete:
         run_lock.release(directory)
         say(f"--resume: {directory} is already complete, {settings.last_step} steps; nothing is left to do", flush=True)

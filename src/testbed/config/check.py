@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config.automatic_run_type import Planner, with_automatic_run_type
+from testbed.config.automatic_run_type import Planner, hash_of, with_automatic_run_type
 from testbed.config.batch import batch_arithmetic
-from testbed.config.choice_file import hash_of
 from testbed.config.compatibility import check_combination, check_schedule, math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
 from testbed.config.flag_types import AUTO, MOST_THREADS
@@ -44,9 +43,8 @@ from testbed.config.settings import (
 from testbed.config.table import FLAGS, OLDER_SWITCHES
 from testbed.config.trained_run import as_trained, origin_of_refused
 from testbed.data.token_file import TokenFile, open_token_file
-from testbed.distributed.launch import Launch, read_launch, refuse, threads_per_rank
+from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
 from testbed.distributed.mesh import MeshSizes
-from testbed.distributed.openmp import limit_gomp_spinning
 from testbed.distributed.signals import end_on_signals
 from testbed.distributed.store_port import check_port
 from testbed.errors import InputError, one_line

@@ -157,3 +157,18 @@ def threads_per_rank(launch: Launch) -> int:
 def usable_cores() -> int:
     """Cores that this process may run on; macOS cannot restrict them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# GNU's libgomp. At the end of every parallel region a thread looks this often for the others before it sleeps.
+SPINS = "10000"
+USER_OVERRIDES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def limit_gomp_spinning() -> None:
+    """Let threads that wait for each other go to sleep early, unless the environment says how they shall wait.
+
+    libgomp's own 300,000 looks take milliseconds. Beside other work they use up the time slices that the other threads
+    need, so steps take longer. docs/measuring.md has the numbers.
+    """
+    if not any(os.environ.get(name) for name in USER_OVERRIDES):
+        os.environ["GOMP_SPINCOUNT"] = SPINS

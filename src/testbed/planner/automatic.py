@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from testbed.config.automatic_run_type import Taken
+from testbed.config.automatic_run_type import SETS, Taken
 from testbed.config.check import check_run
-from testbed.config.choice_file import SETS
 from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.flags import ParsedFlags, parse_command_line
 from testbed.config.run_types import PLAIN, REFERENCE

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from testbed import run_folder
-from testbed.autotune.choices import decide
+from testbed.autotune.choices import decide_open_settings
 from testbed.checkpoint import resume
 from testbed.checkpoint.changed_settings import settings_to_go_on
 from testbed.checkpoint.load import load
@@ -119,7 +119,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     start, weights = agree_on_start(checked, launch, ending, device)
     if start.is_complete:
         return None
-    settings, notes = decide(settings_to_go_on(checked.settings, start.checkpoint), launch, device)
+    settings, notes = decide_open_settings(settings_to_go_on(checked.settings, start.checkpoint), launch, device)
     checked = dataclasses.replace(checked, settings=settings)  # nothing is left open
     directory, is_rank_0 = Path(settings.checkpointing.checkpoint_path), launch.rank == 0
     facts = facts_of_run(checked, start.sha256, launch, device, backend)

@@ -19,8 +19,7 @@ import torch
 
 from testbed.autotune.device import keep_freed_memory
 from testbed.distributed import process_group
-from testbed.distributed.launch import Launch, read_launch, usable_cores
-from testbed.distributed.openmp import limit_gomp_spinning
+from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, usable_cores
 from testbed.experiments.calibration import collectives, operations
 from testbed.experiments.calibration.sizes import Sizes
 from testbed.experiments.calibration.whole_steps import check_setting, time_steps
