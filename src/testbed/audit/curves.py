@@ -107,6 +107,8 @@ def read_event_files(path: Path, is_typed: bool) -> list[Reported]:
             value = make_ndarray(event.tensor_proto)
             if value.ndim == 0 and value.dtype.kind == "f":
                 told.append((event.step, tag, float(value)))
+    if not told:
+        raise InputError(f"{path} is no event file of TensorBoard, or it has no scalars")
     run = reported_of(source, EVENTS, curves_in(told))
     return [run] if is_typed or run.has_figures else []
 

@@ -18,7 +18,6 @@ from testbed.audit.tables.columns import SUFFIXES, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 
-UNREADABLE = "file"  # the form of one that is of a known format by its name alone
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 _BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
@@ -234,26 +233,12 @@ def _or_pass_over(read: Read) -> Read:
     return reading
 
 
-def _or_say_so(read: Read) -> Read:
-    """Return `read`, but of a file in a folder that cannot be read a note: archives hold links in place of files."""
-
-    def reading(path: Path, is_typed: bool) -> list[Reported]:
-        try:
-            return read(path, is_typed)
-        except InputError as error:
-            if is_typed:
-                raise
-            return [Reported(path=path, name=str(path), form=UNREADABLE, unread=(str(error),))]
-
-    return reading
-
-
 # name of the file -> what reads it; files of ranks are read together
 READERS: dict[str, Read] = {
     r".*\.csv": _or_pass_over(read_csv),
     r".*\.tsv": _or_pass_over(read_table),
     r".*\.(log|out|err|txt|md)": _or_pass_over(read_text_log),
     r"scaling_report\.json": earlier.read_scaling_report,
-    r".*trainer_state.*\.json": _or_say_so(curves.read_trainer_state),
-    r".*tfevents.*": _or_say_so(curves.read_event_files),
+    r".*trainer_state.*\.json": _or_pass_over(curves.read_trainer_state),
+    r".*tfevents.*": _or_pass_over(curves.read_event_files),
 }
