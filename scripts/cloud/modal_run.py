@@ -26,11 +26,11 @@ except ModuleNotFoundError:  # the commands below can be built, and are tested, 
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 REMOTE_REPOSITORY, REMOTE_RESULTS = "/root/testbed", "/results"
+sys.path[:0] = [str(REPOSITORY / "src"), f"{REMOTE_REPOSITORY}/src"]  # here, and on the machine that is rented
+from testbed.config.run_types import STRATEGIES  # noqa: E402
+
 VOLUME = "gpt2-testbed-results"
 SOURCES = ("src", "scripts", "download_data.py", "preprocess_small.py", "pyproject.toml")
-ONE_PROCESS = ("baseline", "dp")  # dp uses all devices from its one
-STAGES = ("pipeline", "model_parallel")
-RUN_TYPES = (*ONE_PROCESS, "allreduce", "ddp", "fsdp", "optimized", *STAGES, "tensor")
 GPUS = ("T4", "L4", "A10G", "L40S", "A100", "A100-40GB", "A100-80GB", "H100", "H200", "B200", "cpu")
 LONGEST_S = 4 * 3600
 CORES, MEMORY_MIB = 16, 64 * 1024
@@ -42,15 +42,16 @@ def check_request(run_type: str, gpu: str, world_size: int) -> None:
     Raises:
         ValueError: one sentence for the rule that is broken.
     """
-    if run_type not in RUN_TYPES:
-        raise ValueError(f"--run-type {run_type} is none of {', '.join(RUN_TYPES)}")
+    if run_type not in STRATEGIES:
+        raise ValueError(f"--run-type {run_type} is none of {', '.join(STRATEGIES)}")
     if gpu not in GPUS:
         raise ValueError(f"--gpu {gpu} is none of {', '.join(GPUS)}")
     if not 1 <= world_size <= 8:
         raise ValueError(f"--world-size {world_size}: one machine has 1 to 8 devices")
-    if run_type == "baseline" and world_size > 1:
-        raise ValueError(f"--run-type baseline is one device; leave --world-size {world_size} out, or take ddp")
-    if run_type in STAGES and world_size < 2:
+    entry = STRATEGIES[run_type]
+    if entry.devices == "one" and world_size > 1:
+        raise ValueError(f"--run-type {run_type} is one device; leave --world-size {world_size} out, or take ddp")
+    if entry.keeps == "stages" and world_size < 2:
         raise ValueError(f"--run-type {run_type} cuts the layers over devices; give --world-size 2 or more")
 
 
@@ -79,16 +80,17 @@ def training_command(
 ) -> list[str]:
     """Return the command that README gives for this run type, with this run's folders. `extra` are more flags of
     gpt2.py."""
-    if run_type in ONE_PROCESS:
+    entry = STRATEGIES[run_type]
+    if not entry.is_distributed:
         launcher = [sys.executable]
-    elif run_type == "optimized":
+    elif entry.engine == "deepspeed":
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(world_size)]
     else:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     flags = ["--run_type", run_type, "--epochs", str(epochs), "--resume", "auto", "--save_every", "100"]
     flags += ["--train_data_path", str(data / "train_small.bin"), "--val_data_path", str(data / "val_small.bin")]
     flags += ["--checkpoint_path", str(run)]
-    if run_type in STAGES and "--pipeline_stages" not in extra:
+    if entry.keeps == "stages" and "--pipeline_stages" not in extra:
         flags += ["--pipeline_stages", str(world_size)]
     if batch_size is not None:
         flags += ["--global_batch_size", str(batch_size)]

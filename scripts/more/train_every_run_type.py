@@ -22,7 +22,7 @@ from testbed.analysis.charts.agreement import agreement_table, write_agreement_f
 from testbed.analysis.runs.load import load_runs
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.distributed.processes import Stop, run
 from testbed.errors import Failure, say
 from testbed.metrics.file import read_metrics
@@ -71,10 +71,12 @@ def main() -> int:
         say(outcome, flush=True)
         if stop.exit_code is not None:
             return stop.exit_code
-        is_excused = name == "dp" and outcome.startswith("refused")  # it needs two CUDA devices
+        is_excused = STRATEGIES[flags[1]].devices == "all" and outcome.startswith(
+            "refused"
+        )  # it needs two CUDA devices
         failed += [] if outcome.startswith("complete") or is_excused else [name]
     done = [arguments.out / name for name in runs if is_complete(arguments.out / name)]
-    if arguments.out / "baseline" not in done:
+    if arguments.out / REFERENCE not in done:
         raise Failure(f"there is no complete baseline under {arguments.out}, so nothing to compare with")
     try:
         loaded = load_runs(done)

@@ -27,6 +27,7 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
         return
     try:
         from testbed.config.flags import parse_command_line
+        from testbed.config.run_types import STRATEGIES
 
         values = parse_command_line(flags).values
     except ModuleNotFoundError as error:
@@ -35,7 +36,7 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    yield from _missing_packages(values["run_type"])
+    yield from _missing_packages(values["run_type"], STRATEGIES[values["run_type"]].engine)
     for name in ("train_data_path", "val_data_path"):
         path = Path(values[name])
         if not path.is_file() or not os.access(path, os.R_OK):
@@ -45,16 +46,18 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
             )
     yield from _unwritable(Path(values["checkpoint_path"]))
     if gpus and values["device"] != "cpu":
-        yield from _missing_devices(ranks if values["run_type"] != "dp" else gpus)
+        yield from _missing_devices(gpus if STRATEGIES[values["run_type"]].devices == "all" else ranks)
 
 
-def _missing_packages(run_type: str) -> Iterator[str]:
+def _missing_packages(run_type: str, engine: str) -> Iterator[str]:
     try:
         import torch  # noqa: F401  # found is not enough: its libraries must load
     except Exception as error:
         yield f"{sys.executable} cannot import torch ({error}): pip install -r requirements.txt, or set PYTHON"
-    if run_type == "optimized" and importlib.util.find_spec("deepspeed") is None:
-        yield f"{sys.executable} has no deepspeed, which RUN_TYPE=optimized is: pip install deepspeed, or RUN_TYPE=fsdp"
+    if engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        yield (
+            f"{sys.executable} has no deepspeed, which RUN_TYPE={run_type} is: pip install deepspeed, or RUN_TYPE=fsdp"
+        )
 
 
 def _unwritable(folder: Path) -> Iterator[str]:

@@ -33,6 +33,8 @@ def first_line(error: BaseException) -> str:
 
 def one_line(text: str, most: int = 1000) -> str:
     """`text` on one line: `printable`, and the middle of a long one goes."""
+    if len(text) > most:  # a text of megabytes is cut before each of its letters is looked at
+        text = text[: most // 2 + 1] + text[-most // 2 :]
     shown = printable(text)
     return shown if len(shown) <= most else f"{shown[: most // 2]} ... {shown[-most // 2 :]}"
 

@@ -88,15 +88,32 @@ def read_json(path: Path, name: str | None = None) -> Any:
     return parse_json(content, name)
 
 
-def parse_json(content: bytes, name: str) -> Any:
+class _TwoKeys(Exception):
+    """An object has one key twice."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise _TwoKeys(key)
+        content[key] = value
+    return content
+
+
+def parse_json(content: bytes, name: str, keys_once: bool = False) -> Any:
     """Return the value that the bytes of a JSON text stand for; a byte order mark may come first. Errors as in
-    `read_json`."""
+    `read_json`.
+
+    Args:
+        keys_once: also refuse an object that has a key twice, of which Python would take the last.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{name} is not JSON: it is not UTF-8 text") from None
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_each_once if keys_once else None)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
@@ -104,6 +121,8 @@ def parse_json(content: bytes, name: str) -> Any:
         raise InputError(f"{name} is not JSON that can be read: it holds half of a surrogate pair") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{name} is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    except _TwoKeys as error:
+        raise InputError(f"{name} has the key {reprlib.repr(error.args[0])} twice in one object; keep one") from None
     except ValueError:  # Python reads no number of more than 4,300 digits
         raise InputError(f"{name} cannot be read: it holds a number with thousands of digits") from None
     except RecursionError:
@@ -171,15 +190,15 @@ def name_of_kind(found: os.stat_result) -> str:
     return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
 
 
-def read_regular(path: Path) -> bytes:
+def read_regular(path: Path, most: int = LARGEST_TEXT) -> bytes:
     """Return all bytes of a file.
 
     Raises:
-        OSError: as `open_regular`; and NotAFile: it has more than LARGEST_TEXT, which no such file has.
+        OSError: as `open_regular`; and NotAFile: it has more than `most` bytes, which no such file has.
     """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > LARGEST_TEXT:
-            raise NotAFile(errno.EFBIG, f"it holds more than {LARGEST_TEXT:,} bytes", str(path))
+        if os.fstat(file.fileno()).st_size > most:
+            raise NotAFile(errno.EFBIG, f"it holds more than {most:,} bytes", str(path))
         return file.read()
 
 

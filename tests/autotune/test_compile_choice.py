@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -13,8 +14,8 @@ from support.variants import BF16, VARIANTS
 from testbed.autotune import choices
 from testbed.autotune.attention import Trial, check_backend
 from testbed.autotune.choices import decide
-from testbed.config.compatibility import PROVEN_COMPILED
 from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
 
 
 @pytest.mark.parametrize(
@@ -91,10 +92,10 @@ def test_auto_compiles_only_what_an_agreement_test_compiles():
     """Each pair of run type and recomputation is a case there, and each run type in bf16 too."""
     compiled = [(run_type, flags) for run_type, _, flags, _ in VARIANTS.values() if "--compile" in flags]
     in_bf16 = [(run_type, flags) for run_type, flags, _ in BF16.values() if "--compile" in flags]
-    assert {run_type for run_type, _ in in_bf16} == PROVEN_COMPILED.keys()
+    assert {run_type for run_type, _ in in_bf16} == {name for name, entry in STRATEGIES.items() if entry.compiles_with}
     compiled += [case for case in in_bf16 if case[0] == "baseline"]  # what fp32 cases are compared with
     assert all("--attention" in flags for _, flags in compiled + in_bf16), "auto always names a kernel on CUDA"
-    for run_type, recomputed in ((run_type, each) for run_type, all_ in PROVEN_COMPILED.items() for each in all_):
+    for run_type, recomputed in ((name, each) for name, entry in STRATEGIES.items() for each in entry.compiles_with):
         flag = f"--activation_checkpointing {recomputed}" if recomputed != "none" else ""
         cases = [flags for other, flags in compiled if other == run_type]
         assert any(flag in flags if flag else "recomput" not in flags for flags in cases), (run_type, recomputed)
@@ -129,7 +130,8 @@ def test_auto_compiles_on_cuda_where_that_is_proven_and_says_where_not(token_fil
 
 @pytest.mark.usefixtures("on_cuda")
 def test_a_run_type_without_an_agreement_case_is_not_compiled(token_files, monkeypatch):
-    monkeypatch.delitem(PROVEN_COMPILED, "allreduce")
+    unproven = dataclasses.replace(STRATEGIES["allreduce"], compiles_with=())
+    monkeypatch.setitem(STRATEGIES, "allreduce", unproven)
     settings = settings_of(token_files, "--run_type", "allreduce", world_size=2)
     assert choices._compiles(settings, CUDA) == (
         False,

@@ -164,10 +164,10 @@ def test_without_flags_the_defaults_are_named(settings_of, stage):
 
 def test_host_memory_is_pinned_for_a_gpu_unless_the_file_refuses(settings_of):
     for pin_memory, is_pinned in ((None, True), ("auto", True), (True, True), (False, False)):
-        section = {"device": "cpu", "pin_memory": pin_memory, "buffer_count": 3}
+        section = {"device": "cpu", "pin_memory": pin_memory, "ratio": 1.0}
         on_cpu = settings_of(zero={"offload_optimizer": section})
         sections = effective_config(on_cpu.with_values(device="cuda"))["zero_optimization"]
-        assert sections["offload_optimizer"] == {"device": "cpu", "pin_memory": is_pinned, "buffer_count": 3}
+        assert sections["offload_optimizer"] == {"device": "cpu", "pin_memory": is_pinned, "ratio": 1.0}
         assert effective_config(on_cpu)["zero_optimization"]["offload_optimizer"]["pin_memory"] is False
 
 

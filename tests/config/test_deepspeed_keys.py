@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from testbed.config.deepspeed_file import FILE_KEY_OF_FLAG, read_deepspeed_file
+from testbed.config.deepspeed_file import FILE_KEY_OF_FLAG, MOST_BYTES, MOST_NAMED, read_deepspeed_file
 from testbed.config.deepspeed_keys import KEYS, SECTIONS, Flag
 from testbed.errors import InputError
 
@@ -114,11 +114,98 @@ def test_what_asks_for_nothing_is_taken_and_not_passed_on(tmp_path):
 @pytest.mark.parametrize("value", [10**400, float("inf"), -1, 1.5, True, "many", [1]])
 def test_a_value_of_another_kind_is_refused(tmp_path, value):
     zero = {"sub_group_size": value}
-    if value == 10**400:
-        assert read_deepspeed_file(file_of(tmp_path, {"zero_optimization": zero})).content["zero_optimization"] == zero
-    else:
-        said = "zero_optimization.sub_group_size must be a whole number from 0"
-        assert said in refusal(tmp_path, zero_optimization=zero)
+    said = "zero_optimization.sub_group_size must be a whole number from 0"
+    message = refusal(tmp_path, zero_optimization=zero)
+    assert said in message and len(message) < 400
+
+
+OF_EACH_KIND = [None, True, False, 0, -1, 2.5, 1e400, float("nan"), 10**4000, "", "x", "1e8", "auto", "\x1b[2J"]
+OF_EACH_KIND += [[], [1], [[]], {}, {"a": {}}, {"type": []}, {"enabled": []}, {"device": {}}, "\n" * 5000]
+
+
+@pytest.mark.parametrize("place", sorted({*KEYS, *SECTIONS}))
+def test_a_value_of_any_kind_is_taken_or_refused_in_a_sentence(tmp_path, place):
+    for value in OF_EACH_KIND:
+        *sections, key = place.split(".")
+        content = {key: value}
+        for section in reversed(sections):
+            content = {section: {"type": "WarmupLR", **content} if section == "scheduler" else content}
+        path = file_of(tmp_path, content)
+        try:
+            read_deepspeed_file(path)
+        except InputError as error:
+            assert len(str(error)) < 700 and str(error).isprintable(), (value, str(error))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"train_batch_size": "8"}, "train_batch_size cannot be '8': write a number without quotes"),
+        ({"optimizer": {"params": {"lr": "1e-3"}}}, "without quotes"),
+        ({"optimizer": {"params": {"betas": ["0.9", 0.9]}}}, "two numbers without quotes"),
+        ({"zero_optimization": {"reduce_bucket_size": "1e8"}}, "without quotes"),
+        ({"zero_optimization": {"allgather_bucket_size": -1}}, "allgather_bucket_size cannot be -1"),
+        ({"zero_optimization": {"reduce_bucket_size": float("inf")}}, "reduce_bucket_size cannot be inf"),
+        ({"gradient_clipping": float("nan")}, "gradient_clipping cannot be nan"),
+        ({"fp16": {"initial_scale_power": 5000}}, "initial_scale_power must be a whole number from 0 to 127"),
+        ({"fp16": {"loss_scale_window": 0}}, "loss_scale_window must be a whole number from 1"),
+        (
+            {"zero_optimization": {"prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 1}},
+            "zero_optimization.stage3_prefetch_bucket_size are two names of one key",
+        ),
+        ({"optimizer": {"type": ["AdamW"]}}, 'optimizer.type = ["AdamW"], but every run type'),
+        ({"optimizer": {"params": {"fused": True}}}, "'optimizer.params.fused' is no key"),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "adam_w_mode = false cannot be taken"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu", "nvme_path": "/x"}}}, "nvme_path"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu", "buffer_count": 3}}}, "buffer_count = 3"),
+        ({"aio": {"block_size": 262144}}, "the section 'aio' cannot be taken"),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, "the section 'data_types' cannot be taken"),
+        ({"zero_optimization": {"zenflow": {}}}, "zenflow"),
+    ],
+)
+def test_what_would_be_read_otherwise_than_it_is_written_is_refused(tmp_path, content, said):
+    assert said in refusal(tmp_path, **content)
+
+
+@pytest.mark.parametrize("text", ['{"zero_optimization": {"stage": 1, "stage": 3}}', '{"fp16": {}, "fp16": {}}'])
+def test_a_key_twice_is_refused(tmp_path, text):
+    path = tmp_path / "deepspeed.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="twice in one object; keep one"):
+        read_deepspeed_file(path)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "adamw", "Adam", "adam"])
+def test_both_names_of_deepspeeds_adamw_are_ours(tmp_path, name):
+    read = read_deepspeed_file(file_of(tmp_path, {"optimizer": {"type": name, "params": {"adam_w_mode": True}}}))
+    assert read.decided["optimizer"].value == "adamw"
+
+
+OFF = {
+    "timers": {"throughput": {"enabled": False, "synchronized": True}},
+    "checkpoint": {"load_universal": False, "parallel_write": {"pipeline_stage": False}},
+    "data_efficiency": {"enabled": "auto", "data_sampling": {"enabled": False, "num_epochs": 3}},
+    "amp": {"enabled": "auto", "opt_level": "auto"},
+    "aio": {"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1, "overlap_events": True},
+    "compile": {"deepcompile": False, "double_buffer": True},
+    "tensor_parallel": {"autotp_size": 0},
+    "pipeline": {"stages": "auto", "partition": "best", "pipe_partitioned": True},
+    "monitor_config": {"tensorboard": {"enabled": False}},
+    "activation_checkpointing": {"partition_activations": False, "number_checkpoints": None},
+}
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_a_section_in_which_all_is_off_is_taken(tmp_path, name):
+    assert read_deepspeed_file(file_of(tmp_path, {name: OFF[name]})).content == {}
+
+
+def test_a_message_is_bounded(tmp_path):
+    message = refusal(tmp_path, **{f"{'k' * 200}{number}": 1 for number in range(3000)})
+    assert "holds 3,000 things that cannot be taken" in message and message.endswith(f"and {3000 - MOST_NAMED:,} more")
+    assert len(message) < 200 * MOST_NAMED + 200
+    message = refusal(tmp_path, **{f"key_{number}": 1 for number in range(300_000)})
+    assert f"holds more than {MOST_BYTES:,} bytes" in message
 
 
 def test_a_dot_in_a_key_names_no_other_section(tmp_path):

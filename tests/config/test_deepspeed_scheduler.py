@@ -78,6 +78,50 @@ def test_auto_and_absent_leave_it_to_the_flags(settings_of):
     assert settings_of().value("warmup_shape") == "linear"
 
 
+# as in the documentation of transformers, which fills in each "auto"
+HUGGING_FACE = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+             "hysteresis": 2, "min_loss_scale": 1},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+    "scheduler": {"type": "WarmupDecayLR", "params": dict.fromkeys(
+        ("total_num_steps", "warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto")},
+    "zero_optimization": {
+        "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True}, "overlap_comm": True, "contiguous_gradients": True,
+        "sub_group_size": 1e9, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": False,
+}  # fmt: skip
+
+
+def test_a_file_of_transformers_follows_the_flags(settings_of):
+    run = settings_of("--warmup_steps", "10", "--learning_rate", str(RATE), **HUGGING_FACE)
+    assert (run.value("zero_stage"), run.value("offload"), run.value("lr_schedule")) == (3, "parameters", "wsd")
+    theirs = deepspeed_rates("WarmupDecayLR", 42, warmup_max_lr=RATE, warmup_num_steps=10, total_num_steps=40)
+    ours = [learning_rate_at(step, run) for step in range(40)]
+    assert ours[:9] == pytest.approx(theirs[LATER:11]) and ours[11:] == pytest.approx(theirs[13:42], abs=1e-15)
+    assert "scheduler" not in effective_config(run)
+    as_recorded = run.as_config()
+    assert as_recorded["decay_share"] is None, "follows again where the file is used"
+
+
+def test_a_file_of_transformers_leaves_no_place_for_another_fall(settings_of):
+    message = refusal(settings_of, "--decay_share", "0.5", **HUGGING_FACE)
+    assert "--decay_share 0.5 contradicts scheduler.type = WarmupDecayLR" in message
+    assert "--warmup_steps 40 leaves no step" in refusal(settings_of, "--warmup_steps", "40", **HUGGING_FACE)
+
+
+def test_a_cosine_ends_at_a_share_of_the_flag_s_rate(settings_of):
+    scheduler = {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 2, "cos_min_ratio": 0.25}}
+    assert settings_of("--learning_rate", "0.5", scheduler=scheduler).value("min_learning_rate") == 0.125
+    message = refusal(settings_of, "--min_learning_rate", "0.1", scheduler=scheduler)
+    assert "--min_learning_rate 0.1 contradicts scheduler.params.cos_min_ratio = 0.25" in message
+
+
 def refusal(build, *flags: str, **content) -> str:
     with pytest.raises(ValueError) as caught:
         build(*flags, **content)
@@ -121,20 +165,27 @@ def test_a_refused_value_of_the_file_is_told_from_a_flag(settings_of):
             "scheduler.params.warmup_num_steps cannot be 2.5",
         ),
         ({"type": "WarmupLR", "params": {"warmup_type": "cubic"}}, "warmup_type 'cubic' is not one of linear, log"),
-        ({"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}, "WarmupDecayLR needs"),
-        ({"type": "WarmupDecayLR", "params": {"total_num_steps": 5}}, "leaves no step after 1000 of warm-up"),
-        ({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 2}}, "name optimizer.params.lr too"),
+        ({"type": ["WarmupLR"]}, "scheduler.type must be WarmupLR, WarmupDecayLR, WarmupCosineLR"),
+        ({"type": None}, "scheduler.type must be"),
+        ({"type": "WarmupLR", "params": {"warmup_num_steps": "10"}}, 'without quotes, or "auto"'),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": 1}}, "optimizer.params.lr = 0.0003 has no effect beside"),
+        ({"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto"}}, "WarmupDecayLR needs"),
+        (
+            {"type": "WarmupDecayLR", "params": {"total_num_steps": 5, "warmup_max_lr": RATE}},
+            "leaves no step after 1000 of warm-up",
+        ),
+        ({"type": "WarmupCosineLR", "params": {"cos_min_ratio": True}}, "cos_min_ratio must be a number from 0 to 1"),
     ],
 )
 def test_a_scheduler_that_flags_cannot_express_is_refused(settings_of, scheduler, said):
-    assert said in refusal(settings_of, scheduler=scheduler)
+    assert said in refusal(settings_of, scheduler=scheduler, optimizer=OPTIMIZER)
 
 
 def test_all_that_cannot_be_taken_is_said_at_once(settings_of):
     """The sections of an earlier project's file, and the values of another's."""
     message = refusal(
         settings_of,
-        optimizer={"type": "Adam", "params": {"lr": RATE}},
+        optimizer={"type": "Lamb", "params": {"lr": RATE}},
         gradient_clipping=True,
         pipeline={"enabled": True, "num_stages": 4},
         scheduler={"type": "WarmupCosine", "params": WARMUP},
@@ -146,7 +197,7 @@ def test_all_that_cannot_be_taken_is_said_at_once(settings_of):
             "holds 6 things that cannot be taken",
             "(1)",
             "(6)",
-            "optimizer.type = 'Adam'",
+            "optimizer.type = 'Lamb'",
             "gradient_clipping cannot be",
         ),
         *(

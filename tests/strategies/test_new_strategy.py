@@ -30,7 +30,24 @@ class FlatSum(Baseline):
         for parameter, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
 '''
-LINE = '    "flat_sum": StrategyEntry("flat_sum", "FlatSum", "one vector, summed and divided"),\n'
+LINE = """    "flat_sum": StrategyEntry(
+        module="flat_sum",
+        class_name="FlatSum",
+        summary="one vector, summed and divided",
+        devices="per_rank",
+        engine="torch",
+        keeps="whole",
+        sends="at_end",
+        state_layout="replicated",
+        equals_baseline=True,
+        differs_because=None,
+        refuses={"matmul fp8": NO_FP8},
+        gloo_on_cuda=True,
+        micro_batch="given",
+        compiles_with=(),
+        options={},
+    ),
+"""
 
 
 @pytest.mark.launches

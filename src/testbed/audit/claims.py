@@ -24,6 +24,7 @@ from testbed.audit.reported import Claim, Reported, Side
 from testbed.audit.run_rules import METRICS_RULES
 from testbed.audit.tables.columns import FORM as TABLE
 from testbed.audit.tables.rules import TABLE_RULES
+from testbed.config.run_types import REFERENCE
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
 
@@ -182,7 +183,7 @@ def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
 
 
 def _is_baseline(side: Side) -> bool:
-    return side.first.run is not None and side.first.run.run_type == "baseline"
+    return side.first.run is not None and side.first.run.run_type == REFERENCE
 
 
 def _what_2_0_records_elsewhere(item: Reported) -> tuple:

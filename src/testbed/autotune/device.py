@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from testbed.autotune.attention import check_backend
-from testbed.config.compatibility import WITH_GLOO_ON_CUDA
+from testbed.config.run_types import STRATEGIES, run_types_with
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
@@ -81,11 +81,12 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
         torch.cuda.set_device(device)
     if settings.compute.deterministic:
         keep_to_deterministic_kernels()
-    if settings.training.run_type == "dp" and (device.type == "cpu" or torch.cuda.device_count() < 2):
+    run_type = settings.training.run_type
+    if STRATEGIES[run_type].devices == "all" and (device.type == "cpu" or torch.cuda.device_count() < 2):
         found = "there is no CUDA device" if device.type == "cpu" else "there is one CUDA device"
         raise InputError(
-            f"--run_type dp splits a batch over the CUDA devices of one process and needs two, but {found} here; use "
-            "--run_type baseline, or ddp with torchrun, which also runs on CPU cores"
+            f"--run_type {run_type} splits a batch over the CUDA devices of one process and needs two, but {found} "
+            "here; use --run_type baseline, or ddp with torchrun, which also runs on CPU cores"
         )
     if settings.compute.precision == "fp16" and device.type == "cpu":
         raise InputError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
@@ -122,10 +123,10 @@ def check_backend_of_device(settings: RunSettings, device: torch.device) -> None
     backend, run_type = settings.compute.backend, settings.training.run_type
     if backend == "nccl" and device.type == "cpu":
         raise InputError("--backend nccl needs CUDA devices, and there is none here; use --backend gloo or auto")
-    if backend == "gloo" and device.type == "cuda" and run_type not in WITH_GLOO_ON_CUDA:
+    if backend == "gloo" and device.type == "cuda" and not STRATEGIES[run_type].gloo_on_cuda:
         raise InputError(
             f"--backend gloo with --run_type {run_type} on CUDA: gloo averages and broadcasts tensors on a GPU, and "
-            f"nothing else; use {', '.join(WITH_GLOO_ON_CUDA)}, or --backend nccl"
+            f"nothing else; use {', '.join(run_types_with(gloo_on_cuda=True))}, or --backend nccl"
         )
 
 

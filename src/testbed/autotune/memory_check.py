@@ -121,13 +121,13 @@ def _model_of(settings: RunSettings) -> str:
 
 def _ways_out(settings: RunSettings, sharing: int) -> list[str]:
     """Return what makes the model states of a rank, or of the machine, smaller."""
-    found, run_type = [ANY_RUN_TYPE], settings.training.run_type
-    if settings.compute.device == "cpu" and sharing > 1 and run_type in ("allreduce", "ddp"):
+    found, entry = [ANY_RUN_TYPE], STRATEGIES[settings.training.run_type]
+    if settings.compute.device == "cpu" and sharing > 1 and entry.keeps == "whole":
         found.append("fewer ranks, or --run_type fsdp, whose ranks share the states out")
-    elif settings.compute.device == "cuda" and run_type in ("baseline", "dp", "allreduce", "ddp"):
+    elif settings.compute.device == "cuda" and entry.keeps == "whole":
         found.append("--run_type fsdp, or optimized --zero_stage 3, on several GPUs")
-    elif settings.compute.device == "cuda" and "offload" in STRATEGIES[run_type].options:
+    elif settings.compute.device == "cuda" and "offload" in entry.options:
         found.append("--offload optimizer, or more ranks with --zero_stage 3")
-    elif settings.compute.device == "cpu" and run_type == "optimized" and sharing > 1:
+    elif settings.compute.device == "cpu" and "zero_stage" in entry.options and sharing > 1:
         found.append("--zero_stage 3")
     return found

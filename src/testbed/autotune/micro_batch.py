@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
+from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
@@ -36,7 +37,6 @@ MARGIN = 0.05  # of the memory: fragments, the libraries' own, and the step that
 # Tokens of a micro batch above which it gets no faster; docs/automatic_choices.md has what larger ones cost on a CPU.
 # On a GPU products fill the device before 32k tokens, whose logits take 6 GiB in fp32 with the vocabulary of GPT-2.
 ENOUGH_TOKENS = {"cpu": 2048, "cuda": 32768}
-TRIED_ON_CUDA = ("baseline", "allreduce", "ddp")
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")
 CGROUP_FILES = (
@@ -81,7 +81,7 @@ def find_micro_batch(settings: RunSettings, launch: Launch, device: torch.device
     candidates = useful_candidates(settings, device)
     is_capped = len(candidates) < len(micro_batch_candidates(settings))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if device.type == "cuda" and settings.training.run_type in TRIED_ON_CUDA:
+        if device.type == "cuda" and STRATEGIES[settings.training.run_type].micro_batch == "tried":
             mine = _try(settings, device, candidates)
         else:
             mine = _predict(settings, candidates, available_bytes(device, launch))
@@ -131,7 +131,7 @@ def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
 def more_than_alone(settings: RunSettings) -> int:
     """Return the bytes that a rank of a data-parallel run type holds beyond a single process."""
     job = job_of_settings(settings)
-    alone = dataclasses.replace(job, layout=Layout(), run_type="baseline")
+    alone = dataclasses.replace(job, layout=Layout(), run_type=REFERENCE)
     return int(max(0.0, memory_of(job).allocated - memory_of(alone).allocated))
 
 
@@ -171,7 +171,7 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
 
 def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
     """Return a single process with the work of one rank, not compiled."""
-    alone = settings.with_values(run_type="baseline", compile=False, mesh=MeshSizes())
+    alone = settings.with_values(run_type=REFERENCE, compile=False, mesh=MeshSizes())
     with device:
         model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     if settings.compute.matmul == "fp8":

@@ -14,6 +14,7 @@ from typing import Any
 
 from testbed.config.choice_file import DEFAULT_CHOICE, WORK, Choice, hash_of, misfit, read_choice, spelled
 from testbed.config.flags import Asked, checked_like_a_flag
+from testbed.config.run_types import PLAIN, REFERENCE, STRATEGIES
 from testbed.config.settings import CheckedRun
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
@@ -65,7 +66,7 @@ def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
     path, is_given = Path(asked.values["choice"] or DEFAULT_CHOICE), asked.values["choice"] is not None
     try:
         choice = read_choice(path)
-        if choice.ranks != launch.world_size and choice.run_type != "dp":
+        if choice.ranks != launch.world_size and STRATEGIES[choice.run_type].devices != "all":
             raise InputError(f"{path} is for ranks {choice.ranks}, not {launch.world_size}")
         asked, work = _with_work_of(choice, asked)
         standing = f"not shown to be the fastest ({choice.verdict}) but first" if choice.verdict else "the fastest"
@@ -134,5 +135,5 @@ def _checked(taken: Taken, asked: Asked, launch: Launch, check: Check) -> Checke
 def _without_plan(launch: Launch) -> Taken:
     """Return the plain run type for a number of ranks."""
     if launch.is_distributed:
-        return Taken("ddp", {}, "the plain data-parallel one, as there is no plan for this device")
-    return Taken("baseline", {}, "as there is one rank")
+        return Taken(PLAIN, {}, "the plain data-parallel one, as there is no plan for this device")
+    return Taken(REFERENCE, {}, "as there is one rank")

@@ -54,6 +54,7 @@ from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 from testbed.model.shape import ModelShape
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
+LONGEST_REFUSAL = 8000  # characters: --deepspeed_config names all that it cannot take at once
 OLDEST_TORCH = (2, 11)  # as in pyproject.toml
 
 
@@ -72,7 +73,7 @@ def check_command_line(arguments: list[str], planner: Planner | None = None) -> 
         check_port(launch)
         return checked, launch
     except InputError as error:
-        raise SystemExit(refuse(launch, one_line(str(error)))) from None
+        raise SystemExit(refuse(launch, one_line(str(error), LONGEST_REFUSAL))) from None
     except OSError as error:  # a folder that may not be entered, a name that is too long
         said = f"{error.filename} cannot be looked at ({error.strerror}); name another"
         raise SystemExit(refuse(launch, one_line(said))) from None
@@ -142,7 +143,7 @@ def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | Non
     values, mesh = spread_over_ranks(values, launch.world_size)
     check_data_suffices(values, train_file, val_file)
     steps_per_epoch, total_steps = count_steps(values, train_file)
-    values |= learning_rate_marks(values, total_steps)
+    values |= learning_rate_marks(values, total_steps, deepspeed_file.open_end if deepspeed_file else None)
     values |= {"threads_per_rank": values["threads_per_rank"] or _default_threads(launch)}
     plan = Plan(
         mesh=mesh,
@@ -151,7 +152,7 @@ def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | Non
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         finds_micro_batch=finds_micro_batch,
-        deepspeed_file=deepspeed_file if values["run_type"] == "optimized" else None,
+        deepspeed_file=deepspeed_file if STRATEGIES[values["run_type"]].engine == "deepspeed" else None,
     )
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given))
     _check_measuring(settings)
@@ -205,7 +206,7 @@ def _check_ranks(run_type: str, launch: Launch) -> None:
 def _deepspeed_file(asked: Asked) -> DeepSpeedFile | None:
     """Read the file of --deepspeed_config, which a baseline may name too, to do the same work."""
     named = asked.values["deepspeed_config"]
-    if named is None and asked.values["run_type"] != "optimized":
+    if named is None and STRATEGIES[asked.values["run_type"]].engine != "deepspeed":
         return None
     # relative, as a record should not name a home folder
     return read_deepspeed_file(Path(named or os.path.relpath(DEFAULT_DEEPSPEED_CONFIG)))
@@ -228,7 +229,7 @@ def _paths(values: Mapping[str, Any], deepspeed_file: DeepSpeedFile | None) -> d
     folder = values["checkpoint_path"] or f"checkpoint/{values['run_type']}"
     if fault := cannot_become_a_folder(Path(folder)):
         raise InputError(f"--checkpoint_path {folder} {fault}; name a folder for the run's files")
-    if values["run_type"] == "optimized" and any(letter in str(folder) for letter in "*?["):
+    if STRATEGIES[values["run_type"]].engine == "deepspeed" and any(letter in str(folder) for letter in "*?["):
         raise InputError(
             f"--checkpoint_path {folder}: DeepSpeed looks for its files by patterns, and a *, ? or "
             "[ in their path is one; name another folder"
@@ -289,7 +290,10 @@ def _precision(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _batch(values: Mapping[str, Any], mesh: MeshSizes) -> dict[str, int]:
     """Return the batch arithmetic, with the default micro batch that the run type is about."""
-    if values["run_type"] == "model_parallel":  # the whole batch passes through the stages at once
+    entry = STRATEGIES[values["run_type"]]
+    if (
+        entry.keeps == "stages" and "pipeline_schedule" not in entry.options
+    ):  # the whole batch passes through the stages at once
         return batch_arithmetic(values, mesh.data, largest_micro_batch=sys.maxsize)
     return batch_arithmetic(values, mesh.data, at_least=mesh.pipeline)
 
@@ -305,11 +309,9 @@ def _check_files(settings: RunSettings) -> None:
         )
     if training.eval_only and files.resume:
         raise InputError("--eval_only trains nothing, so there is nothing to --resume; leave one of them out")
-    if files.async_mode == "async" and training.run_type == "optimized":
-        raise InputError(
-            "--async_mode async with --run_type optimized: DeepSpeed writes its checkpoints while the loop waits; "
-            "leave --async_mode out, or use --run_type fsdp"
-        )
+    reason = STRATEGIES[training.run_type].refuses.get("async_mode async")
+    if files.async_mode == "async" and reason:
+        raise InputError(f"--async_mode async with --run_type {training.run_type}: {reason}, or leave --async_mode out")
     if files.resume not in (None, AUTO) and not Path(files.resume).is_dir():
         raise InputError(
             f"--resume {files.resume} {not_a_folder(Path(files.resume))}; give auto, a checkpoint such as "

@@ -154,7 +154,7 @@ def misfit(choice: Choice, settings: RunSettings, world_size: int) -> str | None
 
 def devices_of(settings: RunSettings, world_size: int) -> int:
     """Return the number of devices that compute: the ranks, or those that the one process of dp sees."""
-    if settings.training.run_type != "dp":
+    if STRATEGIES[settings.training.run_type].devices != "all":
         return world_size
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return len(gpu_names()) if seen is None else len([word for word in seen.split(",") if word.strip()])

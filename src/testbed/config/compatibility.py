@@ -6,25 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed.config.mesh import _divisors
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import STRATEGIES, run_types_that_work_with
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
 
-WITH_FP8 = ("baseline", "allreduce", "ddp", "fsdp")
-WITH_GLOO_ON_CUDA = ("baseline", "allreduce", "ddp")  # gloo has all-reduce and broadcast for tensors on a GPU
-WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized")
-# Run types that --compile auto compiles, and with which --activation_checkpointing: each pair is a case of
-# tests/strategies/test_strategies_agree.py, with a named attention kernel.
-PROVEN_COMPILED = {
-    "baseline": ("none",),
-    "allreduce": ("none",),
-    "ddp": ("none", "block"),
-    "fsdp": ("none",),
-    "optimized": ("none",),  # ZeRO 0 to 2; stage 3 is refused below
-    "model_parallel": ("none",),
-    "pipeline": ("none",),
-    "tensor": ("none",),
-}
+WITH_AUTOMATIC_MICRO_BATCH = tuple(name for name, entry in STRATEGIES.items() if entry.micro_batch != "given")
 
 
 def check_combination(values: Mapping[str, Any], mesh: MeshSizes) -> None:
@@ -48,11 +34,10 @@ def _check_backend(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 def _check_precision(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     run_type, precision = values["run_type"], values["precision"]
-    cuts_the_model = STRATEGIES[run_type].options.keys() & mesh.flags().keys()
-    if precision == "fp16" and cuts_the_model:
+    reason = STRATEGIES[run_type].refuses.get("precision fp16")
+    if precision == "fp16" and reason:
         raise InputError(
-            f"--precision fp16 with --run_type {run_type}: its loss scale would have to be decided over ranks that "
-            "hold different weights, which is not built; use bf16, or fp16 with ddp or optimized"
+            f"--precision fp16 with --run_type {run_type}: {reason}; use bf16, or fp16 with ddp or optimized"
         )
     if values["mixed_precision"] == "native" and precision != "bf16":
         raise InputError(
@@ -103,17 +88,18 @@ def _check_compile(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 def compile_blocker(values: Mapping[str, Any]) -> str | None:
     """Return what --compile does not work with, why, and what does; None if it works."""
-    if values["run_type"] == "dp":
-        return "with --run_type dp: DataParallel copies the model in every pass, and a copy is not compiled; use ddp"
+    entry = STRATEGIES[values["run_type"]]
+    if "compile" in entry.refuses:
+        return f"with --run_type {values['run_type']}: {entry.refuses['compile']}"
     if values["pipeline_schedule"] == "zero_bubble":
         return (
             "with --pipeline_schedule zero_bubble: it runs the backward pass of weights apart from that of "
             "activations, which a compiled block does not offer; use 1f1b"
         )
-    if values["run_type"] == "tensor" and values["activation_checkpointing"] == "block":
+    if entry.keeps == "parts" and values["activation_checkpointing"] == "block":
         return (
-            "with --run_type tensor and --activation_checkpointing block: the compiler cannot keep a device mesh for "
-            "the recomputation; use selective"
+            f"with --run_type {values['run_type']} and --activation_checkpointing block: the compiler cannot keep "
+            "a device mesh for the recomputation; use selective"
         )
     if values["zero_stage"] == 3:
         return (
@@ -133,9 +119,10 @@ def auto_compile_blocker(values: Mapping[str, Any]) -> str | None:
         return reason
     run_type, recomputed = values["run_type"], values["activation_checkpointing"]
     unproven = None
-    if run_type not in PROVEN_COMPILED:
+    compiles_with = STRATEGIES[run_type].compiles_with
+    if not compiles_with:
         unproven = f"--run_type {run_type}"
-    elif recomputed not in PROVEN_COMPILED[run_type]:
+    elif recomputed not in compiles_with:
         unproven = f"--run_type {run_type} and --activation_checkpointing {recomputed}"
     elif values["precision"] == "fp16" or values["dropout"] > 0:
         unproven = "--precision fp16" if values["precision"] == "fp16" else f"--dropout {values['dropout']}"
@@ -152,10 +139,10 @@ def _check_matmul(values: Mapping[str, Any], mesh: MeshSizes) -> None:
         return
     if values["device"] == "cpu":
         raise InputError("--matmul fp8 with --device cpu: no CPU multiplies in 8 bits; leave --matmul out")
-    if values["run_type"] not in WITH_FP8:
+    if reason := STRATEGIES[values["run_type"]].refuses.get("matmul fp8"):
         raise InputError(
-            f"--matmul fp8 with --run_type {values['run_type']}: 8-bit layers are not built for it; use "
-            f"{', '.join(WITH_FP8)}, or leave --matmul out"
+            f"--matmul fp8 with --run_type {values['run_type']}: {reason}; use "
+            f"{', '.join(run_types_that_work_with('matmul fp8'))}, or leave --matmul out"
         )
     if values["precision"] not in ("auto", "bf16") or values["mixed_precision"] == "native":
         given = "--mixed_precision native" if values["precision"] == "bf16" else f"--precision {values['precision']}"
@@ -187,10 +174,10 @@ def _check_dropout(values: Mapping[str, Any], mesh: MeshSizes) -> None:
             "random numbers in the residual stream and different ones in their heads, which is not built; use "
             "--dropout 0"
         )
-    if values["dropout"] > 0 and values["run_type"] == "dp":
+    reason = STRATEGIES[values["run_type"]].refuses.get("dropout")
+    if values["dropout"] > 0 and reason:
         raise InputError(
-            f"--dropout {values['dropout']} with --run_type dp: every device would drop the same places of its part of "
-            "the batch; use ddp, or --dropout 0"
+            f"--dropout {values['dropout']} with --run_type {values['run_type']}: {reason}, or --dropout 0"
         )
 
 
@@ -245,17 +232,19 @@ def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 def math_changes(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return in words what this run computes differently from the baseline; empty for equal mathematics."""
-    changes = []
+    entry, changes = STRATEGIES[values["run_type"]], []
+    if entry.differs_because:
+        changes.append(entry.differs_because)
     if values["skip_gradient_sync"]:
         steps = "of every even step " if values["skip_gradient_sync"] == "alternate" else ""
         changes.append(f"gradients {steps}are not synchronised: this is no training")
     if values["gradient_compression"] == "bf16":
         changes.append("gradients are averaged in bf16")
-    if values["mixed_precision"] == "native" and values["run_type"] == "fsdp":
-        changes.append("FSDP's own mixed precision: bf16 weights and activations, gradients averaged in fp32")
-    elif values["mixed_precision"] == "native":
+    if values["mixed_precision"] == "native" and entry.engine == "deepspeed":
         changes.append("DeepSpeed's own bf16 mode: bf16 weights, activations and averages of gradients")
-    if values["run_type"] == "optimized" and values["precision"] == "fp16":
+    elif values["mixed_precision"] == "native":
+        changes.append("FSDP's own mixed precision: bf16 weights and activations, gradients averaged in fp32")
+    if entry.engine == "deepspeed" and values["precision"] == "fp16":
         changes.append("DeepSpeed's own fp16 mode: fp16 weights, activations and averages of gradients")
     if values["matmul"] == "fp8":
         changes.append("the linear layers of the blocks multiply in fp8")

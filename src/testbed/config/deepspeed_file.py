@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.deepspeed_keys import faults_of_keys, passed_on
-from testbed.config.deepspeed_scheduler import Decision, flags_of_scheduler
+from testbed.config.deepspeed_scheduler import Decision, OpenEnd, flags_of_scheduler, shown
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import Asked, checked_like_a_flag
@@ -42,6 +42,10 @@ FILE_KEY_OF_FLAG = {
 }
 # what each value of --offload puts into host memory; the weights are never offloaded without the optimizer state
 OFFLOADED = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}
+MOST_BYTES = 1 << 20  # of the file; DeepSpeed's own examples have a few thousand
+MOST_NAMED = 50  # of what cannot be taken
+_TEXTS = ("optimizer", "overlap_comm")  # flags whose values are no numbers
+_ADAMW = ("adamw", "adam")  # DeepSpeed's "Adam" is AdamW too, unless adam_w_mode is false, which is refused
 _NUMBERS = {keys[0] for keys in FILE_KEY_OF_FLAG.values() if len(keys) == 1}
 
 
@@ -53,6 +57,7 @@ class DeepSpeedFile:
     sha256: str  # of the file's bytes; the effective configuration has a hash of its own
     content: dict[str, Any]  # without the scheduler, which is in `decided`
     decided: dict[str, Decision]  # by the names of the flags
+    open_end: OpenEnd | None = None  # of its schedule, where flags decide the rest
 
     def origin_of(self, refusal: str) -> str:
         """Return where the file says what a refusal names as a flag's value, to follow it; empty where it does not."""
@@ -71,10 +76,10 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     if fault := not_a_file(path):
         raise InputError(f"--deepspeed_config {path} {fault}")
     try:
-        text = read_regular(path)
+        text = read_regular(path, MOST_BYTES)
     except OSError as error:
         raise InputError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
-    content = parse_json(text, f"--deepspeed_config {path}")
+    content = parse_json(text, f"--deepspeed_config {path}", keys_once=True)
     if not isinstance(content, dict):
         raise InputError(f"--deepspeed_config {path} must hold one JSON object")
     check_no_secret(f"--deepspeed_config {path}", content)
@@ -85,6 +90,7 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     scheduler = content.pop("scheduler", None)  # flags_of_scheduler checks its parameters
     faults = [*known, *_faults(content)]
     decided: dict[str, Decision] = {}
+    open_end = None
     for flag, keys in FILE_KEY_OF_FLAG.items():
         with _noting(faults):
             decided |= _value_of(content, flag, keys)
@@ -92,19 +98,22 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
         with _noting(faults):
             decided |= decide(content)
     if scheduler is not None:
-        schedule, inexpressible = flags_of_scheduler(scheduler, decided.get("learning_rate"))
+        schedule, open_end, inexpressible = flags_of_scheduler(scheduler, decided.get("learning_rate"))
         decided |= schedule
         faults += inexpressible
     _refuse(path, list(dict.fromkeys(faults)))
-    return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), passed_on(content), decided)
+    return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), passed_on(content), decided, open_end)
 
 
 def _refuse(path: Path, faults: Sequence[str]) -> None:
     if len(faults) == 1:
         raise InputError(f"--deepspeed_config {path}: {faults[0]}")
     if faults:
-        numbered = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults, start=1))
-        raise InputError(f"--deepspeed_config {path} holds {len(faults)} things that cannot be taken: {numbered}")
+        named = [f"({number}) {fault}" for number, fault in enumerate(faults[:MOST_NAMED], start=1)]
+        more = [f"and {len(faults) - MOST_NAMED:,} more"] if len(faults) > MOST_NAMED else []
+        raise InputError(
+            f"--deepspeed_config {path} holds {len(faults):,} things that cannot be taken: {'; '.join(named + more)}"
+        )
 
 
 @contextlib.contextmanager
@@ -120,8 +129,9 @@ def _faults(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield each precision that is neither on nor off."""
     for name in ("fp16", "bf16"):
         section = content.get(name)
-        if isinstance(section, dict) and section.get("enabled", AUTO) not in (True, False, AUTO):
-            yield f'{name}.enabled must be true, false or "auto"'
+        enabled = section.get("enabled") if isinstance(section, dict) else None
+        if not isinstance(enabled, bool | None) and enabled != AUTO:
+            yield f'{name}.enabled must be true, false or "auto", not {shown(enabled)}'
 
 
 def _value_of(content: Mapping[str, Any], flag: str, keys: tuple[str, ...]) -> dict[str, Decision]:
@@ -130,22 +140,24 @@ def _value_of(content: Mapping[str, Any], flag: str, keys: tuple[str, ...]) -> d
     if value is None:
         return {}
     typed = checked_like_a_flag(FLAGS[flag], _as_typed(flag, value, place), place)
-    return {flag: Decision(typed, f"{place} = {json.dumps(value)}")}
+    return {flag: Decision(typed, f"{place} = {shown(value) if flag not in _TEXTS else json.dumps(value)}")}
 
 
 def _as_typed(flag: str, value: Any, place: str) -> Any:
     """Return a JSON value as the text of its flag."""
     if flag == "optimizer":
-        if value != "AdamW":
+        if not isinstance(value, str) or value.lower() not in _ADAMW:
             raise InputError(
-                f"{place} = {value!r}, but every run type trains with the same AdamW or Muon, so that runs stay "
+                f"{place} = {shown(value)}, but every run type trains with the same AdamW or Muon, so that runs stay "
                 "comparable; remove the type or name AdamW, and give --optimizer"
             )
-        return value.lower()
+        return "adamw"
     if flag == "overlap_comm":
         if not isinstance(value, bool):
-            raise InputError(f'{place} must be true, false or "auto", not {value!r}')
+            raise InputError(f'{place} must be true, false or "auto", not {shown(value)}')
         return "on" if value else "off"
+    if isinstance(value, bool | str | list | dict):
+        raise InputError(f'{place} cannot be {shown(value)}: write a number without quotes, or "auto"')
     # bucket sizes are commonly written 5e8, which JSON reads as a float
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -157,6 +169,8 @@ def _betas_of(content: Mapping[str, Any]) -> dict[str, Decision]:
         return {}
     if not isinstance(betas, list) or len(betas) != 2:
         raise InputError(f"{place} must be a list of two numbers")
+    if any(isinstance(value, bool | list | dict) or (isinstance(value, str) and value != AUTO) for value in betas):
+        raise InputError(f"{place} cannot be {shown(betas)}: write two numbers without quotes")
     return {
         flag: Decision(checked_like_a_flag(FLAGS[flag], value, place), f"{place} = {json.dumps(betas)}")
         for flag, value in zip(("adam_beta1", "adam_beta2"), betas, strict=True)
@@ -183,8 +197,9 @@ def _offload_of(content: Mapping[str, Any]) -> dict[str, Decision]:
                 f'{key} = nvme, but the testbed offloads to host memory only; write "cpu", or "auto" and give --offload'
             )
         if device not in ("cpu", "none", None):
-            raise InputError(f'{key} must be "cpu", "none" or "auto", not {device!r}')
-        {"cpu": on_cpu, "none": off}.get(device, set()).add(section)
+            raise InputError(f'{key} must be "cpu", "none" or "auto", not {shown(device)}')
+        if device is not None:
+            (on_cpu if device == "cpu" else off).add(section)
     if "offload_param" in on_cpu and "offload_optimizer" in off:
         raise InputError(
             "it offloads the weights (offload_param) but not the optimizer state (offload_optimizer.device = "
@@ -226,5 +241,10 @@ def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
                 f"--{flag} {given} contradicts {decision.said} in --deepspeed_config "
                 f'{file.path}; change one of them, or write "auto" in the file'
             )
+    if file.open_end is not None and file.open_end.flag in asked.explicit:
+        raise InputError(
+            f"--{file.open_end.flag} {asked.values[file.open_end.flag]} contradicts {file.open_end.said} in "
+            f"--deepspeed_config {file.path}; change one of them"
+        )
     decided = {flag: decision.value for flag, decision in file.decided.items()}
     return dataclasses.replace(asked.having(decided), from_deepspeed=frozenset(decided))

@@ -10,29 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.config.deepspeed_scheduler import KINDS
-from testbed.config.flag_types import AUTO
+from testbed.config.deepspeed_scheduler import KINDS, is_number, shown
+from testbed.config.flag_types import AUTO, LARGEST_COUNT
 
 
-def _is_whole(value: Any) -> bool:
-    return _is_number(value) and value == int(value)  # 5e8 is a float in JSON
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and value <= 1
+def _is_whole(value: Any, least: int = 0, most: int = LARGEST_COUNT) -> bool:
+    return is_number(value) and least <= value <= most and value == int(value)  # 5e8 is a float in JSON
 
 
 _RECORDED = ("wall_clock_breakdown", False)  # passed on, as earlier runs recorded it
-SWITCH, WHOLE, NUMBER, SHARE = "true or false", "a whole number from 0", "a number from 0", "a number from 0 to 1"
+SWITCH, WHOLE, COUNT, SHARE = "true or false", "a whole number from 0", "a whole number from 1", "a number from 0 to 1"
+POWER, SCALE = "a whole number from 0 to 127", "a number from 0 to 2**127"  # what float32 holds
 _IS_A: dict[str, Callable[[Any], bool]] = {
     SWITCH: lambda value: isinstance(value, bool),
     WHOLE: _is_whole,
-    NUMBER: _is_number,
-    SHARE: _is_share,
+    COUNT: lambda value: _is_whole(value, least=1),
+    POWER: lambda value: _is_whole(value, most=127),
+    SCALE: lambda value: is_number(value) and value <= 2.0**127,
+    SHARE: lambda value: is_number(value) and value <= 1,
 }
 
 
@@ -52,7 +47,11 @@ class Passed:
 
 @dataclass(frozen=True)
 class Refused:
-    """Refused, with the reason, unless it has a value that asks for nothing. Such a value is not passed on."""
+    """Refused, with the reason, unless it has a value that asks for nothing. Such a value is not passed on.
+
+    Of a section, `harmless` holds an object with the values of its keys that ask for nothing. Empty: any value asks
+    for something.
+    """
 
     reason: str
     harmless: tuple[Any, ...] = (False,)
@@ -81,6 +80,7 @@ _RECOMPUTE = "DeepSpeed's own recomputation is not used; give --activation_check
 _MONITOR = "the testbed records every run itself, and writes only into its folder; give --tensorboard"
 _SUMMED = "gradients are averaged, not summed"
 _RANKS = "ZeRO shares the model among all ranks alike; --run_type tensor and pipeline cut it otherwise"
+_ZENFLOW = "it updates weights with older gradients than the baseline does"
 _TRACE = "it would wait for the device inside the step; give --profile"
 
 
@@ -96,6 +96,13 @@ _STAGE_3_SIZES = (
     "max_reuse_distance module_granularity_threshold"
 )
 _STAGE_3_SWITCHES = "use_all_reduce_for_fetch_params allgather_sequential"
+
+# DeepSpeed's defaults of sections that do nothing with them
+_AIO = {"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1, "thread_count": 1, "overlap_events": True}
+_PIPELINE = {"partition": "best", "activation_checkpoint_interval": 0, "pipe_partitioned": True,
+             "grad_partitioned": True}  # fmt: skip
+_COMPILE = {"free_activation_threshold": 10 * 1024 * 1024, "offload_activation_pin_memory": True,
+            "double_buffer": True, "keep_int_input_tensors": True}  # fmt: skip
 
 KEYS: dict[str, Fate] = {
     "train_micro_batch_size_per_gpu": Flag("micro_batch_size_per_gpu"),
@@ -129,12 +136,11 @@ KEYS: dict[str, Fate] = {
     **_each(f"sub_group_size zero_hpz_partition_size {_STAGE_3_SIZES}", Passed(WHOLE), _ZERO),
     **_each(" ".join(f"stage3_{name}" for name in _STAGE_3_SIZES.split()), Passed(WHOLE), _ZERO),
     **_each("pin_memory", Passed(SWITCH), _OPTIMIZER),
-    **_each("buffer_count", Passed(WHOLE), _OPTIMIZER),
     **_each("ratio", Passed(SHARE), _OPTIMIZER),
     **_each("pin_memory", Passed(SWITCH), _PARAM),
-    **_each("buffer_count buffer_size max_in_cpu", Passed(WHOLE), _PARAM),
-    **_each("loss_scale", Passed(NUMBER), "fp16"),
-    **_each("initial_scale_power loss_scale_window hysteresis min_loss_scale", Passed(WHOLE), "fp16"),
+    **_each("loss_scale", Passed(SCALE), "fp16"),
+    **_each("initial_scale_power", Passed(POWER), "fp16"),
+    **_each("loss_scale_window hysteresis min_loss_scale", Passed(COUNT), "fp16"),
     **_each("consecutive_hysteresis", Passed(SWITCH), "fp16"),
     **_each("immediate_grad_update check_grad_overflow", Passed(SWITCH), "bf16"),
     # without effect
@@ -152,7 +158,7 @@ KEYS: dict[str, Fate] = {
     **_each("gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save "
             "stage3_gather_fp16_weights_on_model_save",
             WithoutEffect("a run always writes whole weights, model.safetensors, in fp32"), _ZERO),
-    "zero_optimization.zenflow": Refused("it updates weights with older gradients than the baseline does"),
+    "zero_optimization.zenflow": Refused(_ZENFLOW, ()),
     "zero_optimization.cpu_offload": Refused(_OLDER_NAME.format("offload_optimizer")),
     "zero_optimization.cpu_offload_param": Refused(_OLDER_NAME.format("offload_param")),
     "zero_optimization.cpu_offload_use_pin_memory": Refused("it is an older name of offload_optimizer.pin_memory"),
@@ -167,6 +173,10 @@ KEYS: dict[str, Fate] = {
     **_each("super_offload", Refused("--offload optimizer moves the optimizer without it"), _OPTIMIZER),
     **_each("cpuadam_cores_perc", Refused("it is a part of super_offload", (0.8,)), _OPTIMIZER),
     **_each("nvme_path", Refused(_NVME), _PARAM),
+    **_each("buffer_count", Refused(_NVME, (4,)), _OPTIMIZER),
+    **_each("buffer_count", Refused(_NVME, (5,)), _PARAM),
+    **_each("buffer_size", Refused(_NVME, (10**8,)), _PARAM),
+    **_each("max_in_cpu", Refused(_NVME, (10**9,)), _PARAM),
     "fp16.auto_cast": Refused("the model's inputs are token numbers, which have no precision"),
     "fp16.fp16_master_weights_and_grads": Refused(_PRECISION),
     **_each("bf16_master_weights_and_grads bf16_optimizer_states", Refused(_PRECISION), "bf16"),
@@ -177,7 +187,7 @@ KEYS: dict[str, Fate] = {
             Refused(_OWN_CHECKPOINTS), "checkpoint"),
     # whole sections and single values that no one takes
     "torch_autocast": Refused("it follows --precision"),
-    "pipeline": Refused("ZeRO does not cut the model into stages"),
+    "pipeline": Refused("ZeRO does not cut the model into stages", (False, _PIPELINE)),
     "data_types": Refused(_PRECISION),
     "gradient_accumulation_dtype": Refused(_PRECISION, ()),
     "fp8": Refused("it follows --precision and the flags beside it"),
@@ -201,13 +211,14 @@ KEYS: dict[str, Fate] = {
     "comms_logger": Refused("give --log_collectives or --profile, which write into the run's folder"),
     **_each("dump_state log_level", Refused("the effective configuration stands in training_metrics.json")),
     **_each("nebula datastates_ckpt checkpoint_engine", Refused(_OWN_CHECKPOINTS)),
-    "aio": Refused(_NVME),
+    "aio": Refused(_NVME, (False, _AIO)),
     "autotuning": Refused("it starts runs of its own and writes their files; scripts/find_fastest.py compares runs"),
     **_each("elasticity graph_harvesting", Refused(_GONE)),
-    **_each("tensor_parallel expert_parallel sequence_parallel_size hybrid_engine", Refused(_RANKS, (False, 1))),
+    **_each("tensor_parallel expert_parallel sequence_parallel_size hybrid_engine",
+            Refused(_RANKS, (False, 1, {"autotp_size": 0, "tp_size": 1}))),
     "use_data_before_expert_parallelism": Refused(_RANKS),
-    "compile": Refused("it follows --compile"),
-    **_each("zenflow", Refused("it updates weights with older gradients than the baseline does")),
+    "compile": Refused("it follows --compile", (False, _COMPILE)),
+    "zenflow": Refused(_ZENFLOW),
     "vocabulary_size": Refused("it follows --vocab_size", ()),
     **_each("disable_allgather disable_python_gc", Refused("every run type runs alike in this")),
     "zero_force_ds_cpu_optimizer": Refused(_OWN_ADAMW),
@@ -221,37 +232,54 @@ def faults_of_keys(content: Mapping[str, Any], prefix: str = "") -> Iterator[str
         if "." not in key and place in SECTIONS:
             if isinstance(value, dict):
                 yield from faults_of_keys(value, f"{place}.")
-            elif not _is_nothing(value):
+            elif not is_nothing(value):
                 yield f"{place} must be a JSON object"
         elif "." in key or place not in KEYS:
-            yield f"{place!r} is no key that the testbed knows, so it is not passed on to DeepSpeed; remove it"
+            yield f"{shown(place)} is no key that the testbed knows, so it is not passed on to DeepSpeed; remove it"
         elif fault := _fault(place, KEYS[place], value):
             yield fault
+        elif prefix == "zero_optimization." and f"stage3_{key}" in content:
+            yield f"{place} and {prefix}stage3_{key} are two names of one key; keep one"
 
 
 def _fault(place: str, fate: Fate, value: Any) -> str:
     """Return why a value cannot be taken; empty if it can."""
-    if _is_nothing(value):
+    if is_nothing(value):
         return ""
     if isinstance(fate, Passed) and not _IS_A[fate.kind](value):
-        return f'{place} must be {fate.kind} or "auto", not {json.dumps(value)[:80]}'
+        return f'{place} must be {fate.kind} or "auto", not {shown(value)}'
     if not isinstance(fate, Refused) or _is_harmless(value, fate):
         return ""
     if "." in place or not isinstance(value, dict):
-        return f"{place} = {json.dumps(value)[:80]} cannot be taken: {fate.reason}; remove it"
+        return f"{place} = {shown(value)} cannot be taken: {fate.reason}; remove it"
     return f"the section {place!r} cannot be taken: {fate.reason}; remove it"
 
 
-def _is_nothing(value: Any) -> bool:
+def is_nothing(value: Any) -> bool:
+    """Return whether a value leaves it to the flags: null or "auto"."""
     return value is None or value == AUTO
 
 
 def _is_harmless(value: Any, fate: Refused) -> bool:
-    """Tell whether a value asks for nothing: a default of DeepSpeed's, or a section that is empty or switched off."""
+    """Tell whether a value asks for nothing: a default of DeepSpeed's, or a section in which all is off."""
     if isinstance(value, dict):
-        return not value or value.get("enabled") is False
-    # 1 == True in Python
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in fate.harmless)
+        defaults = next((each for each in fate.harmless if isinstance(each, dict)), {})
+        return bool(fate.harmless) and _is_off(value, defaults)
+    return any(_is_same(value, each) for each in fate.harmless)
+
+
+def _is_off(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    """Tell whether a section asks for nothing: it is off, or each of its values is off or a default."""
+    return section.get("enabled") is False or all(
+        _is_off(value, defaults)
+        if isinstance(value, dict)
+        else is_nothing(value) or value is False or _is_same(value, defaults.get(key))
+        for key, value in section.items()
+    )
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)  # 1 == True in Python
 
 
 def passed_on(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -288,5 +316,6 @@ def _words(fate: Fate) -> tuple[str, str]:
         return "passed", f"passed to DeepSpeed: {fate.kind}"
     if isinstance(fate, WithoutEffect):
         return "without effect", f"without effect: {fate.reason}"
-    harmless = " or ".join(f"`{json.dumps(value)}`" for value in fate.harmless if value is not False)
+    defaults = [json.dumps(value) for value in fate.harmless if value is not False and not isinstance(value, dict)]
+    harmless = " or ".join(f"`{value}`" for value in defaults)
     return "refused", f"refused{f' unless {harmless}' if harmless else ''}: {fate.reason}"

@@ -6,6 +6,8 @@ to two steps later. The curves are those of deepspeed/runtime/lr_schedules.py.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import checked_like_a_flag
 from testbed.config.table import FLAGS
-from testbed.errors import InputError
+from testbed.errors import InputError, one_line
 
 # the parameters of each kind, with DeepSpeed's defaults. None: there is none
 _WARMUP = {"warmup_num_steps": 1000, "warmup_type": "log", "last_batch_iteration": -1}
@@ -44,64 +46,110 @@ class Decision:
     said: str
 
 
-def flags_of_scheduler(section: Any, learning_rate: Decision | None) -> tuple[dict[str, Decision], list[str]]:
-    """Return what a scheduler section decides by the names of the flags, and each thing that flags cannot express.
+@dataclass(frozen=True)
+class OpenEnd:
+    """How the rate falls, where that follows from flags that the file leaves open. No flag may say otherwise.
+
+    Attributes:
+        flag: decay_share, which then falls from the end of the warm-up, or min_learning_rate.
+        share: of the peak rate, for min_learning_rate.
+    """
+
+    flag: str
+    said: str
+    share: float = 0.0
+
+
+def flags_of_scheduler(
+    section: Any, learning_rate: Decision | None
+) -> tuple[dict[str, Decision], OpenEnd | None, list[str]]:
+    """Return what a scheduler section decides by the names of the flags, the end that follows from other flags, and
+    each thing that flags cannot express.
 
     Args:
         section: as in the file; "auto" in it leaves a value to its flag.
-        learning_rate: what optimizer.params.lr of the same file decides; WarmupCosineLR's end is a share of it.
+        learning_rate: what optimizer.params.lr of the same file decides.
     """
     kind = section.get("type") if isinstance(section, dict) else None
-    if kind not in KINDS:
-        return {}, [f"scheduler.type must be {', '.join(KINDS)} or the section be left out, not {kind!r}"]
-    given = section.get("params", {})
+    if not isinstance(kind, str) or kind not in KINDS:
+        return {}, None, [f"scheduler.type must be {', '.join(KINDS)} or the section be left out, not {shown(kind)}"]
+    given = section.get("params") or {}
     if not isinstance(given, dict):
-        return {}, ["scheduler.params must be a JSON object"]
+        return {}, None, ["scheduler.params must be a JSON object"]
     faults = [
-        f"scheduler.params.{name} is no parameter of {kind}" for name in sorted(given.keys() - KINDS[kind].keys())
+        f"scheduler.params.{shown(name)[1:-1]} is no parameter of {kind}"
+        for name in sorted(given.keys() - KINDS[kind].keys())
     ]
     values = KINDS[kind] | {name: value for name, value in given.items() if name in KINDS[kind] and value is not None}
     for name, (only, why) in _FIXED.items():
-        if values.get(name, only) not in (only, AUTO):
-            faults.append(f"scheduler.params.{name} = {values[name]!r}, but {why}; write {only} or leave it out")
+        value = values.get(name, only)
+        if value != AUTO and (isinstance(value, bool) or value != only):
+            faults.append(f"scheduler.params.{name} = {shown(value)}, but {why}; write {only} or leave it out")
     found = {"lr_schedule": Decision(_SCHEDULE[kind], f"scheduler.type = {kind}")}
     for name, flag in _FLAG.items():
         value = values.get(name)
         if value in (None, AUTO):
             continue
         place = f"scheduler.params.{name}"
+        if flag != "warmup_shape" and not is_number(value):
+            faults.append(f'{place} cannot be {shown(value)}: write a number from 0 without quotes, or "auto"')
+            continue
         try:
             typed = checked_like_a_flag(FLAGS[flag], _whole(value), place)
             found[flag] = Decision(typed, f"{place} = {value}" + " (DeepSpeed's default)" * (name not in given))
         except InputError as error:
             faults.append(str(error))
-    ends, more = _end_of(kind, values, found, learning_rate) if not faults else ({}, [])
-    return found | ends, faults + more
+    peak = found.get("learning_rate")
+    if peak is not None and learning_rate is not None and peak.value != learning_rate.value:
+        faults.append(f"{learning_rate.said} has no effect beside {peak.said}, the schedule's peak; write one rate")
+    if faults:
+        return found, None, faults
+    try:
+        ends, open_end = _end_of(kind, values, found, learning_rate)
+    except InputError as error:
+        return found, None, [str(error)]
+    return found | ends, open_end, []
 
 
 def _end_of(
     kind: str, values: Mapping[str, Any], found: Mapping[str, Decision], learning_rate: Decision | None
-) -> tuple[dict[str, Decision], list[str]]:
-    """Return the flags for how the rate falls, or why they cannot be worked out."""
+) -> tuple[dict[str, Decision], OpenEnd | None]:
+    """Return the flags for how the rate falls, or what it follows from. InputError: it cannot be worked out."""
     if kind == "WarmupDecayLR":
+        if values["total_num_steps"] is None:
+            raise InputError('WarmupDecayLR needs scheduler.params.total_num_steps, a number or "auto"')
         if not {"lr_decay_steps", "warmup_steps"} <= found.keys():
-            return {}, ["WarmupDecayLR needs scheduler.params.total_num_steps and warmup_num_steps as numbers"]
+            return {}, OpenEnd("decay_share", "scheduler.type = WarmupDecayLR")
         total, warmup = found["lr_decay_steps"].value, found["warmup_steps"].value
         if warmup >= total:
-            return {}, [f"scheduler.params.total_num_steps = {total} leaves no step after {warmup} of warm-up"]
+            raise InputError(f"scheduler.params.total_num_steps = {total} leaves no step after {warmup} of warm-up")
         said = f"scheduler.params.total_num_steps = {total} after warmup_num_steps = {warmup}"
-        return {"decay_share": Decision(1 - warmup / total, said)}, []
+        return {"decay_share": Decision(1 - warmup / total, said)}, None
     if kind == "WarmupCosineLR" and values["cos_min_ratio"] != AUTO:
         ratio = values["cos_min_ratio"]
+        if not is_number(ratio) or ratio > 1:
+            raise InputError(f"scheduler.params.cos_min_ratio must be a number from 0 to 1, not {shown(ratio)}")
+        said = f"scheduler.params.cos_min_ratio = {ratio}"
         if learning_rate is None:
-            return {}, ["WarmupCosineLR ends at a share of the rate: name optimizer.params.lr too"]
-        if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-            return {}, [f"scheduler.params.cos_min_ratio must be a number from 0 to 1, not {ratio!r}"]
-        said = f"scheduler.params.cos_min_ratio = {ratio} of {learning_rate.said}"
-        return {"min_learning_rate": Decision(ratio * learning_rate.value, said)}, []
-    return {}, []
+            return {}, OpenEnd("min_learning_rate", said, ratio)
+        said = f"{said} of {learning_rate.said}"
+        return {"min_learning_rate": Decision(ratio * learning_rate.value, said)}, None
+    return {}, None
 
 
 def _whole(value: Any) -> Any:
     """Return 1e3, which JSON reads as a float, as the whole number that it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a JSON value is a number from 0 that a float holds; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+
+
+def shown(value: Any) -> str:
+    """Return a value of the file for a sentence: a text in Python's quotes, all else as JSON, cut in the middle."""
+    try:
+        return one_line(repr(value) if isinstance(value, str) else json.dumps(value), 80)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"

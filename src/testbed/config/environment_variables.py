@@ -101,17 +101,15 @@ def slurm_facts() -> dict[str, str] | None:
 def secret_in(text: str) -> str | None:
     """Return the variable, named like a secret, whose value is in `text`; None if there is none. Paths of folders (PWD)
     are no secrets."""
-    return next(
-        (
-            name
-            for name, value in os.environ.items()
-            if len(value) >= _SHORTEST_SECRET
-            and value in text
-            and _NAMES_A_SECRET.search(name.upper())
-            and not os.path.isdir(value)  # noqa: PTH112  # answers for a name that is too long, too
-        ),
-        None,
-    )
+    return next((name for name, value in _secrets() if value in text), None)
+
+
+def _secrets() -> list[tuple[str, str]]:
+    return [
+        (name, value)
+        for name, value in os.environ.items()
+        if len(value) >= _SHORTEST_SECRET and _NAMES_A_SECRET.search(name.upper()) and not os.path.isdir(value)  # noqa: PTH112  # answers for a name that is too long, too
+    ]
 
 
 def check_no_secret(place: str, *values: Any) -> None:
@@ -124,14 +122,14 @@ def check_no_secret(place: str, *values: Any) -> None:
     Raises:
         InputError: a value holds one, at any depth.
     """
-    left = list(values)
+    left, secrets = list(values), _secrets()
     while left:
         value = left.pop()
         if isinstance(value, dict):
             left += [*value, *value.values()]
         elif isinstance(value, list):
             left += value
-        elif variable := secret_in(str(value)):
+        elif variable := next((name for name, secret in secrets if secret in str(value)), None):
             raise InputError(
                 f"{place} holds the value of {variable}, and settings are written into files that others read; leave "
                 "it in the environment, where every library looks for it"

@@ -16,7 +16,7 @@ from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag import Flag
 from testbed.config.flag_parser import FlagParser
 from testbed.config.table import FLAGS, GROUPS
-from testbed.errors import InputError
+from testbed.errors import InputError, one_line
 from testbed.io import read_json
 
 DATA_SHA256 = "data_sha256"  # in effective_config.json, beside the flags
@@ -116,16 +116,16 @@ def checked_like_a_flag(flag: Flag, value: Any, place: str) -> Any:
         return default_of(flag)
     if flag.is_switch:
         if not isinstance(value, bool):
-            raise InputError(f"{place} must be true or false, not {value!r}")
+            raise InputError(f"{place} must be true or false, not {one_line(repr(value), 80)}")
         return value
     if isinstance(value, str) and "\0" in value:
-        raise InputError(f"{place} cannot be {value!r}: it holds a NUL character")
+        raise InputError(f"{place} cannot be {one_line(repr(value), 80)}: it holds a NUL character")
     try:
         typed = flag.type(str(value)) if flag.type else str(value)
     except (ValueError, argparse.ArgumentTypeError) as error:
-        raise InputError(f"{place} cannot be {value!r} ({error})") from None
+        raise InputError(f"{place} cannot be {one_line(repr(value), 80)} ({one_line(str(error), 200)})") from None
     if flag.choices is not None and typed not in flag.choices:
-        raise InputError(f"{place} {value!r} is not one of {', '.join(map(str, flag.choices))}")
+        raise InputError(f"{place} {one_line(repr(value), 80)} is not one of {', '.join(map(str, flag.choices))}")
     return typed
 
 

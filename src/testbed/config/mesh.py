@@ -38,7 +38,7 @@ def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     """
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
-    if world_size == 1 and own.keys() & {"pipeline_stages", "tensor_parallel_size"}:
+    if world_size == 1 and STRATEGIES[run_type].cuts_model:
         raise InputError(
             f"--run_type {run_type} cuts the model over ranks, but there is one; start it with torchrun "
             "--nproc-per-node 2 (or more), or use --run_type baseline"

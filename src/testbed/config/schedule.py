@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from testbed.config.deepspeed_scheduler import OpenEnd
 from testbed.config.table import FLAGS
 from testbed.data.token_file import TokenFile
 from testbed.data.windows import longest_pair, num_windows
@@ -104,8 +105,13 @@ def count_steps(values: Mapping[str, Any], train_file: TokenFile) -> tuple[int, 
     return steps_per_epoch, total
 
 
-def learning_rate_marks(values: Mapping[str, Any], total_steps: int) -> dict[str, float]:
+def learning_rate_marks(
+    values: Mapping[str, Any], total_steps: int, open_end: OpenEnd | None = None
+) -> dict[str, float]:
     """Return the steps of warm-up and decay and the lowest learning rate, by their flags.
+
+    Args:
+        open_end: how DeepSpeed's file says that the rate falls, where it leaves the steps or the peak to the flags.
 
     Raises:
         InputError: one sentence for the first rule that is broken.
@@ -117,6 +123,16 @@ def learning_rate_marks(values: Mapping[str, Any], total_steps: int) -> dict[str
             f"--warmup_steps {warmup} reaches past the end of the schedule at step {decay} "
             "(--lr_decay_steps, or the run's last step): the learning rate would never get to its peak"
         )
+    of_file: dict[str, float] = {}
+    if open_end is not None and open_end.flag == "decay_share":
+        if warmup >= decay:
+            raise InputError(
+                f"--warmup_steps {warmup} leaves no step until step {decay} for the fall of {open_end.said}; give fewer"
+            )
+        of_file = {"decay_share": 1 - warmup / decay}
+    elif open_end is not None:
+        of_file = {"min_learning_rate": open_end.share * values["learning_rate"]}
+    values = {**values, **of_file}
     lowest = values["min_learning_rate"]  # wsd's default is nothing, for its fall is short (arXiv:2405.18392, figure 5)
     if lowest is None:
         peak = values["learning_rate"]
@@ -131,7 +147,7 @@ def learning_rate_marks(values: Mapping[str, Any], total_steps: int) -> dict[str
             f"--decay_share {values['decay_share']:g} of {decay} steps is {decay_steps(decay, values['decay_share'])}, "
             f"which with --warmup_steps {warmup} is more than there are; lower one of them"
         )
-    return {"warmup_steps": warmup, "lr_decay_steps": decay, "min_learning_rate": lowest}
+    return of_file | {"warmup_steps": warmup, "lr_decay_steps": decay, "min_learning_rate": lowest}
 
 
 def decay_steps(last: int, decay_share: float) -> int:

@@ -17,7 +17,7 @@ from testbed.config.flag_types import (
     steps_ahead,
     waiting_time,
 )
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.model.shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
 
 WORK, SPREAD, HOW, LOOK = Kind.WORK, Kind.SPREAD, Kind.HOW, Kind.LOOK
@@ -35,7 +35,7 @@ class Training:
     run_type: str = flag(
         "parallelism strategy: " + "; ".join(f"{name} = {entry.summary}" for name, entry in STRATEGIES.items())
         + "; auto = what --choice or else the plan says is fastest, see docs/find_fastest.md (default: %(default)s)",
-        SPREAD, choices=[*STRATEGIES, "auto"], default="baseline", in_config="run_type")
+        SPREAD, choices=[*STRATEGIES, "auto"], default=REFERENCE, in_config="run_type")
     config: ClassVar[Flag] = row(
         "settings from a file, such as a run's effective_config.json; flags win over it (default: none)",
         LOOK, metavar="FILE.json", of_one_start=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from testbed.config.run_types import run_types_with
+
 NOISY = 0.1  # p95 above the median by more than this: the machine may not have been quiet
 ENOUGH_STEPS = 20  # of fewer the 95th percentile is close to the slowest one, which says little
 # Ranks that wait for each other use fewer cores than they have: quiet ones of fsdp used 75 % in docs/results/sweep.
 LEAST_USED = 0.7
-WAITS_FOR_STAGES = ("pipeline", "model_parallel")  # idle by design
+WAITS_FOR_STAGES = run_types_with(keeps="stages")  # idle by design
 
 
 def signs_of_other_work(metrics: Mapping[str, Any]) -> list[str]:

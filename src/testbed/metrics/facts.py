@@ -14,6 +14,7 @@ import torch
 
 from testbed.autotune.attention import own_choice
 from testbed.config.environment_variables import instruments_in
+from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.config.table import FLAGS
 from testbed.data.windows import Windows, num_windows
@@ -79,9 +80,8 @@ def facts_of_run(
 
 def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) -> int:
     """Return one device per rank; for DataParallel's single process, all that are visible."""
-    return (
-        torch.cuda.device_count() if settings.training.run_type == "dp" and device.type == "cuda" else launch.world_size
-    )
+    drives_all = STRATEGIES[settings.training.run_type].devices == "all" and device.type == "cuda"
+    return torch.cuda.device_count() if drives_all else launch.world_size
 
 
 def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.device) -> dict[str, Any]:

@@ -193,6 +193,8 @@ def head_of(job: Job) -> Head:
         return Head(3 * logits, 3 * logits, 4 * logits)
     if job.compiled and job.run_type is not None:
         return Head(logits, logits, 2 * logits)
-    if job.run_type == "tensor":  # loss_parallel computes the softmax of sharded logits in several steps
+    if (
+        job.strategy is not None and job.strategy.keeps == "parts"
+    ):  # loss_parallel computes the softmax of sharded logits in several steps
         return Head(FP32, 4 * FP32, 4 * FP32)
     return Head(FP32, 2 * FP32 + (logits if logits != FP32 else 0), 3 * FP32)

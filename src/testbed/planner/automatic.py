@@ -10,6 +10,7 @@ from testbed.config.check import check_run
 from testbed.config.choice_file import SETS
 from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.flags import Asked, parse_command_line
+from testbed.config.run_types import PLAIN, REFERENCE
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
@@ -50,7 +51,7 @@ def job_of_settings(settings: RunSettings, machine: Machine) -> Job:
 
 def best_plan(asked: Asked, launch: Launch) -> Taken | None:
     """Return the fastest run that fits on the ranks of this start; None if nothing can be planned here."""
-    plain = "ddp" if launch.is_distributed else "baseline"
+    plain = PLAIN if launch.is_distributed else REFERENCE
     own = {name: asked.values[name] for name in asked.explicit & _GIVEN if asked.values[name] is not None}
     known = dict.fromkeys(asked.explicit & SETS)  # a plain run, for its shape and batch alone
     settings = check_run(_without(asked, known, plain), launch).settings

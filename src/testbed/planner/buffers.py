@@ -89,7 +89,7 @@ def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
 
 
 def _is_ddp(job: Job) -> bool:
-    return job.run_type == "ddp" or (job.run_type is None and job.layout.data > 1)
+    return job.layout.data > 1 if job.strategy is None else job.strategy.sends == "buckets"
 
 
 def casts_weights(job: Job) -> bool:
@@ -100,7 +100,7 @@ def casts_weights(job: Job) -> bool:
 def keeps_casts(job: Job) -> bool:
     """Return whether casts stay for all micro batches of a step, as most strategies of src/gpt2.py keep them."""
     keeps = casts_weights(job) and job.accumulation > 1 and job.recompute == "none" and not job.compiled
-    return keeps and job.run_type not in (None, "fsdp", "optimized")
+    return keeps and job.strategy is not None and job.strategy.keeps != "shards"
 
 
 def _casts(job: Job, held: Held) -> Iterator[Buffer]:

@@ -119,7 +119,7 @@ def _parts(job: Job, tables_of: Callable[[int], Tables], ranks: int) -> dict[str
     Args:
         ranks: at work at once.
     """
-    works_alone = job.layout.pipeline == ranks and job.run_type == "model_parallel"
+    works_alone = job.layout.pipeline == ranks and job.schedule is None
     tables = tables_of(1 if works_alone else ranks)
     held = _held(job)
     by_rank = [_sum(_stage_parts(job, tables, stage) for stage in stages) for stages in held]
@@ -150,7 +150,7 @@ def _stage_parts(job: Job, tables: Tables, stage: Stage) -> dict[str, float]:
 
 def _rounds_of_waiting(job: Job) -> float:
     """Return how often the slowest rank waits for all others to have had a micro batch."""
-    if job.run_type == "model_parallel":
+    if job.schedule is None:
         return job.accumulation
     left = ZERO_BUBBLE_LEFT if job.schedule == "zero_bubble" else 1.0
     return left / job.layout.virtual_stages
@@ -159,7 +159,7 @@ def _rounds_of_waiting(job: Job) -> float:
 def _updated(job: Job, stages: Sequence[Stage]) -> float:
     """Return the parameters that a rank updates."""
     layout = job.layout
-    sharded = layout.shard if job.run_type == "fsdp" else layout.data if layout.zero_stage else 1
+    sharded = layout.shard if layout.zero_stage else 1
     return elements_held(job.model, layout.tensor, stages) / sharded
 
 

@@ -14,7 +14,7 @@ from testbed.config.check import spread_over_ranks
 from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
@@ -28,7 +28,7 @@ RECOMPUTE = {
     "selective": "selective_op",
 }  # --activation_checkpointing -> Job.recompute
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
-NOT_OVERLAPPED = ("dp", "allreduce", "model_parallel", "pipeline", "tensor")  # gradients are averaged after backward
+NOT_OVERLAPPED = ("tensors", "at_end")  # gradients are averaged after backward
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -104,18 +104,20 @@ def job_of_settings(settings: RunSettings) -> Job:
 
 def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, device: str, devices: int) -> Job:
     run_type, precision = values["run_type"], values["precision"]
-    stage = {"fsdp": 3, "optimized": values["zero_stage"]}.get(run_type, 0)
+    entry = STRATEGIES[run_type]
+    stage = {"shards": 3, "zero": values["zero_stage"]}.get(entry.sends, 0)
     data, accumulation = mesh.data, values["grad_accum_steps"]
-    if run_type == "dp":  # one process, a micro batch on each device
+    if entry.devices == "all":  # one process, a micro batch on each device
         data, accumulation = devices, -(-accumulation // devices)
     layout = Layout(
         data=data,
         zero_stage=stage,
-        shard=mesh.shard if run_type == "fsdp" else data if stage else 1,
+        shard=mesh.shard if "shard_size" in entry.options else data if stage else 1,
         tensor=mesh.tensor,
         pipeline=mesh.pipeline,
         virtual_stages=values["stages_per_rank"] or 1,
     )
+    is_16_bit_engine = entry.engine == "deepspeed" and precision == "fp16"
     compiles, on_cpu = values["compile"], device == "cpu"
     if compiles is None:
         compiles = device == "cuda" and auto_compile_blocker(values) is None
@@ -126,7 +128,7 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
         accumulation=accumulation,
         run_type=run_type,
         precision="fp8" if values["matmul"] == "fp8" else precision,
-        has_16_bit_weights=values["mixed_precision"] == "native" or (run_type == "optimized" and precision == "fp16"),
+        has_16_bit_weights=values["mixed_precision"] == "native" or is_16_bit_engine,
         recompute=RECOMPUTE[values["activation_checkpointing"]],
         compiled=compiles,
         attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
@@ -137,7 +139,7 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
         on_cpu=on_cpu,
         reshards=values["reshard_after_forward"] != "off",
         bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
-        overlap=run_type not in NOT_OVERLAPPED and values["overlap_comm"] != "off",
+        overlap=entry.sends not in NOT_OVERLAPPED and values["overlap_comm"] != "off",
     )
 
 
@@ -148,7 +150,7 @@ def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[
     has several devices; --shard_size that crosses nodes unless it is all; offloading, unless it is asked for.
     """
     devices, per_node = machine.devices, min(machine.per_node, machine.devices)
-    if _why_not(run_type, machine) or (devices == 1 and run_type != "baseline" and not given.get("offload")):
+    if _why_not(run_type, machine) or (devices == 1 and run_type != REFERENCE and not given.get("offload")):
         return
     within = _divisors(per_node if per_node > 1 else devices)[1:]
     varied: dict[str, Sequence[Any]] = {
@@ -169,13 +171,14 @@ def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[
 def _why_not(run_type: str, machine: Machine) -> str | None:
     """Return why a run type makes no sense on a number of devices; None if it does."""
     devices, lead = machine.devices, f"--run_type {run_type}"
-    if run_type == "baseline" and devices > 1:
+    entry = STRATEGIES[run_type]
+    if entry.devices == "one" and devices > 1:
         return f"{lead} runs on one device; give --gpus 1"
-    if run_type == "dp" and machine.device.kind == "cpu":
+    if entry.devices == "all" and machine.device.kind == "cpu":
         return f"{lead} splits a batch over CUDA devices; use ddp"
-    if run_type == "dp" and not 1 < devices <= machine.per_node:
+    if entry.devices == "all" and not 1 < devices <= machine.per_node:
         return f"{lead} is one process with all devices of one node; give --gpus 2 to {machine.per_node}"
-    if devices == 1 and run_type not in ("baseline", "optimized"):
+    if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
         return f"{lead} spreads a step over devices; give --gpus 2 or more"
     return None
 
@@ -190,7 +193,7 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
     values = {**values, **options_of_run_type(values, typed)}
     _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
     asked = values["micro_batch_size_per_gpu"]
-    lanes = machine.devices if values["run_type"] == "dp" else mesh.data
+    lanes = machine.devices if STRATEGIES[values["run_type"]].devices == "all" else mesh.data
     most = max(1, MOST_TOKENS[machine.device.kind] // values["seq_length"])
     sizes = _divisors(values["global_batch_size"] // lanes, most)
     for micro_batch in sizes if asked is None else [asked]:

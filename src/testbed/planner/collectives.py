@@ -104,7 +104,8 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
         return []
     held = model.parameters / (layout.tensor * layout.pipeline)
     weights = held * _wide(job)
-    is_narrow = job.has_16_bit_weights and job.run_type != "fsdp"  # which reduces in fp32, however it is mixed
+    reduces_in_fp32 = job.strategy is not None and job.strategy.sends == "shards"  # FSDP, however it is mixed
+    is_narrow = job.has_16_bit_weights and not reduces_in_fp32
     gradients = held * (_wide(job) if is_narrow else 4.0)
     stride = layout.tensor
     passes = job.accumulation if layout.pipeline == 1 else 1.0

@@ -67,7 +67,7 @@ def _launcher(job: Job, machine: Machine) -> list[str]:
     if ranks > per_node:
         nodes = ["--nnodes", str(ranks // per_node), "--nproc-per-node", str(per_node)]
         return ["torchrun", *nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", FIRST_NODE]
-    if job.run_type == "optimized":
+    if STRATEGIES[job.run_type].engine == "deepspeed":
         return ["deepspeed", "--num_gpus", str(ranks)]
     return ["torchrun", "--nproc-per-node", str(ranks)]
 
@@ -98,7 +98,7 @@ def _compiles_by_itself(job: Job, machine: Machine) -> bool:
         "run_type": job.run_type,
         "pipeline_schedule": job.schedule,
         "activation_checkpointing": _CHECKPOINTING[job.recompute],
-        "zero_stage": job.layout.zero_stage if job.run_type == "optimized" else None,
+        "zero_stage": job.layout.zero_stage if "zero_stage" in STRATEGIES[str(job.run_type)].options else None,
         "precision": "bf16" if job.precision == "fp8" else job.precision,
         "dropout": job.dropout,
         "mixed_precision": "native" if job.has_16_bit_weights else "autocast",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from testbed.config.run_types import STRATEGIES, StrategyEntry
 from testbed.model.shape import ModelShape
 from testbed.planner.devices import Device, Link
 
@@ -144,6 +145,11 @@ class Job:
     bucket_elements: float = 2e8  # of DeepSpeed's reduce and all-gather buckets
     overlap: bool = True  # collectives of the data ranks run behind the passes
     tensor_overlap: bool = False  # collectives of the tensor ranks run behind matrix products
+
+    @property
+    def strategy(self) -> StrategyEntry | None:
+        """Return the registry's row of the run type; None for a run of another program."""
+        return None if self.run_type is None else STRATEGIES[self.run_type]
 
     @property
     def global_batch(self) -> float:

@@ -51,7 +51,7 @@ class Message:
 def messages(job: Job) -> list[Message]:
     """Return what a rank exchanges in one optimizer step."""
     found, layout = list(_of_passes(job)), job.layout
-    if layout.data > 1 and job.run_type not in (None, "baseline", "dp"):
+    if layout.data > 1 and job.strategy is not None and job.strategy.is_distributed:
         found += [replace(each, span=each.span or layout.data * layout.tensor) for each in _of_gradients(job)]
     return found
 
@@ -62,11 +62,12 @@ def _of_gradients(job: Job) -> Iterator[Message]:
     ranks, held = layout.data, job.model.parameters / (layout.tensor * layout.pipeline)
     whole, blocks = FP32 * held, FP32 * job.model.layers * job.model.block_matrix_parameters
     layers = job.model.layers
-    match job.run_type:
-        case "allreduce":
+    assert job.strategy is not None
+    match job.strategy.sends:
+        case "tensors":
             tensors = layers * PARAMETERS_OF_BLOCK + 4
             yield Message("all_reduce", whole / tensors, tensors, ranks)
-        case "fsdp":
+        case "shards":
             root, shard = whole - blocks, layout.shard
             for kind, often in (("all_gather", 2), ("reduce_scatter", 1)):
                 one = Message(kind, root, micro, shard, is_spread=True, is_prefetched=True, span=shard)
@@ -74,20 +75,20 @@ def _of_gradients(job: Job) -> Iterator[Message]:
                 yield replace(one, bytes=blocks / layers, count=often * layers * micro)
             if shard < ranks:  # copies of the shards agree once a step, behind the last backward pass
                 yield Message("all_reduce", whole / shard / layers, layers, ranks // shard, is_covered=True)
-        case "optimized" if layout.zero_stage == 3:
+        case "zero" if layout.zero_stage == 3:
             yield from _of_zero_3(job, whole, ranks)
-        case "optimized" if layout.zero_stage:
+        case "zero" if layout.zero_stage:
             times = micro if layout.zero_stage == 2 else 1
             yield Message("all_reduce", whole, times, ranks, is_spread=times > 1, is_prefetched=True)
             yield Message("all_gather", whole, 1, ranks)
-        case "ddp":
+        case "buckets":
             buckets = max(1, round(whole / DDP_BUCKET))
             last = max(whole / buckets, FP32 * job.model.head_parameters)  # the tied embedding is ready last
             if buckets > 1:
                 early = max(whole - last, 0.0) / (buckets - 1)
                 yield Message("all_reduce", early, buckets - 1, ranks, is_covered=True)
             yield Message("all_reduce", min(last, whole), 1, ranks)
-        case _:  # ZeRO 0, and the data ranks of pipelines and tensor ranks, after backward
+        case "zero" | "at_end":  # ZeRO 0, and the data ranks of pipelines and tensor ranks, after backward
             yield Message("all_reduce", whole, 1, ranks)
 
 

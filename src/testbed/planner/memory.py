@@ -184,7 +184,7 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
 
 def _drops_gradients(job: Job) -> bool:
     """Return whether no gradients are alive between steps. Most programs free them only before the next pass."""
-    return job.run_type is not None and job.run_type != "optimized"
+    return job.strategy is not None and job.strategy.engine != "deepspeed"
 
 
 def _add_states(job: Job, stages: Sequence[Stage], moments: Mapping[str, _Moment]) -> float:

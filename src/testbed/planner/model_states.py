@@ -26,8 +26,8 @@ FSDP_PROGRAMS = ("llm-foundry", "torchtitan")
 
 def engine_of(job: Job) -> str:
     """Return which program's rules decide what a rank holds: "torch", "deepspeed", "megatron" or "llm.c"."""
-    if job.run_type is not None:
-        return "deepspeed" if job.run_type == "optimized" else "torch"
+    if job.strategy is not None:
+        return job.strategy.engine
     for word, engine in ENGINES.items():
         if word in job.stack.lower():
             return engine

@@ -156,10 +156,10 @@ def name_of(job: Job) -> str:
     """Return the strategy and its mesh in few words: `fsdp 8 x 4 copies`, `ZeRO-2`, `pipeline 4 x 2 data, 1f1b`."""
     layout, name = job.layout, job.run_type or job.stack
     data = f" x {layout.data} data" if layout.data > 1 else ""
-    if job.run_type == "optimized":
+    if job.strategy is not None and job.strategy.sends == "zero":
         name = f"ZeRO-{layout.zero_stage}"
         name += f", {job.offload} offloaded" if job.offload != "none" else ""
-    elif job.run_type == "fsdp":
+    elif job.strategy is not None and job.strategy.sends == "shards":
         name += f" {layout.shard} x {layout.data // layout.shard} copies" if layout.shard < layout.data else ""
     elif layout.pipeline > 1:
         name += f" {layout.pipeline}{data}" + (f", {job.schedule}" if job.schedule else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.initial_shape import check_shape
+from testbed.config.run_types import PLAIN, REFERENCE
 from testbed.config.table import FLAGS
 from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
@@ -98,7 +99,7 @@ class Question:
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
-        plain = refused.get("baseline") or refused.get("ddp")  # others have rules of their own on top
+        plain = refused.get(REFERENCE) or refused.get(PLAIN)  # others have rules of their own on top
         reason = plain or next(iter(refused.values()), "no run type runs on them")
         return InputError(f"nothing can be planned for {self._devices}: {reason}")
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from testbed.config.run_types import REFERENCE
 from testbed.planner.calibration import Calibration
 from testbed.planner.job import Job
 
@@ -27,7 +28,7 @@ GROUPS = {
     "communication": (1.0, 0.4),
 }
 SPREADS_OF_KINDS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host": 2.0, "communication": 0.5}
-PLAIN = ("baseline", 1)
+PLAIN = (REFERENCE, 1)
 SPREAD_OF_KINDS = 0.2  # of the kinds' steps around what they have in common
 STEP_NOISE = 0.03  # relative error of a whole step's median
 LEAST, SWEEPS = 0.1, 100
@@ -61,9 +62,9 @@ class Residuals:
 
 def kind_of(job: Job) -> str:
     """Return the run type, with what else makes it another program: ZeRO's stage, the schedule."""
-    if job.run_type == "optimized":
-        return f"optimized {job.layout.zero_stage}"
-    return f"pipeline {job.schedule}" if job.run_type == "pipeline" else str(job.run_type)
+    if job.strategy is not None and "zero_stage" in job.strategy.options:
+        return f"{job.run_type} {job.layout.zero_stage}"
+    return f"{job.run_type} {job.schedule}" if job.schedule and job.strategy is not None else str(job.run_type)
 
 
 class _Seen(NamedTuple):

@@ -153,7 +153,7 @@ def _pipeline_bubble(traces: Sequence[Trace], settings: RunSettings) -> dict[str
     if not all(trace.schedule_s for trace in traces):
         return None
     ranks, rounds = settings.plan.mesh.pipeline, settings.model_parallel.stages_per_rank or 1
-    micro_batches = 1 if settings.training.run_type == "model_parallel" else settings.batch.grad_accum_steps
+    micro_batches = 1 if settings.model_parallel.pipeline_schedule is None else settings.batch.grad_accum_steps
     ramp = (ranks - 1) / rounds
     # Ranks begin a step together, and one that is done early waits for the last: the longest schedule is everybody's.
     whole_s = sum(max(of_step) for of_step in zip(*(trace.schedule_s for trace in traces), strict=True))

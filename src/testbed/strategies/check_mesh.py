@@ -108,7 +108,7 @@ def _works(
 ) -> tuple[list[_Work], list[_Work]]:
     """Return the work of each rank: DeepSpeed's jobs, and all others."""
     works: tuple[list[_Work], list[_Work]] = ([], [])
-    has_deepspeed = [parse_command_line(list(job)).values["run_type"] == "optimized" for job in jobs]
+    has_deepspeed = [STRATEGIES[parse_command_line(list(job)).values["run_type"]].engine == "deepspeed" for job in jobs]
     for rank in sorted({rank for ranks in ranks_of for rank in ranks}):
         launch = Launch(rank, rank % per_node, world_size, per_node)
         for kind, found in zip((True, False), works, strict=True):
@@ -157,7 +157,7 @@ def _built(arguments: list[str], launch: Launch) -> BuiltRank:
 
 def build_without_memory(settings: RunSettings) -> Strategy:
     """Return the strategy of this rank around a model without storage."""
-    is_deepspeed = settings.training.run_type == "optimized"
+    is_deepspeed = STRATEGIES[settings.training.run_type].engine == "deepspeed"
     device = torch.device("cpu") if is_deepspeed else META
     with _fake_deepspeed() if is_deepspeed else _meta_torch():
         with device:

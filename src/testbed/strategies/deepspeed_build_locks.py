@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from testbed.config.run_types import STRATEGIES
+
 
 def cache_folder() -> Path:
     """Return where PyTorch builds extensions: $TORCH_EXTENSIONS_DIR, else the user's cache."""
@@ -34,7 +36,7 @@ def abandoned_locks(cache: Path) -> list[Path]:
 
 def warnings_of_locks(run_type: str) -> list[str]:
     """Return a sentence for each abandoned lock that may make this run wait for ever."""
-    if run_type != "optimized":
+    if STRATEGIES[run_type].engine != "deepspeed":
         return []
     return [
         f"warning: {lock} is left over from a build that was killed: no process of this machine has it open, and "

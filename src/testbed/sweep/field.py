@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.errors import InputError, counted
 from testbed.sweep.plan import PENDING, Cell, cell_of, check_cells, compile_alike, settings_of, why_not_applicable
@@ -17,21 +17,12 @@ from testbed.sweep.prediction import Prediction
 from testbed.sweep.request import Request, Variant, parse_variants
 
 OVER = ("micro_batch", "compile", "zero_stage", "bucket", "recompute", "schedule")
-# what --over adds to a run type, one flag at a time; a value that is the default is no other configuration
+# what --over adds to the run types that have a flag, one value at a time; one that is the default adds nothing
 _ADDED: dict[str, Mapping[str, Sequence[str]]] = {
-    "zero_stage": {"optimized": ("zero_stage=0", "zero_stage=2", "zero_stage=3")},
-    "bucket": {
-        "ddp": ("bucket_cap_mb=5", "bucket_cap_mb=100"),
-        "optimized": ("reduce_bucket_size=5000000", "reduce_bucket_size=50000000"),
-    },
-    "schedule": {
-        "pipeline": (
-            "pipeline_schedule=gpipe",
-            "pipeline_schedule=interleaved_1f1b",
-            "pipeline_schedule=zero_bubble",
-        )
-    },
-    "recompute": dict.fromkeys(STRATEGIES, ("activation_checkpointing=selective", "activation_checkpointing=block")),
+    "zero_stage": {"zero_stage": ("0", "2", "3")},
+    "bucket": {"bucket_cap_mb": ("5", "100"), "reduce_bucket_size": ("5000000", "50000000")},
+    "schedule": {"pipeline_schedule": ("gpipe", "interleaved_1f1b", "zero_bubble")},
+    "recompute": {"activation_checkpointing": ("selective", "block")},
 }
 MOST_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a micro batch that is tried: a pass is full long before
 
@@ -129,9 +120,15 @@ def _variants(
         yield _with(base, "compile=on")
         base = _with(base, "compile=off")
     yield base
+    own = STRATEGIES[variant.run_type].options
     set_already = {word.removeprefix("--") for word in variant.arguments if word.startswith("--")}
     for name in over:
-        settings = _ADDED.get(name, {}).get(variant.run_type, ())
+        settings = [
+            f"{flag}={value}"
+            for flag, values in _ADDED.get(name, {}).items()
+            if flag in own or flag not in ALL_OPTIONS
+            for value in values
+        ]
         if name == "micro_batch":
             settings = _micro_batches(base, ranks, batch_size, request)
         for setting in settings:

@@ -35,7 +35,6 @@ EQUAL_WORK = tuple(
 )
 # With time_to_loss they must learn the same task; the recipe may be what is compared.
 EQUAL_TASK = tuple(name for name, flag in FLAGS.items() if flag.is_task)
-_CUTS_THE_MODEL = frozenset(("pipeline_stages", "tensor_parallel_size"))
 
 
 @dataclass
@@ -127,13 +126,14 @@ def order_of_round(num_cells: int, round_number: int) -> list[int]:
 
 def why_not_applicable(variant: Variant, ranks: int, machine: Machine) -> str | None:
     """Return why a cell makes no sense on this machine; None if it can be tried."""
-    if variant.run_type == "dp" and (machine.kind == "cpu" or ranks == 1):
-        return "dp splits a batch over the CUDA devices of one process and needs two" + (
+    drives_all = STRATEGIES[variant.run_type].devices == "all"
+    if drives_all and (machine.kind == "cpu" or ranks == 1):
+        return f"{variant.run_type} splits a batch over the CUDA devices of one process and needs two" + (
             ", but there is no CUDA device" if machine.kind == "cpu" else ""
         )
-    if variant.is_one_process and variant.run_type != "dp" and ranks > 1:
+    if variant.is_one_process and not drives_all and ranks > 1:
         return f"{variant.run_type} is one process"
-    if ranks == 1 and STRATEGIES[variant.run_type].options.keys() & _CUTS_THE_MODEL:
+    if ranks == 1 and STRATEGIES[variant.run_type].cuts_model:
         return f"{variant.run_type} cuts the model over ranks and needs two"
     if machine.kind == "cuda" and ranks > len(machine.cuda_devices):
         return f"PyTorch sees {len(machine.cuda_devices)} CUDA device{'s' * (len(machine.cuda_devices) > 1)}"
@@ -181,7 +181,7 @@ def _command(
 ) -> list[str]:
     """Return the command of one run, with relative paths, as it is recorded."""
     machine = request.machine
-    is_dp = variant.run_type == "dp"  # one process that takes every device it sees
+    is_dp = STRATEGIES[variant.run_type].devices == "all"  # one process that takes every device it sees
     environment = [f"OMP_NUM_THREADS={machine.threads(1 if is_dp else ranks, variant.threads_per_rank)}"]
     environment += [f"CUDA_VISIBLE_DEVICES={','.join(machine.cuda_devices[:ranks])}"] if is_dp else []
     is_launched = ranks > 1 and not is_dp

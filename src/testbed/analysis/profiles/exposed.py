@@ -25,9 +25,10 @@ from testbed.analysis.document.words import Number
 from testbed.analysis.runs.arms import configuration, strategies_of, without_copies
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import NOT_ENOUGH, median_interval
+from testbed.config.run_types import run_types_with
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "do not agree", "cannot tell"
-NOTHING_OVERLAPS = frozenset({"allreduce"})
+NOTHING_OVERLAPS = run_types_with(sends="tensors")
 EXPOSED = ("exposed_communication_s",)
 REST = ("data_wait_s", "forward_s", "backward_s", "optimizer_s", "idle_s")
 

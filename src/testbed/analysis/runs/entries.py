@@ -24,6 +24,7 @@ from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.one_peak import on_one_peak
 from testbed.analysis.runs.sweep_file import sweeps_above
+from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
 
 LONGEST_TITLE_IN_A_NAME = 30
@@ -105,7 +106,7 @@ class Workload:
         """
         return min(
             self.measured,
-            key=lambda entry: (entry.example.run_type != "baseline", entry.ranks or math.inf),
+            key=lambda entry: (entry.example.run_type != REFERENCE, entry.ranks or math.inf),
             default=None,
         )
 
@@ -151,7 +152,7 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     rates: dict[tuple, list[float]] = {}
     for arm in arms:
         rates.setdefault((strategies[arm], rank_count(_example(arm))), []).extend(arm.tokens_per_s)
-    order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith("baseline"), strategy))
+    order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith(REFERENCE), strategy))
     names, titles = _names_and_titles(groups, strategies)
     entries: list[Entry] = []
     workloads, first_run = [], 1

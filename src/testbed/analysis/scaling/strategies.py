@@ -32,8 +32,8 @@ from testbed.analysis.runs.comparability import (
 )
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
+from testbed.config.run_types import REFERENCE
 
-BASELINE = "baseline"
 INSTRUMENTED = "instrumented (a profiler or a debug switch was on): no throughput from it"
 ALLOWED = "--allow-mismatch gives its figure, labelled"
 
@@ -153,7 +153,7 @@ def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | No
     """
     at_one_rank = [other for other in arms if other.ranks == 1 and other.batch_size == arm.series]
     baselines = [other for other in at_one_rank if _is_baseline(other.strategy)]
-    baselines.sort(key=lambda other: other.strategy != BASELINE)
+    baselines.sort(key=lambda other: other.strategy != REFERENCE)
     if not baselines:
         return next((other for other in at_one_rank if other.strategy == arm.strategy), None)
     if _is_baseline(arm.strategy):  # what a setting does to the baseline itself
@@ -214,7 +214,7 @@ def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[di
 
 
 def _is_baseline(strategy: str) -> bool:
-    return strategy.partition(":")[0] == BASELINE  # with settings of its own, such as baseline:compile
+    return strategy.partition(":")[0] == REFERENCE  # with settings of its own, such as baseline:compile
 
 
 def _compared_fields(run: Run, first: Run, protocol: str) -> dict[str, tuple[Any, Any]]:

@@ -1,0 +1,94 @@
+"""The registry of run types is the one place that knows what a strategy is."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.programs import REPOSITORY
+
+from testbed.config.run_types import STRATEGIES, StrategyEntry
+
+OWN_FILES = {f"src/testbed/strategies/{entry.module}.py" for entry in STRATEGIES.values()}
+REGISTRY = "src/testbed/config/run_types.py"
+# where a word is the name of a run type and means something else, or names runs to be started
+ALLOWED = {
+    "src/testbed/experiments/": "studies name the runs that they start",
+    "src/testbed/distributed/process_group.py": "pipeline and tensor are axes of the device mesh",
+    "src/testbed/analysis/runs/load.py": "pipeline and tensor are axes of the device mesh",
+    "src/testbed/analysis/scaling/tables.py": "the two strategies of one study's table",
+    "src/testbed/profiling/trace.py": "allreduce is a part of a kernel's name",
+    "scripts/maintain/update_docs.py": "folders of the runs that a page shows",
+}
+
+
+def asked_by_name(source: str) -> Iterator[tuple[int, str]]:
+    """Yield lines that compare something with the name of a run type, or list two of them or more."""
+    for node in ast.walk(ast.parse(source)):
+        found: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            found = [node.left, *node.comparators]
+            found += [item for each in found if isinstance(each, ast.Tuple | ast.List | ast.Set) for item in each.elts]
+        elif isinstance(node, ast.MatchValue):
+            found = [node.value]
+        elif isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
+            items = node.keys if isinstance(node, ast.Dict) else node.elts
+            named = [item for item in items if isinstance(item, ast.Constant) and item.value in STRATEGIES]
+            found = list(named) if len(named) > 1 else []
+        for item in found:
+            if isinstance(item, ast.Constant) and isinstance(item.value, str) and item.value in STRATEGIES:
+                yield item.lineno, item.value
+
+
+def is_allowed(path: str) -> bool:
+    return path in OWN_FILES or path == REGISTRY or any(path.startswith(each) for each in ALLOWED)
+
+
+def programs() -> list[Path]:
+    return sorted([*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py")])
+
+
+def test_nothing_but_the_registry_asks_for_a_run_type_by_name():
+    found = {
+        f"{path.relative_to(REPOSITORY)}:{line}: {name}"
+        for path in programs()
+        if not is_allowed(str(path.relative_to(REPOSITORY)))
+        for line, name in asked_by_name(path.read_text())
+    }
+    assert not found, f"ask for a field of StrategyEntry ({REGISTRY}) instead"
+
+
+def test_every_exception_is_needed():
+    for allowed in ALLOWED:
+        files = [path for path in programs() if str(path.relative_to(REPOSITORY)).startswith(allowed)]
+        assert any(list(asked_by_name(path.read_text())) for path in files), allowed
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'x == "ddp"',
+        'x in ("fsdp", y)',
+        'KNOWN = ("ddp", "fsdp")',
+        'match x:\n    case "ddp":\n        pass',
+        '{"dp": 1, "ddp": 2}',
+    ],
+)
+def test_a_question_by_name_is_seen(source):
+    assert list(asked_by_name(source))
+
+
+def test_a_row_answers_every_question():
+    for field in dataclasses.fields(StrategyEntry):
+        assert field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING, field.name
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"equals_baseline": False}, {"differs_because": "of a reason"}, {"refuses": {"no such flag": "why"}}]
+)
+def test_a_row_that_contradicts_itself_is_refused(wrong):
+    with pytest.raises(TypeError, match="AllReduce: "):
+        dataclasses.replace(STRATEGIES["allreduce"], **wrong)
