@@ -277,8 +277,7 @@ def _lines(text: str, program: Program) -> tuple[list[tuple[int, Line]], str]:
         rest = line[found.start() :]
         figures = {name: _figure(name, pattern, rest) for name, pattern in patterns.items()}
         lines.append((int(found[1]), {name: value for name, value in figures.items() if value is not None}))
-    return lines, "
-".join(others)
+    return lines, "\n".join(others)
 
 
 def _figure(name: str, pattern: re.Pattern[str], line: str) -> float | None:
