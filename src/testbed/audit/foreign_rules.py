@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
@@ -11,7 +10,6 @@ from testbed.audit.finding import Finding, Rule
 from testbed.audit.reported import ANY, Reported
 from testbed.audit.run_rules import is_exact
 from testbed.model.flops import PEAK_FLOPS_PER_S
-from testbed.planner.devices import devices
 
 SAME_PEAK = 0.02  # data sheets and programs round a board's peak
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
@@ -146,7 +144,7 @@ def header_multiplies(item: Reported) -> Iterator[Finding]:
 
 def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
     """Compare the peak that an MFU is divided by with the device's, and FLOP/s with what the device can do."""
-    peak = peak_of(item.device_name) if item.device_name else None
+    peak = PEAK_FLOPS_PER_S.get((item.device_name or "", "bf16"))
     if item.mfu is not None and item.peak_flops:
         said = f"the MFU of {item.mfu:.2%} is of {item.peak_flops / 1e12:,.1f} TFLOP/s"
         of_device = f"{item.mfu * item.peak_flops / peak:.2%} of the device's peak" if peak else None
@@ -165,25 +163,6 @@ def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
     if item.tflops is not None and peak and item.tflops * 1e12 > peak:
         said = f"{item.tflops:,.1f} TFLOP/s per device is more than the {peak / 1e12:,.1f} of {item.device_name}"
         yield item.fails(Rule.FOLLOWS, f"{said} (data sheet, dense bfloat16)")
-
-
-def peak_of(device_name: str) -> float | None:
-    """Return dense bfloat16 FLOP/s of a device as its driver names it; None: unknown, or boards of several peaks."""
-    if peak := PEAK_FLOPS_PER_S.get((device_name, "bf16")):
-        return peak
-    words = re.sub(r"[^a-z0-9]+", " ", device_name.lower())
-    named = (device for device in devices().values() if re.search(_chip(device.name), words))
-    peaks = {device.peak_flops.get("bf16") for device in named}
-    return peaks.pop() if len(peaks) == 1 else None
-
-
-def _chip(name: str) -> str:
-    """Return how a driver names a device or a variant of it: A100 for A100-SXM4-80GB. A Ti or a Super is another."""
-    chip = re.split(r"[-_ ]", name.lower())[0]
-    if chip.startswith("rtx"):
-        of_ada = " ada" if "ada" in name else ""
-        return rf"rtx ?{chip.removeprefix('rtx')}{of_ada}(?![0-9])(?! ?(ti|super|d|laptop|mobile)\b)"
-    return rf"(?<![a-z0-9]){re.escape(chip)}(?![0-9])"
 
 
 def losses_are_numbers(item: Reported) -> Iterator[Finding]:
