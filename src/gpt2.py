@@ -12,14 +12,26 @@ run writes.
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 STARTED_S = time.perf_counter()
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # so that `testbed` is this checkout's, installed or not
 
 from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
-from testbed.planner.automatic import best_plan
+
+if TYPE_CHECKING:
+    from testbed.config.automatic_run_type import Taken
+    from testbed.config.flags import Asked
+    from testbed.distributed.launch import Launch
+
+
+def best_plan(asked: "Asked", launch: "Launch") -> "Taken | None":
+    """Return the plan's fastest run. Only `--run_type auto` loads the planner."""
+    from testbed.planner import automatic
+
+    return automatic.best_plan(asked, launch)
+
 
 if __name__ == "__main__":
     # ends here after --help or an error, before torch is imported

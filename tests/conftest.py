@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +19,22 @@ STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", AUDIT_E
 FREE = ("git", "uname")  # every record of a run asks for the commit, and the platform module once for the processor
 started: list[str] = []  # by the test that runs now
 starting_fixtures: set[tuple[str, str]] = set()  # below which folder or file, name
+
+
+def pytest_addoption(parser):
+    parser.addoption("--drills", type=int, default=2, help="how often test_kill_and_resume.py disturbs a run")
+    parser.addoption("--drill-seed", type=int, help="seed of the first drill; those after it count on (default: drawn)")
+
+
+def pytest_generate_tests(metafunc):
+    if "drill_seed" in metafunc.fixturenames:
+        metafunc.parametrize("drill_seed", range(metafunc.config.getoption("--drills")), indirect=True)
+
+
+@pytest.fixture
+def drill_seed(request) -> int:
+    first = request.config.getoption("--drill-seed")
+    return random.randrange(10**6) if first is None else first + request.param
 
 
 def note_start(event: str, arguments: tuple) -> None:

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Several hosts on one machine, as network namespaces, with a rate and a delay on every link. Root only.
+"""Several hosts on one machine, as network namespaces, with a rate on every link. Root only.
 
     python scripts/lab/network.py run --hosts 2 --rate 100mbit -- torchrun src/gpt2.py --run_type ddp --model nano
-    python scripts/lab/network.py run --hosts 2 --delay_ms 5 -- python src/gpt2.py --run_type fsdp --model nano
+    python scripts/lab/network.py run --hosts 2 -- python src/gpt2.py --run_type fsdp --model nano
     python scripts/lab/network.py run --hosts 2 -- deepspeed src/gpt2.py --run_type optimized --model nano
     python scripts/lab/network.py up --hosts 2 --rate 1gbit &   # for an hour, or until
     python scripts/lab/network.py down testbed-1a2b3c
 
 `run` brings the hosts up, starts the command on each of them, and takes everything down again. torchrun and deepspeed
 get the flags for several nodes filled in; a program without a launcher the variables of one rank per host. Hosts are
-called host1, host2, ...; the first one is the master. With --delay_ms packets go through a switch in user space, which
-has a cost of its own: compare such runs with --delay_ms 0. See docs/network.md.
+called host1, host2, ...; the first one is the master. See docs/network.md.
 
 Exit code of `run`: 0 when the command ended with 0 on every host, 1 when not, 2 for what was typed.
 """
@@ -39,10 +38,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     shared.add_argument("--hosts", type=positive, default=2, metavar="N", help="hosts, 1 to 32 (default: %(default)s)")
     text = "of every link in both directions: 100mbit, 1gbit, ... (default: %(default)s)"
     shared.add_argument("--rate", default="unlimited", metavar="RATE", help=text)
-    text = (
-        "one way, through the switch in user space; 0 = that switch without a delay (default: a bridge of the kernel)"
-    )
-    shared.add_argument("--delay_ms", type=float, metavar="MS", help=text)
     up = commands.add_parser("up", parents=[shared], help="make hosts, and wait")
     text = "make hosts, run a command on each, take them down"
     run = commands.add_parser("run", parents=[shared], help=text, usage="%(prog)s [options] -- COMMAND")
@@ -72,10 +67,9 @@ def link_of(arguments: argparse.Namespace):
     from testbed.experiments.network_lab.links import Link, parse_rate
 
     try:
-        rate = parse_rate(arguments.rate)
+        return Link(parse_rate(arguments.rate))
     except ValueError as error:
         raise InputError(f"--rate: {error}") from None
-    return Link(rate, None if arguments.delay_ms is None else arguments.delay_ms / 1000)
 
 
 def up(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
@@ -28,8 +27,6 @@ from testbed.program import program
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "results"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
-PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
-NETWORK_BLOCKS = ("what was measured", "strategies", "all-reduce", "overlap", "levers")
 
 
 def quickstart() -> str:
@@ -89,44 +86,10 @@ def model_states() -> str:
     return "```\n" + "\n".join(table(counts)) + "\n```"
 
 
-def network(name: str) -> str:
-    from testbed.experiments.network_lab.study_file import STUDY_FILE
-    from testbed.experiments.network_lab.tables import blocks
-
-    return blocks(STUDY_FILE.read(RESULTS / "network"))[name]
-
-
-def planner_study(name: str) -> str:
-    from testbed.experiments.calibration.study_file import STUDY_FILE
-    from testbed.experiments.calibration.study_tables import blocks
-
-    return blocks(STUDY_FILE.read(RESULTS / "planner"))[name]
-
-
-def planner_memory() -> str:
-    from testbed.experiments.calibration.memory_study import MEMORY_FILE, memory_table
-
-    return memory_table(MEMORY_FILE.read(RESULTS / "planner"))
-
-
 def metrics_fields() -> str:
     from testbed.metrics import schema
 
     return schema.sections()
-
-
-def race() -> str:
-    rows = json.loads((RESULTS / "race" / "simulation.json").read_text(encoding="utf-8"))["rows"]
-    lines = [
-        "| field and noise | races | the fastest eliminated | one left | took the fastest (sweep) | mean runs, p90 |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        took = f"{row['took_it']:.1%} ({row['sweep_took_it']:.1%})"
-        runs = f"{row['mean_runs']:.1f}, {row['p90_runs']:.0f} of {row['sweep_runs']}"
-        cells = (row["case"], f"{row['races']:,}", f"{row['wrong']:.1%}", f"{row['decided']:.0%}", took, runs)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def planner_score() -> str:
@@ -149,11 +112,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "sweep": sweep,
     "certificate": certificate,
     "model states": model_states,
-    "race": race,
-    **{name: partial(network, name) for name in NETWORK_BLOCKS},
-    **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
-    "planner memory": planner_memory,
     "deepspeed keys": deepspeed_keys,
     "planner score": planner_score,
 }

@@ -36,8 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> None:
     arguments = parse_arguments()
-    from testbed.analysis.profiles.diff import diff, read_summary
-    from testbed.analysis.profiles.document import diff_text
+    from testbed.analysis.profiles.diff import diff, diff_text, read_summary
 
     a, b = read_summary(arguments.a), read_summary(arguments.b)
     with holding_together(f"{arguments.a} or {arguments.b}"):

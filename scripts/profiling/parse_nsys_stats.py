@@ -3,9 +3,9 @@
 
     python scripts/profiling/parse_nsys_stats.py --run_dir checkpoint/ddp
 
-It reads profiles/nsys_stats*.txt (nsys stats), *.csv (nsys stats --format csv), *.sqlite (nsys export) and, from a run
-with --profile, profiler_logs/rank*.pt.trace.json; see docs/profiling.md. Exit code 1: a file does not read, and nothing
-was written; 2: there is no profile, or a flag is wrong.
+It reads profiles/nsys_stats*.txt (nsys stats), *.csv (nsys stats --format csv) and, from a run with --profile,
+profiler_logs/rank*.pt.trace.json; see docs/profiling.md. Exit code 1: a file does not read, and nothing was written;
+2: there is no profile, or a flag is wrong.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> None:
     arguments = parse_arguments()
-    from testbed.analysis.profiles.document import summary_text
-    from testbed.analysis.profiles.summary import write_summary
+    from testbed.analysis.profiles.summary import summary_text, write_summary
 
     try:
         path, summary = write_summary(arguments.run_dir, arguments.optimizer_steps, arguments.ranks_in_profile)

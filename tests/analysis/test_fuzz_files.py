@@ -6,12 +6,10 @@ training_metrics.json and what the audit reads have tests/metrics/test_metrics_f
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import json
 import shutil
-import sqlite3
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from support.fuzz import (
     OS_ERRORS,
     READ,
     REFUSED,
-    Fuzz,
     Reader,
     Refused,
     break_in_every_way,
@@ -36,10 +33,8 @@ from support.peers_examples import NANOGPT, OURS, THREE, TRAINER, example, one_s
 from support.programs import REPOSITORY
 from support.sweep_cases import as_sweep, finish, request
 
-from testbed.analysis.profiles.document import summary_text
 from testbed.analysis.profiles.nsight import read_stats
-from testbed.analysis.profiles.nsight_sqlite import read_export
-from testbed.analysis.profiles.summary import write_summary
+from testbed.analysis.profiles.summary import summary_text, write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
@@ -235,12 +230,6 @@ READERS = {
         os_errors=OS_ERRORS,
         outcomes=(REFUSED,),
     ),
-    "SQLite export of nsys": Reader(
-        lambda folder: nsys_examples.write_sqlite(folder / "nsys_17_node0.sqlite"),
-        "nsys_17_node0.sqlite",
-        lambda folder: read_export(folder / "nsys_17_node0.sqlite"),
-        broken=broken_bytes,
-    ),
     "profile_summary.json": Reader(
         profile_summary,
         "a/profiles/profile_summary.json",
@@ -258,31 +247,3 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 def test_no_file_breaks_its_reader(tmp_path, name):
     break_in_every_way(name, READERS[name], tmp_path / "files")
-
-
-def test_no_value_in_an_export_of_nsys_breaks_its_reader(tmp_path):
-    """A column of SQLite holds values of any type, whatever its name says."""
-    path = nsys_examples.write_sqlite(tmp_path / "nsys_17_node0.sqlite")
-    whole = path.read_bytes()
-    with sqlite3.connect(path) as database:
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        places = [
-            (table, row[1]) for table in tables for row in database.execute(f"PRAGMA table_info({table})").fetchall()
-        ]
-    values = st.sampled_from([None, -1, 0, 2**62, -(2**63), 0.5, 1e300, float("inf"), "", "text", "a\nb", b"\xff\x00"])
-    change = st.tuples(st.sampled_from(places), values, st.integers(0, 3))
-    fuzz = Fuzz("values in an SQLite export of nsys", (InputError,), tmp_path, path.name)
-
-    def one_change(changes: list) -> None:
-        path.write_bytes(whole)
-        database = sqlite3.connect(path)
-        for (name, column), value, row in changes:
-            where = f"WHERE rowid = (SELECT rowid FROM {name} LIMIT 1 OFFSET {row})" if row else ""
-            with contextlib.suppress(sqlite3.Error):  # a key keeps its type
-                database.execute(f'UPDATE {name} SET "{column}" = ? {where}', (value,))
-        database.commit()
-        database.close()
-        fuzz.case(lambda: read_export(path), changes)
-
-    fuzz.draw(st.lists(change, min_size=1, max_size=2), 150, one_change)
-    fuzz.check(READ, REFUSED)

@@ -11,8 +11,7 @@ from support.metrics_examples import example_metrics, v20_metrics
 from support.nsight_cases import DIFF, chrome_trace, run_folder, text_file
 from support.programs import run_here
 
-from testbed.analysis.profiles.diff import diff, read_summary
-from testbed.analysis.profiles.document import diff_text
+from testbed.analysis.profiles.diff import diff, diff_text, read_summary
 from testbed.analysis.profiles.summary import PER_STEP, summarize, write_summary
 
 
@@ -100,32 +99,6 @@ def test_nested_ranges_do_not_dilute_the_share_of_all_reduce(before, after):
     nested = {row["name"]: row["nested_in"] for row in summarize(after)["tables"]["nvtx_sum"]["rows"]}
     assert nested[":DeepSpeedEngine.backward"] == ":train/backward"
     assert nested[":DeepSpeedEngine.allreduce_gradients"] == ":DeepSpeedEngine.backward"
-
-
-def test_a_diff_gives_shares_of_the_ranges_that_both_mark(before, after):
-    """Of its own outermost ranges all-reduce falls from 69.3 to 47.7 %, as the second profile marks more of them."""
-    changes = diff(summarize(before), summarize(after))
-    assert changes["shares"]["of"] == [":DeepSpeedEngine.backward"]
-    shares = {row["name"]: row["percent"] for row in changes["shares"]["rows"]}
-    assert shares[":DeepSpeedEngine.allreduce_gradients"] == pytest.approx(
-        [100 * 2_093_359_690_089 / 2_765_967_562_725, 100 * 42_592_466_395 / 62_133_803_775]
-    )
-    assert ":DeepSpeedEngine.backward" not in shares and ":train/optimizer_step" not in shares
-    said = " ".join(diff_text(changes).split())
-    assert "Share of :DeepSpeedEngine.backward, which both mark, %" in said
-    assert ":DeepSpeedEngine.allreduce_gradients 75.7 68.5 -7.1" in said
-
-
-def test_marking_more_ranges_of_the_same_step_changes_no_share(before):
-    """The same step, in which the second profile marks train/step and train/optimizer_step too."""
-    a = summarize(before)
-    b = json.loads(json.dumps(a))
-    like = b["tables"]["nvtx_sum"]["rows"][0]
-    for name, factor in ((":train/step", 2.0), (":train/optimizer_step", 0.5)):
-        per_step = {"total_ns": factor * like[PER_STEP]["total_ns"], "count": 1.0}
-        b["tables"]["nvtx_sum"]["rows"].append({**like, "name": name, PER_STEP: per_step})
-    shares = diff(a, b)["shares"]["rows"]
-    assert len(shares) == 4 and all(row["percent"][0] == row["percent"][1] for row in shares)
 
 
 def test_the_diff_names_machine_and_deepspeed_file(before, after):

@@ -1,9 +1,8 @@
-"""The summary of a profile, from the sqlite export, from tables and from traces of torch.profiler."""
+"""The summary of a profile, from the tables of nsys stats and from traces of torch.profiler."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 
 import pytest
 from hypothesis import given, settings
@@ -15,73 +14,10 @@ from support.nsys_examples import UNIT
 from support.programs import run_here
 
 from testbed.analysis.profiles.diff import diff, read_summary
-from testbed.analysis.profiles.document import summary_text
-from testbed.analysis.profiles.nesting import innermost
-from testbed.analysis.profiles.nsight import REPORTS, read_stats
-from testbed.analysis.profiles.nsight_sqlite import read_export
-from testbed.analysis.profiles.summary import PER_STEP, summarize, write_summary
-from testbed.analysis.profiles.trace_operators import read_operators
+from testbed.analysis.profiles.summary import PER_STEP, summarize, summary_text, write_summary
+from testbed.analysis.profiles.trace_operators import innermost, read_operators
 
 PARSE = "scripts/profiling/parse_nsys_stats.py"
-
-
-def test_the_sqlite_export_gives_the_tables_of_nsys_stats(tmp_path):
-    export = read_export(example.write_sqlite(tmp_path / "nsys_17_node0.sqlite"))
-    expected = read_stats(text_file(tmp_path, example.stats_csv(), "nsys.csv"))
-    assert export.stats.trace == expected.trace
-    for report in REPORTS:
-        found = {(row.name, row.style): row for row in export.stats.tables[report].rows}
-        for row in expected.tables[report].rows:
-            mine, tolerance = found.pop((row.name, row.style)), 0.0006 if "size" in report else 0.051  # nsys rounds
-            for name in ("total", "count", "avg", "med", "min", "max", "stddev"):
-                assert getattr(mine, name) == pytest.approx(getattr(row, name), abs=tolerance, rel=1e-15), (row, name)
-            assert mine.time_percent == pytest.approx(row.time_percent, abs=0.051)
-        assert not found
-
-
-def test_exclusive_ranges_of_the_steps_add_up_to_the_steps(tmp_path):
-    """By hand, of each step of 100: 4 in no range inside it, backward 48 without the 4 in which it calls NCCL."""
-    export = read_export(example.write_sqlite(tmp_path / "a.sqlite"))
-    parts = {":train/step": 4, ":train/dataload": 10, ":train/forward": 30, ":train/backward": 44}
-    parts |= {"NCCL:ncclAllReduce": 4, ":train/optimizer_step": 8}
-    assert export.in_steps == {name: 6 * value * UNIT for name, value in parts.items()}
-    assert (export.num_ranks, export.num_steps) == (2, 3)
-    assert export.exclusive_ns["NCCL:ncclAllReduce"] == 6 * 5 * UNIT  # with the one in validation
-    assert export.exclusive_ns[":hook"] == 6 * 35 * UNIT  # on a thread of its own, so inside nothing
-
-
-def test_exposed_nccl_is_what_no_computation_of_the_device_covers(tmp_path):
-    """By hand: computation 20-50, 52-75, 90-95, 105-110; NCCL 65-92, so 75-90 is exposed. Validation is in no step."""
-    export = read_export(example.write_sqlite(tmp_path / "a.sqlite"))
-    assert len(export.device_steps) == 6
-    for step in export.device_steps:
-        found = (step.step_ns, step.compute_ns, step.nccl_ns, step.exposed_nccl_ns, step.nccl_instances)
-        assert found == (100 * UNIT, 63 * UNIT, 27 * UNIT, 15 * UNIT, 2)
-
-
-def test_a_range_that_never_ended_is_counted_and_a_half_step_is_no_step(tmp_path):
-    path = example.write_sqlite(tmp_path / "a.sqlite")
-    database = sqlite3.connect(path)
-    database.execute("UPDATE NVTX_EVENTS SET end = NULL WHERE text = 'train/step' AND start > 3000000000")
-    database.commit()
-    database.close()
-    export = read_export(path)
-    assert (export.num_steps, export.num_unclosed) == (2, 2)
-    assert "2 ranges were open when the trace ended" in " ".join(summarize(tmp_path)["warnings"])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path.write_text("no database, but long enough to look at" * 9), "is not an SQLite export"),
-        (lambda path: sqlite3.connect(path).execute("CREATE TABLE other (a)"), "holds no events"),
-        (lambda path: sqlite3.connect(path).execute("CREATE TABLE OSRT_API (start, end)"), "OSRT_API lacks nameId"),
-    ],
-)
-def test_a_database_of_something_else_is_refused(tmp_path, make, message):
-    make(tmp_path / "a.sqlite")
-    with pytest.raises(ValueError, match=message):
-        read_export(tmp_path / "a.sqlite")
 
 
 @settings(max_examples=100, deadline=None)
@@ -135,14 +71,11 @@ def test_the_fields_of_earlier_summaries_keep_their_names_and_forms(tmp_path):
     assert summary["generated_at_utc"][10] == "T" and summary["generated_at_utc"][-1] == "Z"
 
 
-@pytest.mark.parametrize("sqlite", [False, True])
-def test_phases_of_a_step_are_exclusive_and_add_up_to_it(tmp_path, sqlite):
-    """From the text the trainer's own ranges, from the events also what lies inside them (NCCL's calls)."""
-    phases = summarize(run_folder(tmp_path, sqlite=sqlite, metrics=example_metrics()))["phases"]
+def test_phases_of_a_step_are_exclusive_and_add_up_to_it(tmp_path):
+    phases = summarize(run_folder(tmp_path, metrics=example_metrics()))["phases"]
     found = {part["name"]: part["ns"] / UNIT for part in phases["parts"]}
-    nccl = {"NCCL:ncclAllReduce": 4.0, ":train/backward": 44.0} if sqlite else {":train/backward": 48.0}
-    rest = {":train/forward": 30.0, ":train/dataload": 10.0, ":train/optimizer_step": 8.0, ":train/step": 4.0}
-    assert found == pytest.approx(rest | nccl)
+    expected = {":train/forward": 30.0, ":train/dataload": 10.0, ":train/optimizer_step": 8.0, ":train/step": 4.0}
+    assert found == pytest.approx(expected | {":train/backward": 48.0})
     assert phases["step_ns"] == pytest.approx(100 * UNIT)
     assert sum(part["percent_of_step"] for part in phases["parts"]) == pytest.approx(100)
 
@@ -171,8 +104,8 @@ def test_without_steps_or_ranks_nothing_is_given_per_step(tmp_path):
 
 
 def test_a_trace_counts_once_however_many_files_show_it(tmp_path):
-    """Text twice, CSV and the database of one trace; then a second machine's trace, which is added."""
-    folder = run_folder(tmp_path / "run", sqlite=True, metrics=example_metrics())
+    """Text twice and CSV of one trace; then a second machine's trace, which is added."""
+    folder = run_folder(tmp_path / "run", metrics=example_metrics())
     text_file(folder / "profiles", example.stats_text("us", reports=("nvtx_sum",)), "nsys_stats_more.txt")
     text_file(folder / "profiles", example.stats_csv(), "nsys_all.csv")
     once = summarize(folder)

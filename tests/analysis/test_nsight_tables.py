@@ -117,24 +117,6 @@ def test_recorded_rows_are_read_to_the_last_digit(tmp_path, report):
     assert raw.strip().endswith(row.name)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: text.replace("288,000,864", "28,8000,864"), "which is not a whole number"),
-        (lambda text: text.replace("288,000,864", "2,88,00,864"), "Avg .ns. is 48000144.0, but 28800864 / 6"),
-        (lambda text: text.replace("288,000,864", "288,0x0,864"), "Total Time .* which is not a whole number"),
-        (lambda text: text.replace("48,000,144.0", "  48,000,144"), "not a number with 1 decimal"),
-        (lambda text: text.replace("  288,000,864", "-288,000,864 "), "does not fit the ruler|not a whole number"),
-    ],
-)
-def test_a_damaged_number_is_refused(tmp_path, change, message):
-    text = example.stats_text("us", reports=("nvtx_sum",))
-    assert change(text) != text
-    with pytest.raises(ValueError, match=message) as caught:
-        read_stats(text_file(tmp_path, change(text)))
-    assert str(tmp_path) in str(caught.value)
-
-
 def lines_changed(text: str, change) -> str:
     lines = text.split("\n")
     change(lines)
@@ -163,6 +145,8 @@ def replaced(number: int, old: str, new: str):
         (replaced(5, "Med (ns)", "Mid (ns)"), "line 6: nvtx_sum has unknown columns 'Mid .ns.' and lacks 'Med .ns.'"),
         (replaced(5, "Total Time (ns)", "Total Time (us)"), "leave --timeunit out"),
         (replaced(8, "18.0", "18.2"), "line 9: Time .* is 18.2, but its time is 18.05 %"),
+        (replaced(8, "288,000,864", "28,8000,864"), "which is not a whole number"),
+        (replaced(8, "288,000,864", "2,88,00,864"), "Avg .ns. is 48000144.0, but 28800864 / 6"),
         (replaced(8, "288,000,864", "283,000,864"), "line 9: Avg .ns. is 48000144.0, but 283000864 / 6"),
         (replaced(8, "48,000,144.0   48,000,144.0", "48,000,144.0   49,000,144.0"), "should lie between"),
         (lambda lines: lines.extend(lines[2:16]), "a second nvtx_sum table"),

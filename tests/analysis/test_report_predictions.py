@@ -17,8 +17,8 @@ from testbed.analysis.report.predictions import Judged, _where_wrong, prediction
 from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.runs.load import Run, load_run
 from testbed.errors import InputError
+from testbed.memory_model.memory import memory_of
 from testbed.planner.machines import cpu_core, machine_of
-from testbed.planner.memory import memory_of
 from testbed.planner.plan import Budget, PlannedRun
 from testbed.planner.plan_file import plan_record, write_plan
 from testbed.planner.recorded import job_of_record, prediction_for

@@ -16,6 +16,7 @@ from testbed.errors import value_text
 # Written out a second time: a field that leaves the program's list must be missed here.
 EQUAL_WORK = (
     *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
+    "label_smoothing",
     *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
     *("train_data_sha256", "optimizer_steps", "tokens", "math_changes", "lr_schedule"),

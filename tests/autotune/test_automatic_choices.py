@@ -31,9 +31,9 @@ from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
-from testbed.planner.job import DenseModel
-from testbed.planner.memory import SPARE
-from testbed.planner.model_states import elements_held
+from testbed.memory_model.job import DenseModel
+from testbed.memory_model.memory import SPARE
+from testbed.memory_model.model_states import elements_held
 
 WIDE = ["--embedding_size", "512"]  # states outweigh logits
 

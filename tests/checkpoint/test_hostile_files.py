@@ -21,15 +21,14 @@ from support.attack import Drill, watch_classes
 from support.checkpoint_files_cases import look_at_checkpoint, write_checkpoint
 from support.fuzz import bounded_memory
 from support.metrics_examples import example_metrics, save
-from support.nsys_examples import stats_text, write_sqlite
+from support.nsys_examples import stats_text
 from support.programs import TINY_RUN, data_flags
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from testbed.analysis.profiles.nccl_lines import read_log
+from testbed.analysis.profiles.nccl_logs import read_log
 from testbed.analysis.profiles.nsight import read_stats
-from testbed.analysis.profiles.nsight_sqlite import read_export
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.checkpoint import load
@@ -276,16 +275,6 @@ def test_a_state_is_not_read_through_a_link_out_of_its_folder(drill, name):
     assert "is a link that leads out of the checkpoint" in root_cause(caught.value)
 
 
-def test_no_database_runs_or_fills_the_memory(drill):
-    path = drill.given / "nsys_17_node0.sqlite"
-    with bounded_memory():
-        for what, content in hostile_files.databases(drill.outside):
-            path.write_bytes(content)
-            must_refuse = what in ("a column that computes", "a column of endless text", "a virtual table")
-            drill.case(what, lambda: read_export(path), (ValueError,), must_refuse)
-    drill.check(least_refused=3)
-
-
 def test_a_packed_trace_that_fills_the_memory_is_refused(drill, monkeypatch):
     monkeypatch.setattr("testbed.io.LARGEST_TEXT", 1 << 20)
     path = drill.given / "rank0.pt.trace.json.gz"
@@ -330,8 +319,6 @@ PLACES = {
     "packed trace": ("rank0.json.gz", nothing, lambda folder: read_operators(folder / "rank0.json.gz")),
     "text of nsys": ("nsys_stats_node0.txt", lambda folder: (folder / "nsys_stats_node0.txt").write_text(stats_text()),
                      lambda folder: read_stats(folder / "nsys_stats_node0.txt")),
-    "database of nsys": ("nsys_17_node0.sqlite", lambda folder: write_sqlite(folder / "nsys_17_node0.sqlite"),
-                         lambda folder: read_export(folder / "nsys_17_node0.sqlite")),
     "log of NCCL": ("nccl.log", nothing, lambda folder: read_log(folder / "nccl.log")),
     "RUN_COMPLETE.txt": ("run/RUN_COMPLETE.txt", lambda folder: save(folder / "run", example_metrics(num_steps=3)),
                          lambda folder: as_tsv(verify(folder))),

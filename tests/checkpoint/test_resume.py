@@ -38,6 +38,7 @@ RUNS = {
     "dp": (1, "--run_type dp"),  # these two refuse dropout
     "tensor": (2, "--run_type tensor"),
     "baseline, Muon": (1, f"--run_type baseline {DROPOUT} --optimizer muon"),
+    "ddp, label smoothing": (2, f"--run_type ddp {DROPOUT} --label_smoothing 0.2"),
     "ddp, bf16": (2, f"--run_type ddp {DROPOUT} --precision bf16"),
     "fsdp, native": (2, f"--run_type fsdp {DROPOUT} --precision bf16 --mixed_precision native"),
     "ZeRO 0": (2, f"--run_type optimized {DROPOUT} --zero_stage 0"),

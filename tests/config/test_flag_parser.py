@@ -81,11 +81,11 @@ def test_a_misspelt_flag_is_said_before_what_is_missing(capsys):
 
 def test_commands_of_a_program_have_flags_of_their_own(capsys):
     made = FlagParser(prog="program.py")
-    made.add_subparsers(dest="what").add_parser("run").add_argument("--delay_ms", type=float)
-    assert made.parse_args(["run", "--delay-ms", "3"]).delay_ms == 3
+    made.add_subparsers(dest="what").add_parser("run").add_argument("--patience_s", type=float)
+    assert made.parse_args(["run", "--patience-s", "3"]).patience_s == 3
     with pytest.raises(SystemExit):
-        made.parse_args(["run", "--dely_ms", "3"])
-    assert "--dely_ms is not a flag (did you mean --delay_ms?)" in capsys.readouterr().err
+        made.parse_args(["run", "--patince_s", "3"])
+    assert "--patince_s is not a flag (did you mean --patience_s?)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

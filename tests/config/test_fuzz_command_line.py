@@ -156,13 +156,8 @@ PROGRAMS = {
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
     "scripts/more/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
-    "scripts/fault_drill.py": "--faults= --seed= --only= --run_types= --model= --steps= --save_every= --jobs= "
-    "--collective_timeout= --grace_seconds=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
     "--seq_length= --global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
-    "scripts/planner_study.py": "--kinds= --links= --quick --repeats= --steps= --calibration= --tables=",
-    "scripts/network_study.py": "--parts= --strategies= --hosts= --links= --every --quick --repeats= --profile_runs= "
-    "--steps=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "
     "--epochs= --target_val_loss= --seq_length= --seed= --warmup_runs= --profile_runs= --run_timeout_s=",
 }  # fmt: skip
@@ -174,10 +169,7 @@ ALWAYS = {
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
     "scripts/more/compare_peers.py": ["--table", "nowhere.json"],
     "scripts/more/benchmark_gpu.py": ["--dry_run"],
-    "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
-    "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],
-    "scripts/planner_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}
 
@@ -197,7 +189,6 @@ def places(tmp_path, token_files) -> Path:
     return folder
 
 
-@pytest.mark.launches  # network_study tries whether a lab is possible
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_command_line_breaks_a_program(places, program, monkeypatch):
     monkeypatch.chdir(places)

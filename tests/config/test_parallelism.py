@@ -10,9 +10,9 @@ from support.programs import TINY_RUN, data_flags
 from support.settings import settings_of, typed
 
 from testbed.config.run_types import STRATEGIES
+from testbed.memory_model.job import DenseModel
+from testbed.memory_model.stages import balanced_stages, piece_costs
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.planner.job import DenseModel
-from testbed.planner.stages import balanced_stages, piece_costs
 
 
 @pytest.mark.parametrize(

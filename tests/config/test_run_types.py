@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.programs import REPOSITORY
+from support.settings import settings_of
 
+from testbed.analysis.runs.work import WORK_FIELDS, recorded_work
 from testbed.config.run_types import STRATEGIES, StrategyEntry
 
 OWN_FILES = {f"src/testbed/strategies/{entry.module}.py" for entry in STRATEGIES.values()}
@@ -92,3 +95,54 @@ def test_a_row_answers_every_question():
 def test_a_row_that_contradicts_itself_is_refused(wrong):
     with pytest.raises(TypeError, match="AllReduce: "):
         dataclasses.replace(STRATEGIES["allreduce"], **wrong)
+
+
+def class_of(entry: StrategyEntry) -> type:
+    return getattr(importlib.import_module(f"testbed.strategies.{entry.module}"), entry.class_name)
+
+
+def what_is_missing(entry: StrategyEntry) -> list[str]:
+    """Return what a strategy that is unlike the others must have of its own."""
+    found, own_test = [], f"tests/strategies/test_{entry.module}.py"
+    if not entry.equals_baseline and not (REPOSITORY / own_test).is_file():
+        found.append(f"{own_test}, as the agreement test leaves it out")
+    if entry.state_layout == "per_rank" and "full_state_dict" not in vars(class_of(entry)):
+        found.append(f"{entry.class_name}.full_state_dict: of which weights is the exported model?")
+    return found
+
+
+def test_no_strategy_lacks_what_it_needs():
+    assert {name: missing for name, entry in STRATEGIES.items() if (missing := what_is_missing(entry))} == {}
+
+
+def unlike() -> StrategyEntry:
+    return dataclasses.replace(
+        STRATEGIES["allreduce"],
+        equals_baseline=False,
+        differs_because="weights are averaged every 8 steps",
+        state_layout="per_rank",
+    )
+
+
+def test_what_a_strategy_of_its_own_kind_lacks_is_named():
+    assert what_is_missing(unlike()) == [
+        "tests/strategies/test_allreduce.py, as the agreement test leaves it out",
+        "AllReduce.full_state_dict: of which weights is the exported model?",
+    ]
+
+
+def test_a_strategy_that_differs_is_other_work_for_its_reason(token_files, monkeypatch):
+    """compare_runs gives unequal work no verdict, and prints the fields that differ."""
+    monkeypatch.setitem(STRATEGIES, "allreduce", unlike())
+    settings = settings_of(token_files, "--run_type", "allreduce", world_size=2)
+    assert settings.plan.math_changes == ("weights are averaged every 8 steps",)
+    ddp = settings_of(token_files, "--run_type", "ddp", world_size=2)
+    work = [
+        recorded_work(
+            {"optimizer": "AdamW", "lr_schedule": "cosine", "math_changes": list(each.plan.math_changes)},
+            each.as_dict(),
+        )
+        for each in (settings, ddp)
+    ]
+    assert [each["math_changes"] for each in work] == ["weights are averaged every 8 steps", "none"]
+    assert "math_changes" in WORK_FIELDS

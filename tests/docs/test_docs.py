@@ -63,7 +63,7 @@ def known_flags() -> str:
     """Return all sources in which a flag of this project can be defined."""
     folders = [REPOSITORY / "src", REPOSITORY / "scripts"]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".sh")]
-    return "\n".join(read(path) for path in [*REPOSITORY.glob("*.py"), *files])
+    return "\n".join(read(path) for path in [*REPOSITORY.glob("*.py"), REPOSITORY / "tests" / "conftest.py", *files])
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=relative)

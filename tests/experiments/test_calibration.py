@@ -1,43 +1,26 @@
-"""What a calibration measures, how its file is put together, and the study of its predictions."""
+"""What a calibration measures, and how its file is put together."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 
 import pytest
 import torch
-from support.programs import REPOSITORY
 
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import Stop
-from testbed.errors import InputError
-from testbed.experiments.calibration import memory_study, operations, sizes
+from testbed.experiments.calibration import operations, sizes
 from testbed.experiments.calibration.calibrate import Asked, calibrate, link_of, with_link, work_of
-from testbed.experiments.calibration.study import (
-    QUICK_WORKS,
-    UNLIMITED,
-    WORKS,
-    arms_of,
-    cells_of,
-    lab_link,
-    machine_of,
-    settings_by_name,
-)
-from testbed.experiments.calibration.study import Asked as AskedStudy
-from testbed.experiments.calibration.study_file import STUDY_FILE, choices, error_of, results
-from testbed.experiments.calibration.study_tables import blocks, draw
 from testbed.experiments.calibration.whole_steps import check_setting, time_steps
 from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Setting, Work
-from testbed.experiments.fault_drill.work import write_made_up_tokens
+from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.planner.calibration import Calibration, Collective, read_calibration
 from testbed.planner.constants import constants_of_calibration
 from testbed.planner.step_time import step_time
 
 CPU = torch.device("cpu")
-MIB = 2**20
 TINY = Setting(layers=2, heads=2, hidden=32, vocab=1024, seq_length=16, micro_batch=1, accumulation=4)
 
 
@@ -140,144 +123,3 @@ def test_a_machine_is_calibrated_and_planned_with(tmp_path, monkeypatch):
             TINY.job(kind, ranks, "fp32"), calibration.machine(ranks), constants_of_calibration(calibration)
         )
         assert 0 < time.low <= time.seconds <= time.high < 60
-
-
-def asked_study(folder, **changes) -> AskedStudy:
-    values = {
-        "works": WORKS,
-        "kinds": tuple(FLAGS_OF_KIND),
-        "links": (UNLIMITED, "100mbit"),
-        "repeats": 1,
-        "steps": 8,
-        "warmup_steps": 3,
-        "folder": str(folder),
-        "program": "src/gpt2.py",
-        "network": "scripts/lab/network.py",
-    }
-    return AskedStudy(**{**values, **changes})
-
-
-def test_the_study_runs_every_run_type_of_a_cpu_at_sizes_of_no_calibration(tmp_path):
-    (tmp_path / "data").mkdir()
-    write_made_up_tokens(tmp_path / "data", 1000)
-    asked = asked_study(tmp_path)
-    cells, arms = cells_of(asked), arms_of(asked)
-    assert len(settings_by_name(cells)) == len(arms)
-    assert len(cells) == len(arms) == 4 * (8 + 13 + 13)
-    assert len({cell.folder for cell in cells}) == len(cells)
-    assert len({arm.of_set for arm in arms}) == 12
-    calibrated = {Setting(**each) for each in sizes.SETTINGS["cpu"]}
-    assert not calibrated & {arm.work.setting(arm.kind, arm.ranks) for arm in arms}
-    for arm in arms:  # the same batch for all runs that compete
-        assert arm.job("fp32").global_batch == arm.work.batch
-    with pytest.raises(InputError, match="cannot run"):
-        odd = dataclasses.replace(QUICK_WORKS[0], heads=1)
-        settings_by_name(cells_of(asked_study(tmp_path, works=(odd,))))
-
-
-def test_the_study_of_memory_runs_every_run_type_on_one_two_and_four_ranks(tmp_path):
-    (tmp_path / "data").mkdir()
-    write_made_up_tokens(tmp_path / "data", 1000)
-    asked = memory_study.of_memory(asked_study(tmp_path))
-    cells = cells_of(asked)
-    assert len(settings_by_name(cells)) == len(cells) == 8 + 13 + 13
-    assert {cell.ranks for cell in cells} == {1, 2, 4}
-    assert all(memory_study.RETURNED in cell.command for cell in cells)
-
-
-def test_the_table_of_memory_counts_what_is_large_enough():
-    rows = [
-        {"kind": "ddp", "ranks": 2, "measured_bytes": 1000 * MIB, "predicted_bytes": 1050 * MIB},
-        {"kind": "fsdp", "ranks": 2, "measured_bytes": 800 * MIB, "predicted_bytes": 1000 * MIB},
-        {"kind": "tensor", "ranks": 4, "measured_bytes": 100 * MIB, "predicted_bytes": 300 * MIB},
-    ]
-    found = memory_study.results({"rows": rows})
-    assert (found["rows"], found["within"], found["worst"]) == (2, 1, pytest.approx(0.25))
-    head = {name: content()[name] for name in ("git_commits", "hardware", "env")}
-    table = memory_study.memory_table({"rows": rows, "results": found, "command_line": "x", **head})
-    assert "| ddp | 2 | 1,000 | 1,050 | +5.0% |" in table and "+200.0% (small)" in table
-
-
-def test_a_slow_link_of_the_study_has_the_lab_s_rate_and_bucket():
-    link = lab_link("100mbit")
-    assert link.bytes_per_s == 12.5e6 and 0 < link.burst_bytes < 1e6
-    arm = next(arm for arm in arms_of(asked_study("x")) if arm.link == "100mbit")
-    machine = machine_of(arm, Calibration())
-    assert machine.link_of(2) == link and machine.devices == 2
-
-
-def row(kind: str, predicted: float, *measured: float, work: str = "w", link: str = UNLIMITED) -> dict:
-    bounds = {"low_s": 0.9 * predicted, "high_s": 1.1 * predicted}
-    parts = {"matrix products": predicted}
-    place = {"work": work, "kind": kind, "ranks": 2, "link": link}
-    return {**place, "measured_s": list(measured), "predicted_s": predicted, **bounds, "parts": parts}
-
-
-def content() -> dict:
-    rows = [
-        row("ddp", 0.105, 0.1, 0.1, 0.11),
-        row("fsdp", 0.2, 0.21),
-        row("tensor", 0.3, 0.15),
-        row("ddp", 0.7, 0.8, link="100mbit"),
-        row("pipeline 1f1b", 0.75, 0.5, link="100mbit"),
-    ]
-    return {
-        **STUDY_FILE.head("python scripts/planner_study.py"),
-        "steps": 8,
-        "warmup_steps": 3,
-        "git_commits": ["abc"],
-        "calibration": {"seconds": 10, "whole_steps": 4},
-        "hardware": {"cpu_name": "a CPU", "cpu_cores_visible": 2},
-        "env": {"torch_version": "9.9"},
-        "rows": rows,
-        "not_measured": {},
-    }
-
-
-def test_results_are_errors_coverage_and_the_choice_of_each_set():
-    found = results(content())
-    assert error_of(content()["rows"][0]) == pytest.approx(0.05)
-    assert found["errors"]["all"]["median"] == pytest.approx(0.125)
-    assert found["errors"]["tensor"]["median"] == pytest.approx(1.0)
-    assert found["covered"] == pytest.approx(2 / 5)
-    near, far = choices(content())
-    assert (near["chosen"], near["best"], near["loss"]) == ("ddp", "ddp", 0.0)
-    assert (far["chosen"], far["best"]) == ("ddp", "pipeline 1f1b") and far["loss"] == pytest.approx(0.6)
-    assert found["chosen_well"] == 1
-
-
-def test_a_study_is_written_read_and_drawn(tmp_path):
-    STUDY_FILE.write(tmp_path / STUDY_FILE.name, content())
-    read = STUDY_FILE.read(tmp_path)
-    tables = blocks(read)
-    assert (
-        "| w | ddp | 2 | unlimited | 100.0 | 105.0 [94.5, 115.5] | +5.0% | matrix products |"
-        in tables["planner predictions"]
-    )
-    assert "1 of 2 sets" in tables["planner study"]
-    assert draw(read, tmp_path).stat().st_size > 10_000
-
-
-def test_the_program_says_what_is_wrong(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("planner_study", REPOSITORY / "scripts" / "planner_study.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with pytest.raises(InputError, match="after the 3 of warm-up"):
-        module.asked_for(module.parse_arguments(["--steps", "4"]))
-    with pytest.raises(InputError, match="is not one of"):
-        module.asked_for(module.parse_arguments(["--kinds", "ddq"]))
-    with pytest.raises(InputError, match="unlimited"):
-        module.asked_for(module.parse_arguments(["--links", "fast"]))
-    quick = module.asked_for(module.parse_arguments(["--quick"]))
-    assert quick.works == QUICK_WORKS and quick.links == (UNLIMITED,)
-
-
-def test_a_page_is_made_of_a_study(tmp_path):
-    spec = importlib.util.spec_from_file_location("planner_study", REPOSITORY / "scripts" / "planner_study.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    STUDY_FILE.write(tmp_path / STUDY_FILE.name, content())
-    page = tmp_path / "README.md"
-    for _ in range(2):  # made, then filled again
-        assert module.show(module.parse_arguments(["--tables", str(tmp_path), "--into", str(page)])) == 0
-    assert page.read_text().count("| w | ddp | 2 | unlimited |") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ import psutil
 import pytest
 from support.lab_links_cases import (
     NEEDS_PING,
-    NO_SWITCH,
     PING,
     inside,
     needs_lab,
@@ -38,7 +36,6 @@ from testbed.experiments.network_lab.links import (
     spelled_rate,
     why_impossible,
 )
-from testbed.experiments.network_lab.relay import Switch
 
 
 def round_trip_ms(made) -> float:
@@ -56,10 +53,7 @@ def test_rates_are_read_and_spelled_as_tc_does():
 
 
 def test_a_link_says_what_it_is_and_its_bucket_suits_its_rate():
-    links_ = [Link(), Link(10**9), Link(None, 0.0), Link(None, 0.005), Link(10**8, 0.001)]
-    assert [str(link) for link in links_] == [
-        "unlimited", "1 Gbit/s", "switch +0 ms", "switch +5 ms", "100 Mbit/s, switch +1 ms",
-    ]  # fmt: skip
+    assert [str(link) for link in (Link(), Link(10**9))] == ["unlimited", "1 Gbit/s"]
     assert [Link(rate).burst_bytes for rate in (10**6, 10**8, 10**9, 10**10)] == [65536, 250_000, 524_288, 5_000_000]
 
 
@@ -74,14 +68,12 @@ def test_only_root_makes_a_lab(monkeypatch):
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here: apt-get install util-linux")
 def test_without_the_capability_the_reason_is_the_kernels():
     """As in a container that was not given it: the tests of labs skip with this instead of failing."""
-    code = (
-        "from testbed.experiments.network_lab import links; print(links.why_impossible()); print(links.why_no_switch())"
-    )
+    code = "from testbed.experiments.network_lab import links; print(links.why_impossible())"
     for capability in ("sys_admin", "net_admin"):
         command = ["setpriv", "--bounding-set", f"-{capability}", sys.executable, "-c", code]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
         said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
-        assert said.stdout.count("Operation not permitted") == 2, (capability, said.stdout)
+        assert "Operation not permitted" in said.stdout, (capability, said.stdout)
 
 
 @pytest.mark.launches
@@ -98,51 +90,10 @@ def test_what_is_typed_wrong_is_one_sentence():
         (["run", "--seconds", "0", "--", "true"], "--seconds"),
         (["up", "--hosts", "33"], "33 hosts"),
         (["up", "--seconds", "0"], "--seconds"),
-        (["up", "--delay_ms", "-1"], "-1 ms"),
         (["down", "testbed-none"], "testbed-none"),
     ):
         said = run_here("scripts/lab/network.py", *words)
         assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, (words, said.stderr)
-
-
-def packet(destination: int, size: int = 100) -> bytes:
-    return bytes([0x45, *[0] * 15, 10, 77, 0, destination]) + bytes(size - 20)
-
-
-def test_the_switch_delays_limits_and_keeps_the_order():
-    ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-    switch = Switch([ours.fileno() for ours, _ in ends], delay_s=0.05, seconds_per_byte=0.0001)
-    for size in (200, 100):
-        switch.accept(packet(2, size), 8.0)
-    for foreign in (packet(3), packet(0), bytes([0x60, *[0] * 39])):
-        switch.accept(foreign, 8.0)
-    assert switch.queued_bytes == 300
-    assert switch.deliver(8.0) == pytest.approx(8.07), "20 ms for the bytes of the first packet, 50 ms on its way"
-    assert switch.deliver(8.0699) > 8.0699 and switch.queued_bytes == 300
-    assert switch.deliver(8.0701) == pytest.approx(8.08), "and 10 ms more for those of the second"
-    assert switch.deliver(8.0801) is None and switch.queued_bytes == 0
-    assert [len(ends[1][1].recv(9000)) for _ in range(2)] == [200, 100]
-
-
-def test_a_packet_that_its_host_cannot_take_is_lost_and_the_switch_goes_on(monkeypatch):
-    """A device that is down answers EIO."""
-    taken = []
-
-    def write(device: int, data: bytes) -> int:
-        if device == 1:
-            raise OSError(errno.EIO, "down")
-        taken.append(len(data))
-        return len(data)
-
-    monkeypatch.setattr(os, "write", write)
-    switch = Switch([1, 2], delay_s=0.0, seconds_per_byte=0.0)
-    for destination in (1, 2):
-        switch.accept(packet(destination), 8.0)
-    assert switch.deliver(8.0) is None and (taken, switch.queued_bytes) == ([100], 0)
-    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EBADF, "no device")))
-    switch.accept(packet(2), 9.0)
-    with pytest.raises(OSError, match="no device"):
-        switch.deliver(9.0)
 
 
 def example_lab(num_hosts: int = 2):
@@ -212,28 +163,15 @@ else:
 
 
 @needs_lab
-@pytest.mark.parametrize(
-    "delay_s",
-    [pytest.param(None, id="bridge"), pytest.param(0.0, id="switch in user space", marks=NO_SWITCH)],
-)
-def test_a_link_carries_what_its_rate_says(nothing_left, tmp_path, delay_s):
+def test_a_link_carries_what_its_rate_says(nothing_left, tmp_path):
     said = []
-    with lab(2, Link(parse_rate("40mbit"), delay_s)) as made:
+    with lab(2, Link(parse_rate("40mbit"))) as made:
         command = [sys.executable, "-c", TRANSFER]
         ends = run_on_hosts(made, command, tmp_path, 30, on_output=lambda host, line: said.append((host, line)))
     assert [(end.exit_code, end.ended_by_us) for end in ends] == [(0, False)] * 2
     ((host, line),) = said
     # headers take 4 % of what an MTU of 1500 carries, the bucket gives 100 kB of 4 MB at once
     assert host == 1 and 0.8 * 5e6 < float(line.split()[1]) < 1.08 * 5e6
-
-
-@needs_lab
-@NO_SWITCH
-@NEEDS_PING
-def test_the_switch_in_user_space_adds_its_delay_each_way(nothing_left):
-    with lab(2, Link(None, 0.0)) as at_once, lab(2, Link(None, 0.010)) as delayed:
-        base_ms = round_trip_ms(at_once)
-        assert 20 <= round_trip_ms(delayed) < 20 + base_ms + 10
 
 
 @needs_lab

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from support.lab_links_cases import (
     NEEDS_PING,
-    NO_SWITCH,
     PING,
     PROGRAM,
     needs_lab,
@@ -74,10 +73,9 @@ def test_a_lab_stays_up_until_it_is_taken_down_by_name_or_its_time_is_over(nothi
 
 
 @needs_lab
-@NO_SWITCH
 def test_a_lab_whose_process_was_killed_is_still_taken_down(nothing_left, stays_up):
     """kill -9: no line of the program runs any more."""
-    process, name = stays_up("--delay_ms", "1")
+    process, name = stays_up()
     sleeper = subprocess.Popen(["ip", "netns", "exec", f"{name}-1", "sleep", "100"])
     process.kill()
     process.wait()

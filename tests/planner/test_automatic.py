@@ -9,7 +9,7 @@ from support.settings import checked_run, launch
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.errors import InputError
-from testbed.planner.automatic import best_plan, constants_here, job_of_settings
+from testbed.planner.automatic import best_plan, constants_here, job_on
 from testbed.planner.calibration import CALIBRATION
 from testbed.planner.machines import machine_here
 from testbed.planner.step_time import step_time
@@ -44,10 +44,10 @@ def test_no_other_candidate_is_predicted_to_be_faster(place, token_files):
     taken = best_plan(asked(token_files), launch(2))
     settings = check_run(asked(token_files), launch(2), lambda *_: taken).settings
     machine, constants = machine_here(2, 2, None), constants_here()
-    best = step_time(job_of_settings(settings, machine), machine, constants).seconds
+    best = step_time(job_on(settings, machine), machine, constants).seconds
     for run_type in ("allreduce", "ddp", "fsdp", "optimized", "tensor", "model_parallel", "pipeline"):
         other = checked_run(token_files, "--run_type", run_type, world_size=2).settings
-        assert best <= step_time(job_of_settings(other, machine), machine, constants).seconds * 1.0001, run_type
+        assert best <= step_time(job_on(other, machine), machine, constants).seconds * 1.0001, run_type
 
 
 def test_what_was_given_is_kept(place, token_files):

@@ -11,6 +11,7 @@ import pytest
 from testbed.errors import InputError
 from testbed.experiments.calibration.sizes import SETTINGS
 from testbed.experiments.calibration.work import FLAGS_OF_KIND, WITHIN, Setting
+from testbed.memory_model.devices import Link
 from testbed.planner.calibrated_time import UNLIMITED, Predictor
 from testbed.planner.calibration import (
     AttentionTime,
@@ -25,7 +26,6 @@ from testbed.planner.calibration import (
     read_calibration,
 )
 from testbed.planner.constants import calibrated_constants, constants_of_calibration
-from testbed.planner.devices import Link
 from testbed.planner.machines import as_measured, machine_here, machine_named
 from testbed.planner.measured_compute import along, interpolated
 from testbed.planner.measured_traffic import Collectives, Message, messages, share_sent, traffic_s

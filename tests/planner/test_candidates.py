@@ -11,12 +11,12 @@ from testbed.config.check import spread_over_ranks
 from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type
 from testbed.config.run_types import STRATEGIES
+from testbed.memory_model.devices import Device, Link
+from testbed.memory_model.job import Job, Machine, job_of
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.planner.candidates import candidates, job_of, possible
+from testbed.planner.candidates import candidates, possible
 from testbed.planner.command import arguments_of, command_of
-from testbed.planner.devices import Device, Link
 from testbed.planner.goodput import Failures
-from testbed.planner.job import Job, Machine
 from testbed.planner.machines import cpu_core
 
 LINK = Link(name="link", latency_s=1e-5, bytes_per_s=1e10)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from planner.test_published import BY_ID, LLAMA, changed, reason
 
+from testbed.memory_model.devices import device_named
+from testbed.memory_model.memory import fits, memory_of
 from testbed.planner.constants import published_constants
-from testbed.planner.devices import device_named
-from testbed.planner.memory import fits, memory_of
 from testbed.planner.predict import _tried
 from testbed.planner.published import ImpossibleRow, Row, row_of, rows_of
 from testbed.planner.spellings import half_a_digit

@@ -12,6 +12,7 @@ from support.programs import REPOSITORY, VOCABULARY, run_here, write_token_files
 from testbed.analysis.plan.picture import plan_figure
 from testbed.analysis.plan.tables import plan_text
 from testbed.errors import InputError
+from testbed.memory_model.memory import fits, largest_micro_batch, memory_of
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.calibration import Calibration
@@ -19,7 +20,6 @@ from testbed.planner.candidates import candidates
 from testbed.planner.command import arguments_of
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
-from testbed.planner.memory import fits, largest_micro_batch, memory_of
 from testbed.planner.plan import Budget, PlannedRun, best_of_each, headline, plan
 from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
 from testbed.planner.question import numbers_of_sweep, tokens_of

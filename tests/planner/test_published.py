@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import InputError
-from testbed.planner.devices import device_named, devices, network
+from testbed.memory_model.devices import device_named, devices, network
 from testbed.planner.published import OWN_COPY, ImpossibleRow, Row, own_rows, row_of, rows_of
 
 RAW: list[dict[str, Any]] = json.loads(OWN_COPY.read_text(encoding="utf-8"))["rows"]

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.memory_model.devices import device_named, devices
+from testbed.memory_model.job import DenseModel, Job, Layout, Machine
+from testbed.memory_model.stages import even_stages
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
-from testbed.planner.devices import device_named, devices
 from testbed.planner.fit import Fit, Measured, nominal_of
-from testbed.planner.job import DenseModel, Job, Layout, Machine
 from testbed.planner.parts import bubble_seconds, shares_of, step_parts
 from testbed.planner.rates import DataSheetRates
-from testbed.planner.stages import even_stages
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)

@@ -48,7 +48,7 @@ def bad(tmp_path_factory) -> Path:
     save(folder / "run", example_metrics(num_steps=3))
     (folder / "run" / "launcher_metadata.json").write_bytes(DEEP)
     (folder / "run" / "profiles").mkdir()
-    (folder / "run" / "profiles" / "nsys.sqlite").write_bytes(b"SQLite format 3\x00" + bytes(200))
+    (folder / "run" / "profiles" / "nsys_stats.txt").write_bytes(bytes(200))
     report = {"schema": 2, "protocol": {}, "arms": [{}], "strategies": [], "mismatches": [], "warnings": []}
     (folder / "report.json").write_text(json.dumps(report | {"status": "ok"}))
     (folder / "steps.json").write_text("[]")
@@ -80,8 +80,8 @@ CASES = {
     "a comparison with peers that is a list": (
         ["scripts/more/compare_peers.py", "--table", "list.json"], 2, "list.json"
     ),
-    "an export of nsys that is zeros": (
-        ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys.sqlite"
+    "a text of nsys that is zeros": (
+        ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys_stats.txt"
     ),
     "a benchmark whose steps are a list": (["scripts/more/benchmark_gpu.py", "--summarise", "."], 2, "steps.json"),
     "a sweep nested too deeply": (["scripts/more/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),

@@ -18,7 +18,7 @@ from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
 from support.settings import typed
-from support.variants import BF16, VARIANTS, slow_but
+from support.variants import BF16, SMOOTHED, VARIANTS, slow_but
 from support.waits import allowed_waits
 
 from testbed.config.run_types import STRATEGIES
@@ -29,7 +29,7 @@ from testbed.train.batches import TrainingBatches
 
 pytestmark = pytest.mark.launches
 
-RECIPES = ("", "--optimizer muon", PAIRS)  # what the single process has to be trained with
+RECIPES = ("", "--optimizer muon", PAIRS, SMOOTHED)  # what the single process has to be trained with
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
 LARGEST_SHARE = {
     **dict.fromkeys((name for name in VARIANTS if name.startswith(("fsdp", "ZeRO 3"))), 0.5),
@@ -66,7 +66,7 @@ BUILT = {
 }
 # whose state is laid out in a way of its own
 WITH_CHECKPOINT = [
-    *(run_type for run_type in STRATEGIES if run_type != "baseline"),
+    *(name for name, entry in STRATEGIES.items() if name != "baseline" and entry.equals_baseline),
     *("fsdp, hybrid", "ZeRO 2", "ZeRO 3", "zero bubble", "1f1b x data", "tensor x data"),
     *("ddp, Muon", "fsdp, hybrid, Muon", "ZeRO 0, Muon", "pipeline, Muon", "tensor, Muon"),
 ]

@@ -12,7 +12,6 @@ import io
 import os
 import pickle
 import socket
-import sqlite3
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -302,39 +301,6 @@ def archives(good: object, canary: Path) -> Iterator[tuple[str, bytes]]:
 
 def number(value: int) -> bytes:
     return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
-
-
-def databases(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """SQLite files whose tables are programs or name other files."""
-    path = folder / "made.sqlite"
-    columns = "start INT, end INT, eventType INT, textId INT, globalTid INT, domainId INT"
-    calls = "CREATE TABLE OSRT_API(start, end, nameId);"
-    scripts = {
-        "a column that computes": f"CREATE TABLE NVTX_EVENTS({columns}, seed INT, text AS (hex(zeroblob(seed))));"
-        "INSERT INTO NVTX_EVENTS VALUES(1, 2, 59, NULL, 1, 0, 400000000)",
-        "a column of endless text": "CREATE TABLE StringIds(id INT, value AS (printf('%.*c', id, 'x')));"
-        f"INSERT INTO StringIds VALUES(300000000); {calls}",
-        "a view": f"CREATE TABLE t({columns}, text); CREATE VIEW NVTX_EVENTS AS SELECT * FROM t",
-        "a view without an end": "CREATE VIEW StringIds AS WITH RECURSIVE n(id, value) AS (SELECT 1, 'a' UNION ALL "
-        f"SELECT id + 1, 'a' FROM n) SELECT * FROM n; {calls}",
-        "a virtual table": f"CREATE VIRTUAL TABLE StringIds USING fts4(id, value); {calls}",
-        "a trigger": f"{calls} CREATE TRIGGER t AFTER INSERT ON OSRT_API BEGIN DELETE FROM OSRT_API; END",
-        "a name with a quote": 'CREATE TABLE "a""; DROP TABLE x; --"(a)',
-        "no tables": "PRAGMA user_version = 7",
-        "rows of giants": "CREATE TABLE StringIds(id, value); INSERT INTO StringIds VALUES(1, zeroblob(20000000));"
-        f"{calls}",
-        "endless moments": f"{calls} INSERT INTO OSRT_API VALUES(-9223372036854775808, 9223372036854775807, 1), "
-        "(9e999, -9e999, x'00')",
-        "a log that is to be written": f"PRAGMA journal_mode = wal; {calls}",
-    }
-    for what, script in scripts.items():
-        path.unlink(missing_ok=True)
-        database = sqlite3.connect(path)
-        database.executescript(script)
-        database.close()
-        yield what, path.read_bytes()
-        for beside in folder.glob("made.sqlite*"):
-            beside.unlink()
 
 
 def places(outside: Path) -> dict[str, Callable[[Path], None]]:

@@ -13,7 +13,6 @@ from support.programs import REPOSITORY
 from testbed.experiments.network_lab.links import (
     Namespace,
     why_impossible,
-    why_no_switch,
 )
 
 PROGRAM = REPOSITORY / "scripts" / "lab" / "network.py"
@@ -26,9 +25,6 @@ def needs_lab(test):
     """Labs are seen by the whole machine, so nothing that makes others may run at the same time."""
     is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
     return pytest.mark.launches(pytest.mark.alone(is_missing(test)))
-
-
-NO_SWITCH = pytest.mark.skipif(why_no_switch() is not None, reason=f"no lab with a delay here: {why_no_switch()}")
 
 
 NEEDS_PING = pytest.mark.skipif(shutil.which("ping") is None, reason="no ping here: apt-get install iputils-ping")

@@ -83,7 +83,7 @@ def _training_config(num_steps: int, world_size: int) -> dict:
     return {
         "run_type": "baseline", "model_name": "nano", "model_size": "n_layer=2, n_head=2, n_embd=64",
         "num_layers": 2, "num_heads": 2, "embedding_size": 64, "vocab_size": 8192, "max_position_embeddings": 128,
-        "dropout": 0.0, "num_parameters": 632_448, "init_from": "scratch", "seq_len": 64,
+        "dropout": 0.0, "label_smoothing": 0.0, "num_parameters": 632_448, "init_from": "scratch", "seq_len": 64,
         "epochs": 1, "max_train_steps": num_steps, "total_steps": num_steps, "stop_at_step": None,
         "micro_batch_size_per_gpu": 4, "grad_accum_steps": 1, "global_batch_size": 8, "data_world_size": world_size,
         "lr": 6e-4, "min_lr": 6e-5, "warmup_steps": 2, "lr_decay_steps": num_steps, "weight_decay": 0.1,

@@ -27,13 +27,12 @@ from testbed.data.token_file import TokenFileWriter
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch, read_launch
 from testbed.distributed.signals import StopSignals
+from testbed.memory_model.job import DenseModel, job_of_settings
+from testbed.memory_model.model_states import UPDATE_COPY, elements_held, model_state_bytes, part_of, update_copy_bytes
+from testbed.memory_model.stages import stages_of
 from testbed.model.gpt2 import GPT2
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.optim.optimizer import local_tensor
-from testbed.planner.candidates import job_of_settings
-from testbed.planner.job import DenseModel
-from testbed.planner.model_states import UPDATE_COPY, elements_held, model_state_bytes, part_of, update_copy_bytes
-from testbed.planner.stages import stages_of
 from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches
 

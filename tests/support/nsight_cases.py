@@ -18,10 +18,8 @@ def text_file(folder: Path, text: str, name: str = "nsys_stats_node0.txt") -> Pa
     return path
 
 
-def run_folder(folder: Path, *, sqlite: bool = False, text: str | None = None, metrics: dict | None = None) -> Path:
+def run_folder(folder: Path, *, text: str | None = None, metrics: dict | None = None) -> Path:
     text_file(folder / "profiles", example.stats_text("indian") if text is None else text)
-    if sqlite:
-        example.write_sqlite(folder / "profiles" / "nsys_17_node0.sqlite")
     if metrics is not None:
         save(folder, metrics)
     return folder

@@ -1,4 +1,4 @@
-"""A small trace of two ranks as nsys writes it: text of any locale, CSV, and the SQLite export, from the same events.
+"""A small trace of two ranks as nsys writes it: text of any locale and CSV, from the same events.
 
 Written from the formats' descriptions and by other means than the reader (statistics instead of numpy, no shared
 code), so that agreement means something. Times are in units of UNIT nanoseconds, an odd number, so that sums have
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
-import sqlite3
 import statistics
 from collections import defaultdict
-from pathlib import Path
 
 UNIT = 1_000_003
 RANKS, STEPS = 2, 3
@@ -199,77 +197,3 @@ def stats_csv(trace: str = "nsys_17_node0", reports: tuple[str, ...] = tuple(REP
         csv.writer(output, lineterminator="\n").writerows(table(report, cut_names=False))
         output.write("\n")
     return output.getvalue()
-
-
-SCHEMA = """
-CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,
-    category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER,
-    domainId INTEGER, uint64Value INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-    contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
-    demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL);
-CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL,
-    globalTid INTEGER, correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-    streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, bytes INTEGER NOT NULL,
-    copyKind INTEGER NOT NULL);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-    value INTEGER NOT NULL, bytes INTEGER NOT NULL);
-CREATE TABLE OSRT_API (start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL, globalTid INTEGER,
-    nameId INTEGER NOT NULL, nestingLevel INTEGER);
-"""
-
-
-def write_sqlite(path: Path) -> Path:
-    """The same trace as an SQLite export (docs.nvidia.com/nsight-systems, SQLite Export Schema Reference)."""
-    path.unlink(missing_ok=True)
-    strings: dict[str, int] = {}
-
-    def string(text: str) -> int:
-        return strings.setdefault(text, len(strings) + 1)
-
-    def process(rank: int) -> int:
-        return (1 << 56) | ((100 + rank) << 24)  # hardware, then 24 bits each of process and thread
-
-    def thread(rank: int, name: str = "main") -> int:
-        return process(rank) | (1 if name == "main" else 2)
-
-    database = sqlite3.connect(path)
-    database.executescript(SCHEMA)
-    columns = "start, end, eventType, text, globalTid, textId, domainId"
-    nvtx = f"INSERT INTO NVTX_EVENTS ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-    for rank in range(RANKS):
-        database.execute(nvtx, (0, None, 75, "NCCL", thread(rank), None, 7))
-        database.execute(nvtx, (5, None, 34, "a marker", thread(rank), None, 0))
-    for rank, on, domain, name, begin, end in ranges():
-        # torch passes the text itself, NCCL registers it: both forms occur
-        text, text_id = (name, None) if not domain else (None, string(name))
-        database.execute(nvtx, (begin * UNIT, end * UNIT, 59, text, thread(rank, on), text_id, 7 if domain else 0))
-    for number, (rank, name, launched, begin, end) in enumerate(kernels(), start=1):
-        database.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, 1, 7, ?, ?, ?, ?)",
-            (begin * UNIT, end * UNIT, rank, number, process(rank), string(name), string(name[:4])),
-        )
-        database.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, ?, 0)",
-            (launched * UNIT, (launched + 1) * UNIT, thread(rank), number, string("cudaLaunchKernel_v7000")),
-        )
-    database.execute(
-        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (0, 777, 0, ?, 0, ?, 0)",
-        (thread(0), string("cudaEventRecordWithFlags_v11010")),
-    )
-    for name, duration, size in copies():
-        if name == "memset":
-            database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (0, ?, 0, 0, ?)", (duration * UNIT, size))
-        else:
-            kind = {"Host-to-Device": 1, "Device-to-Host": 2}[name]
-            row = (duration * UNIT, process(0), size, kind)
-            database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, ?, 0, 7, 0, ?, ?, ?)", row)
-    for name, duration in waits():
-        row = (duration * UNIT, thread(0), string(name))
-        database.execute("INSERT INTO OSRT_API VALUES (0, ?, 27, ?, ?, 0)", row)
-    database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(number, text) for text, number in strings.items()])
-    database.commit()
-    database.close()
-    return path

@@ -9,6 +9,11 @@ import pytest
 from support.agreement import PAIRS
 from testbed.config.run_types import STRATEGIES
 
+# With the default epsilon of 1e-8 the result depends on the rounding of one weight. Its first gradient is 3e-8, where
+# the median is 1e-3, and float32 gives it a relative error of 2 %. Adam's first step is g / (|g| + eps), so the weight
+# is off by 2.4e-5 and later norms by 1e-5, with PyTorch's own smoothed loss too, and without smoothing for --seed 2.
+SMOOTHED = "--label_smoothing 0.2 --adam_eps 1e-6"
+
 
 def slow_but(every_day: Collection[str], names: Iterable[str]) -> list:
     """Return the names as parameters of a test, marked slow but for those that judge every change."""
@@ -19,8 +24,17 @@ def slow_but(every_day: Collection[str], names: Iterable[str]) -> list:
 VARIANTS = {
     run_type: (run_type, 2 if entry.is_distributed else 1, "", None)
     for run_type, entry in STRATEGIES.items()
-    if run_type != "baseline"
+    if run_type != "baseline" and entry.equals_baseline
 } | {
+    **{
+        f"{run_type}, label smoothing": (run_type, 2 if entry.is_distributed else 1, SMOOTHED, None)
+        for run_type, entry in STRATEGIES.items()
+        if run_type != "baseline" and entry.equals_baseline
+    },
+    "tensor x data, label smoothing": ("tensor", 4, f"--tensor_parallel_size 2 {SMOOTHED}", None),
+    "ZeRO 3, label smoothing": ("optimized", 2, f"--zero_stage 3 {SMOOTHED}", None),
+    "ddp, label smoothing compiled": ("ddp", 2, f"{SMOOTHED} --compile --attention flash", None),
+    "tensor, label smoothing compiled": ("tensor", 2, f"{SMOOTHED} --compile --attention flash", None),
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
     # compiled: a kernel is always named in what --compile auto compiles, and the graph has it
@@ -82,7 +96,7 @@ VARIANTS = {
     **{
         f"{run_type}, pairs": (run_type, 2 if entry.is_distributed else 1, PAIRS, None)
         for run_type, entry in STRATEGIES.items()
-        if run_type != "baseline"
+        if run_type != "baseline" and entry.equals_baseline
     },
     "ZeRO 3, pairs": ("optimized", 2, f"--zero_stage 3 {PAIRS}", None),
     "1f1b x data, pairs": ("pipeline", 4, f"--pipeline_stages 2 {PAIRS}", "data=2 pipeline=2 tensor=1"),

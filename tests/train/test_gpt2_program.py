@@ -55,6 +55,13 @@ def baseline_run(token_files, tmp_path_factory) -> Path:
     return directory
 
 
+def test_an_ordinary_start_does_not_load_the_planner(token_files, tmp_path):
+    flags = [*flags_of(token_files, tmp_path), "--max_train_steps", "1", "--timing_warmup_steps", "0"]
+    done = run_program([sys.executable, "-X", "importtime", *python_command()[1:], *flags])
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "testbed.memory_model" in done.stderr and "testbed.planner" not in done.stderr
+
+
 @pytest.fixture(scope="module")
 def deepspeed_run(token_files, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("optimized") / "run"

@@ -1,4 +1,4 @@
-"""Check a plan without devices: build each strategy as every kind of its ranks would (strategies/check_mesh.py)."""
+"""Check a plan without devices: build each strategy as every kind of its ranks would (check_mesh.py)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from testbed.autotune.check_mesh import BuiltRank, build_ranks, role_ranks
 from testbed.config.run_types import STRATEGIES
 from testbed.data.token_file import TokenFileWriter
 from testbed.distributed.mesh import MeshSizes
+from testbed.memory_model.job import Job, Machine
 from testbed.planner.command import arguments_of
-from testbed.planner.job import Job, Machine
-from testbed.strategies.check_mesh import BuiltRank, build_ranks, role_ranks
 
 
 @dataclass(frozen=True)

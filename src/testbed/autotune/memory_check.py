@@ -16,9 +16,9 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, counted
+from testbed.memory_model.job import job_of_settings
+from testbed.memory_model.memory import SPARE, MemoryEstimate, memory_of_ranks
 from testbed.model.shape import size_name
-from testbed.planner.candidates import job_of_settings
-from testbed.planner.memory import SPARE, MemoryEstimate, memory_of_ranks
 
 FAR_TOO_LARGE = 1.5  # an estimate is off by a tenth where it was measured, so beyond this a run cannot fit
 ANY_RUN_TYPE = "a smaller --model (--num_layers, --embedding_size, --vocab_size)"

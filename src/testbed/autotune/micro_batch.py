@@ -21,11 +21,10 @@ from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
+from testbed.memory_model.job import Layout, job_of_settings
+from testbed.memory_model.memory import SPARE, memory_of
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2, attention_kernel
-from testbed.planner.candidates import job_of_settings
-from testbed.planner.job import Layout
-from testbed.planner.memory import SPARE, memory_of
 from testbed.profiling.device_limits import is_out_of_memory
 from testbed.step import MicroBatch
 from testbed.strategies.baseline import Baseline
@@ -176,6 +175,7 @@ def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
         model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
+    model.label_smoothing = settings.model.label_smoothing
     return Baseline(alone, model, device)
 
 

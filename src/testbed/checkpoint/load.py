@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.checkpoint.changed_settings import is_same_form
 from testbed.checkpoint.folders import FULL_STATE, Checkpoint, CheckpointFailed, random_state_file
+from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.failures import raise_on_any_rank, root_cause
@@ -36,6 +37,11 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
     try:
         if is_same_form(checkpoint, settings, launch):
             strategy.load_checkpoint(directory)
+        elif (saved_by := STRATEGIES.get(checkpoint.run_type)) and saved_by.state_layout == "per_rank":
+            raise InputError(
+                "each rank saved weights of its own, which other ranks have no place for; resume with --run_type "
+                f"{checkpoint.run_type} on {checkpoint.world_size} ranks and with its flags"
+            )
         else:
             full_state = directory / FULL_STATE
             strategy.load_full_state(full_state if full_state.exists() else directory)

@@ -35,7 +35,7 @@ from testbed.checkpoint.folders import (
 from testbed.checkpoint.manifest import write_manifest
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
-from testbed.distributed.failures import raise_on_any_rank, root_cause
+from testbed.distributed.failures import RanksDiffer, raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
 from testbed.io import now_utc
 from testbed.run_files import CHECKPOINTS, METRICS
@@ -144,6 +144,8 @@ class CheckpointWriter:
         error: FolderGone | CheckpointFailed | None = None
         if gone := why_gone(self.directory):
             error = FolderGone(gone)
+        elif isinstance(cause, RanksDiffer):
+            error = CheckpointFailed(f"the checkpoint of step {step} was not saved: {cause}")
         elif cause is not None:
             error = CheckpointFailed(
                 f"the checkpoint of step {step} could not be written in {self.folder} (rank {self.launch.rank}: "

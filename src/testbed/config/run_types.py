@@ -27,10 +27,10 @@ class StrategyEntry:
         sends: how data ranks exchange gradients: "nothing"; "tensors", one after the other, and nothing overlaps;
             "buckets" during backward; "shards" of weights and gradients in each pass; "zero" as the ZeRO stage says; or
             "at_end", all at once after backward.
-        state_layout: how ranks hold a tensor of the state that is no DTensor: "replicated", equal on all ranks that
-            have it, which is checked before it is saved; "sharded", in a form that the strategy saves and checks
-            itself; or "per_rank", where ranks hold different values under one name: `save_checkpoint` of the strategy
-            must write them all, and the one that it inherits refuses.
+        state_layout: how the ranks hold weights and moments: "replicated", all on all ranks; "sharded", in parts;
+            or "per_rank", different values under one name. What several ranks have of the first two, and is no part,
+            must be equal and is compared by hash before it is saved. "per_rank" is saved for each rank, and resumes on
+            the same ranks only.
         equals_baseline: whether a step computes what a single process computes. If not, no verdict compares it with
             those that do, and `differs_because` is the reason.
         differs_because: what a step computes differently; None if `equals_baseline`.

@@ -100,6 +100,10 @@ class Model:
     dropout: float = flag(
         "dropout probability (default: %(default)s)",
         WORK, type=fraction, default=0.0, metavar="P", in_config="dropout")
+    label_smoothing: float = flag(
+        "train on targets that give this share of the probability to all tokens of the vocabulary alike, the target among "
+        "them. The recorded training loss has it, the validation loss does not (default: %(default)s)",
+        WORK, type=fraction, default=0.0, metavar="SHARE", before=0.0, in_config="label_smoothing")
     init_from: str = flag(
         "initial weights: random, published on the Hugging Face hub, or a folder with config.json and model.safetensors "
         "(default: %(default)s)",

@@ -5,7 +5,11 @@ from __future__ import annotations
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.distributed.process_group import gather_objects
-from testbed.errors import InputError
+from testbed.errors import Failure, InputError
+
+
+class RanksDiffer(Failure):
+    """Ranks hold different values of what is said to be equal on all of them."""
 
 
 def raise_on_any_rank(

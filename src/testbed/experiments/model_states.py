@@ -1,4 +1,4 @@
-"""Print counts of model states with the formulas of `testbed.planner.model_states`, as docs/results has them.
+"""Print counts of model states with the formulas of `testbed.memory_model.model_states`, as docs/results has them.
 
 tests/planner/test_model_states.py makes such counts.
 """

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import torch
@@ -107,6 +107,10 @@ class GPT2(nn.Module):
     def __init__(self, shape: ModelShape, dropout: float = 0.0, activation_checkpointing: str = "none"):
         super().__init__()
         self.shape = shape
+        self.label_smoothing = 0.0  # of the loss in training; build_strategy sets it
+        self.smoothing_sum: Callable[..., torch.Tensor] = (
+            smoothing_sum  # that of logits which are cut over ranks differs
+        )
         self.embeds = self.predicts = True  # whether it begins with token ids and ends in logits
         self.wte = nn.Embedding(shape.padded_vocab_size, shape.embedding_size)
         self.wpe = nn.Embedding(shape.max_position_embeddings, shape.embedding_size)
@@ -164,7 +168,14 @@ class GPT2(nn.Module):
 
     def loss_of_hidden(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of the token losses for the last block's (B, T, C): final LayerNorm, head, cross entropy."""
-        return token_loss_sum(self.padded_logits(self.ln_f(x)), targets)
+        return self.loss_of_logits(self.padded_logits(self.ln_f(x)), targets)
+
+    def loss_of_logits(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the token losses of (B, T, padded V) logits, smoothed in training."""
+        loss = token_loss_sum(logits, targets)
+        if self.training and self.label_smoothing:
+            loss = loss + self.label_smoothing * self.smoothing_sum(logits, targets, self.shape.vocab_size)
+        return loss
 
     @property
     def blocks(self) -> list[Block]:
@@ -217,6 +228,27 @@ def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     Padded logits are minus infinity, so they add nothing.
     """
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_A_TARGET, reduction="sum")
+
+
+def smoothing_sum(logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, first: int = 0) -> torch.Tensor:
+    """Return what label smoothing adds to the sum of the cross entropies, per unit of it; 0-dim float32.
+
+    With smoothing e a target t costs (1 - e) (-log p_t) + e mean_v (-log p_v) over the real tokens v. As -log p_v is
+    logsumexp(x) - x_v, that is the cross entropy plus e (x_t - mean_v x_v): a sum of logits, without those of padding,
+    which are minus infinity.
+
+    Args:
+        logits: (B, T, padded V), or the columns of some tokens. The sum over all columns is the whole.
+        targets: (B, T) int64.
+        first: token of the first column.
+    """
+    is_target = targets != NOT_A_TARGET
+    ids = targets - first
+    is_here = is_target & (ids >= 0) & (ids < logits.shape[-1])
+    of_target = logits.gather(-1, torch.where(is_here, ids, 0).unsqueeze(-1)).squeeze(-1).float()  # (B, T)
+    real = logits[..., : max(0, min(logits.shape[-1], vocab_size - first))]
+    mean = real.sum(-1, dtype=torch.float32) / vocab_size
+    return (torch.where(is_here, of_target, 0.0) - torch.where(is_target, mean, 0.0)).sum()
 
 
 def _on_meta(shape: ModelShape) -> GPT2:

@@ -14,12 +14,12 @@ from testbed.config.run_types import PLAIN, REFERENCE
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
+from testbed.memory_model.job import Job, Machine, job_of
 from testbed.planner.calibration import CALIBRATION
-from testbed.planner.candidates import job_of, possible, precision_of
+from testbed.planner.candidates import possible, precision_of
 from testbed.planner.command import arguments_of
 from testbed.planner.constants import Constants, calibrated_constants, published_constants
 from testbed.planner.here import facts_here
-from testbed.planner.job import Job, Machine
 from testbed.planner.machines import as_measured, machine_here
 from testbed.planner.plan import plan, three
 from testbed.planner.step_time import step_time
@@ -42,7 +42,7 @@ def constants_here(calibration: Path | None = None) -> Constants:
     return calibrated_constants(calibration or CALIBRATION, facts_here())
 
 
-def job_of_settings(settings: RunSettings, machine: Machine) -> Job:
+def job_on(settings: RunSettings, machine: Machine) -> Job:
     """Return a run of src/gpt2.py as the formulas see it."""
     values = settings.by_flag()
     values |= {"precision": precision_of(values["precision"], machine.device)}

@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.memory_model.devices import Link
+from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.model_states import elements_held
+from testbed.memory_model.stages import Stage, stages_of, stages_of_ranks
 from testbed.planner.calibration import Calibration
-from testbed.planner.devices import Link
-from testbed.planner.job import Job, Machine
 from testbed.planner.measured_compute import Tables, along, block_parts, embedding_s, head_s
 from testbed.planner.measured_traffic import Collectives, Message, messages, traffic_s
-from testbed.planner.model_states import elements_held
 from testbed.planner.parts import offloaded_seconds
 from testbed.planner.residuals import Residuals, fitted, kind_of
-from testbed.planner.stages import Stage, stages_of, stages_of_ranks
 
 WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
 UNLIMITED = Link(name="as measured", latency_s=0.0, bytes_per_s=math.inf)

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from testbed.errors import InputError
 from testbed.io import read_json, write_text
-from testbed.planner.devices import Device, Link
-from testbed.planner.job import DenseModel, Job, Layout, Machine
+from testbed.memory_model.devices import Device, Link
+from testbed.memory_model.job import DenseModel, Job, Layout, Machine
 
 FORMAT = 1
 HERE = Device(name="this machine", memory_bytes=8e9, peak_flops={"fp32": 1e11}, memory_bytes_per_s=1e10)

@@ -11,24 +11,15 @@ from dataclasses import asdict
 from typing import Any
 
 from testbed.config.check import spread_over_ranks
-from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type
 from testbed.config.run_types import REFERENCE, STRATEGIES
-from testbed.config.settings import RunSettings
-from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import RECOMPUTE, Job, Machine, job_of
 from testbed.model.shape import ModelShape
-from testbed.planner.devices import Device
-from testbed.planner.job import DenseModel, Job, Layout, Machine
 
-RECOMPUTE = {
-    "none": "none",
-    "block": "full",
-    "selective": "selective_op",
-}  # --activation_checkpointing -> Job.recompute
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
-NOT_OVERLAPPED = ("tensors", "at_end")  # gradients are averaged after backward
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -85,62 +76,6 @@ def precision_of(asked: str, device: Device) -> str:
     if asked != "auto":
         return asked
     return "bf16" if peaks.get("bf16", 0) >= BF16_GAIN * peaks.get("fp32", 1) else "fp32"
-
-
-def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine) -> Job:
-    """Return the run that settings describe.
-
-    Args:
-        values: every flag, filled in.
-    """
-    return _job_of(values, mesh, shape, machine.device.kind, machine.devices)
-
-
-def job_of_settings(settings: RunSettings) -> Job:
-    """Return the run of checked settings."""
-    mesh = settings.plan.mesh
-    return _job_of(settings.by_flag(), mesh, settings.shape, str(settings.compute.device), mesh.num_ranks)
-
-
-def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, device: str, devices: int) -> Job:
-    run_type, precision = values["run_type"], values["precision"]
-    entry = STRATEGIES[run_type]
-    stage = {"shards": 3, "zero": values["zero_stage"]}.get(entry.sends, 0)
-    data, accumulation = mesh.data, values["grad_accum_steps"]
-    if entry.devices == "all":  # one process, a micro batch on each device
-        data, accumulation = devices, -(-accumulation // devices)
-    layout = Layout(
-        data=data,
-        zero_stage=stage,
-        shard=mesh.shard if "shard_size" in entry.options else data if stage else 1,
-        tensor=mesh.tensor,
-        pipeline=mesh.pipeline,
-        virtual_stages=values["stages_per_rank"] or 1,
-    )
-    is_16_bit_engine = entry.engine == "deepspeed" and precision == "fp16"
-    compiles, on_cpu = values["compile"], device == "cpu"
-    if compiles is None:
-        compiles = device == "cuda" and auto_compile_blocker(values) is None
-    return Job(
-        model=DenseModel.of_gpt2(shape, values["seq_length"]),
-        layout=layout,
-        micro_batch=values["micro_batch_size_per_gpu"],
-        accumulation=accumulation,
-        run_type=run_type,
-        precision="fp8" if values["matmul"] == "fp8" else precision,
-        has_16_bit_weights=values["mixed_precision"] == "native" or is_16_bit_engine,
-        recompute=RECOMPUTE[values["activation_checkpointing"]],
-        compiled=compiles,
-        attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
-        optimizer=values["optimizer"],
-        schedule=values["pipeline_schedule"],
-        offload=values["offload"] or "none",
-        dropout=values["dropout"],
-        on_cpu=on_cpu,
-        reshards=values["reshard_after_forward"] != "off",
-        bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
-        overlap=entry.sends not in NOT_OVERLAPPED and values["overlap_comm"] != "off",
-    )
 
 
 def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.planner.job import Job, Machine
+from testbed.memory_model.job import Job, Machine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.run_types import STRATEGIES
+from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine
 from testbed.model.shape import MODEL_SIZES
-from testbed.planner.candidates import RECOMPUTE
-from testbed.planner.job import DenseModel, Job, Machine
 
 FIRST_NODE = "$FIRST_NODE:29400"  # the reader's: a shell without it ends with torchrun's own sentence
 _CHECKPOINTING = {recompute: flag for flag, recompute in RECOMPUTE.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from testbed.planner.job import Job, Machine
+from testbed.memory_model.job import Job, Machine
 
 TOTAL = "total"  # the whole step, as a part
 

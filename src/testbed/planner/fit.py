@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
+from testbed.memory_model.job import Job, Machine
 from testbed.planner.factors import TOTAL, Factor, factors_of
-from testbed.planner.job import Job, Machine
 from testbed.planner.parts import PARTS, Rates, step_parts
 from testbed.planner.published import FRAMEWORKS, Row
 from testbed.planner.rates import DataSheetRates

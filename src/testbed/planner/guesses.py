@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from testbed.planner.devices import Device
-from testbed.planner.job import Job
-from testbed.planner.memory import fits, memory_of
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import Job
+from testbed.memory_model.memory import fits, memory_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import psutil
 
 from testbed.distributed.launch import usable_cores
 from testbed.errors import InputError
+from testbed.memory_model.devices import Device, Link, device_named, network
+from testbed.memory_model.job import Machine
 from testbed.planner.calibration import Calibration
-from testbed.planner.devices import Device, Link, device_named, network
-from testbed.planner.job import Machine
 
 # FLOPs per cycle of a core: two units, each multiplies and adds a register of fp32
 PER_CYCLE = {"avx512f": 64, "avx2": 32, "asimd": 16}

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from testbed.errors import InputError
+from testbed.memory_model.job import Job
 from testbed.planner.calibration import Calibration
-from testbed.planner.job import Job
 
 FP32 = 4
 ELEMENTWISE_FORWARD = 1 / 3  # of both passes, an estimate by the tensors read and written

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from testbed.memory_model.devices import Link
+from testbed.memory_model.job import Job
 from testbed.planner.calibration import Calibration
-from testbed.planner.devices import Link
-from testbed.planner.job import Job
 from testbed.planner.measured_compute import along
 
 FP32 = 4

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.stages import even_stages, stages_of, stages_of_ranks
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
-from testbed.planner.job import Job, Machine
-from testbed.planner.stages import even_stages, stages_of, stages_of_ranks
 
 FORWARD, BACKWARD = 1.0, 2.0  # of a matrix product
 ATTENTION_BACKWARD = 2.5

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from testbed.planner.devices import Device
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.planner.goodput import RESTART_S, SAVE_S, Failures
-from testbed.planner.job import Job, Machine
-from testbed.planner.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.planner.step_time import StepTime
 
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation

@@ -10,11 +10,11 @@ from typing import Any
 
 from testbed.errors import InputError
 from testbed.io import read_json, write_json
+from testbed.memory_model.devices import Device, Link
+from testbed.memory_model.job import DenseModel, Job, Layout, Machine
+from testbed.memory_model.memory import largest_micro_batch
 from testbed.planner.calibration import check_types
 from testbed.planner.command import command_of
-from testbed.planner.devices import Device, Link
-from testbed.planner.job import DenseModel, Job, Layout, Machine
-from testbed.planner.memory import largest_micro_batch
 from testbed.planner.plan import Budget, PlannedRun, name_of
 
 NAME, FORMAT = "plan.json", 1

@@ -10,9 +10,9 @@ from typing import Any
 
 from testbed.errors import InputError
 from testbed.io import read_json, write_json
+from testbed.memory_model.devices import GIB
+from testbed.memory_model.memory import fits, memory_of
 from testbed.planner.constants import SCORE_FILE, Constants, constants_of_rows
-from testbed.planner.devices import GIB
-from testbed.planner.memory import fits, memory_of
 from testbed.planner.published import ImpossibleRow, Row, own_rows, rows_of
 from testbed.planner.step_time import step_time
 

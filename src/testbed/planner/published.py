@@ -17,9 +17,9 @@ from typing import Any
 
 from testbed.errors import InputError
 from testbed.io import read_json
-from testbed.planner.devices import GIB, Device, Link, device_named, devices, network
+from testbed.memory_model.devices import GIB, Device, Link, device_named, devices, network
+from testbed.memory_model.job import DenseModel, Job, Layout, Machine
 from testbed.planner.guesses import Unstated, likely
-from testbed.planner.job import DenseModel, Job, Layout, Machine
 from testbed.planner.machines import MOST_DEVICES
 from testbed.planner.spellings import NO, half_a_digit, heads_of, offload_in, precision_in, recompute_in, zero_stage_in
 from testbed.planner.truth import ImpossibleRow, check

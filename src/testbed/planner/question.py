@@ -14,13 +14,13 @@ from testbed.config.run_types import PLAIN, REFERENCE
 from testbed.config.table import FLAGS
 from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.memory import smallest_number_of_devices
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
-from testbed.planner.devices import Device
-from testbed.planner.job import Job, Machine
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
-from testbed.planner.memory import smallest_number_of_devices
 from testbed.planner.plan import Budget, PlannedRun, name_of, plan
 from testbed.planner.step_time import StepTime
 

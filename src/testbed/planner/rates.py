@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
+from testbed.memory_model.devices import Device
+from testbed.memory_model.job import Job, Machine
 from testbed.planner.collectives import Traffic
-from testbed.planner.devices import Device
-from testbed.planner.job import Job, Machine
 
 # Of the peak of its units, in large matrix products: the newer the units, the more power limits them.
 PRODUCT_SHARE = {"volta": 0.72, "turing": 0.5, "ampere": 0.84, "ada": 0.7, "hopper": 0.72, "blackwell": 0.72}

@@ -12,15 +12,15 @@ from testbed.config.mesh import options_of_run_type
 from testbed.config.run_types import STRATEGIES
 from testbed.errors import InputError
 from testbed.io import holding_together
+from testbed.memory_model.devices import Device, device_named
+from testbed.memory_model.job import Job, Machine, job_of
+from testbed.memory_model.memory import memory_of
 from testbed.model.shape import ModelShape
 from testbed.planner.calibration import NAME as CALIBRATION
 from testbed.planner.calibration import read_calibration
-from testbed.planner.candidates import job_of, precision_of
+from testbed.planner.candidates import precision_of
 from testbed.planner.constants import Constants, constants_of_calibration, published_constants
-from testbed.planner.devices import Device, device_named
-from testbed.planner.job import Job, Machine
 from testbed.planner.machines import machine_of
-from testbed.planner.memory import memory_of
 from testbed.planner.plan import PlannedRun
 from testbed.planner.plan_file import NAME as PLAN
 from testbed.planner.plan_file import Prediction, prediction_of, read_plan

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from testbed.config.run_types import REFERENCE
+from testbed.memory_model.job import Job
 from testbed.planner.calibration import Calibration
-from testbed.planner.job import Job
 
 # Group of a step's parts -> factor and its spread before any whole step was seen. The host's work is partly in the
 # measured operations, which were called by it too.

@@ -10,9 +10,9 @@ import numpy as np
 
 from testbed.errors import InputError
 from testbed.io import read_json
-from testbed.planner.devices import GIB
+from testbed.memory_model.devices import GIB
+from testbed.memory_model.memory import fits, memory_of
 from testbed.planner.hold_out import FOR_WIDTH, LEFT_OUT, UNKNOWN, HeldOut, held_out, width_of, with_widths
-from testbed.planner.memory import fits, memory_of
 from testbed.planner.published import ImpossibleRow, Row, as_unknown, rows_of
 
 LEAST_ROWS, LEAST_SUB_BLOCKS = 3, 2  # of a block whose median counts

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from testbed.memory_model.job import Job, Machine
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants
 from testbed.planner.fit import nominal_of
-from testbed.planner.job import Job, Machine
 from testbed.planner.parts import PARTS
 from testbed.planner.rates import DataSheetRates
 

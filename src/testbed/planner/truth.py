@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed.planner.devices import GIB, Device, devices
+from testbed.memory_model.devices import GIB, Device, devices
+from testbed.memory_model.job import Job
 from testbed.planner.guesses import Unstated
-from testbed.planner.job import Job
 
 CLAIMED_TIME, CLAIMED_SPEED = "claimed_step_time_s", "claimed_tokens_per_s_per_gpu"
 CLAIMED_MEMORY, MEASURED_TIME = "claimed_peak_memory_gib", "step_time_s"

@@ -67,6 +67,7 @@ class Strategy(Protocol):
 
 def build_strategy(settings: RunSettings, model: GPT2, device: torch.device) -> Strategy:
     """Build the strategy that --run_type names around a model that every rank initialised alike."""
+    model.label_smoothing = settings.model.label_smoothing
     if settings.compute.compile:
         model.compile_blocks()
         model.compile_head()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from testbed.config.run_types import STRATEGIES
 from testbed.model.gpt2 import GPT2
 from testbed.optim.optimizer import (
     build_optimizer,
@@ -134,19 +135,33 @@ class Baseline:
         return StepResult(loss_sum, sum(micro_batch.num_target_tokens for micro_batch in micro_batches), None)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Replicated weights are rank 0's own."""
+        """Replicated weights are rank 0's own, once they are known to be equal."""
+        if not self.settings.data_parallel.skip_gradient_sync:
+            state_files.check_replicated({"model": self.model.state_dict()}, self.file_group)
         if dist.is_initialized() and dist.get_rank() > 0:
             return {}
         return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
 
     def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
-        """Write this rank's part. What is replicated is written once."""
-        return state_files.save(self.state(), directory, self.file_group, self.host_copy if in_background else None)
+        """Write this rank's part. What is replicated is compared, and written once."""
+        state = self.state()
+        if not self._is_per_rank:
+            state_files.check_replicated(state, self.file_group)
+        copy = self.host_copy if in_background else None
+        return state_files.save(self._as_filed(state), directory, self.file_group, copy)
 
     def load_checkpoint(self, directory: Path) -> None:
         state = self.state()
-        state_files.load(state, directory, self.file_group)  # into the weights and moments themselves
+        state_files.load(self._as_filed(state), directory, self.file_group)  # into the weights and moments themselves
         state_files.put_scaler_back(self.scaler, state)
+
+    @property
+    def _is_per_rank(self) -> bool:
+        return STRATEGIES[self.settings.training.run_type].state_layout == "per_rank"
+
+    def _as_filed(self, state: state_files.State) -> state_files.State:
+        """Return the state under the names that it has in the files."""
+        return state_files.of_rank(state, dist.get_rank()) if self._is_per_rank else state
 
     @functools.cached_property
     def file_group(self) -> dist.ProcessGroup | None:
@@ -158,8 +173,10 @@ class Baseline:
         return state_files.HostCopy()
 
     def load_full_state(self, directory: Path) -> None:
-        """Read it as `load_checkpoint` does: the own form is by name and in the whole model's shapes."""
-        self.load_checkpoint(directory)
+        """Read it as `load_checkpoint` does: by name and in the whole model's shapes. Never a rank's own."""
+        state = self.state()
+        state_files.load(state, directory, self.file_group)
+        state_files.put_scaler_back(self.scaler, state)
 
     def state(self) -> state_files.State:
         """Return what this rank holds of the state, by the names and in the shapes of the whole model."""

@@ -23,9 +23,9 @@ from torch.distributed.pipelining import (
 )
 
 from testbed.distributed.process_group import device_mesh, gather_objects
+from testbed.memory_model.stages import Stage, balanced_stages
 from testbed.model.gpt2 import GPT2, token_loss_sum
 from testbed.optim.optimizer import global_grad_norm, gradient_of
-from testbed.planner.stages import Stage, balanced_stages
 from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies.average import average_
@@ -95,7 +95,7 @@ class Pipeline(Baseline):
     def _mean_loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return a micro batch's part of the mean over the step."""
         with phase("forward"):
-            return token_loss_sum(logits, targets) / self._loss_divisor
+            return self.model.loss_of_logits(logits, targets) / self._loss_divisor
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()

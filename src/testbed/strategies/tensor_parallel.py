@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from testbed.distributed.process_group import device_mesh
-from testbed.model.gpt2 import GPT2
+from testbed.model.gpt2 import GPT2, smoothing_sum
 from testbed.optim.optimizer import gradient_of, local_tensor
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies import state_files
@@ -50,6 +50,7 @@ class TensorParallel(Baseline):
         mesh = device_mesh(settings.plan.mesh, device)
         shard_model_(model.to(device), mesh["tensor"])
         super().__init__(settings, model, device)
+        model.smoothing_sum = smoothing_sum_of_shards
         self.data_rank = mesh.get_local_rank("data")
         self.data_world_size = settings.plan.mesh.data
         self._data_group = mesh.get_group("data")
@@ -132,6 +133,15 @@ def shard_model_(model: GPT2, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, plan, src_data_rank=None)
     model.register_module("wte", VocabularyParallelEmbedding(model.wte.weight, mesh))
     model.padding_bias = distribute_tensor(model.padding_bias, mesh, [Shard(0)], src_data_rank=None)
+
+
+def smoothing_sum_of_shards(logits: torch.Tensor, targets: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return `smoothing_sum` of logits that are cut by tokens: each rank's own columns, added over the ranks."""
+    assert isinstance(logits, DTensor)
+    mesh = logits.device_mesh
+    first = mesh.get_local_rank() * -(-logits.shape[-1] // mesh.size())
+    of_rank = smoothing_sum(logits.to_local(), targets, vocab_size, first)
+    return DTensor.from_local(of_rank, mesh, [Partial()]).redistribute(placements=[Replicate()])
 
 
 def _exchange_order(tensor: torch.Tensor, outer: int, inner: int) -> torch.Tensor:

@@ -13,8 +13,7 @@ Each of these intervals is wrong on that side with a probability of at most ERRO
 ERROR, whoever leads and whenever one looks. Differences between the others cost nothing: their order is not claimed.
 
 Assumed: normal noise, about the same in all configurations. It is estimated from all of them, because a few runs of two
-say too little about it. tests/sweep/test_elimination.py counts wrong eliminations with heavy tails, drift and unequal
-noise.
+say too little about it. docs/results/race counts wrong eliminations with heavy tails, drift and unequal noise.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import numpy as np
 
 ERROR = 0.05  # of a whole race
 # Weight of "no difference" in the mixture, in runs: small values look for large differences, as a field has. Tried from
-# 0.015 to 0.1 in the simulation: the runs that a race takes change by 4 %.
+# 0.015 to 0.1 in simulated races: the runs that a race takes change by 4 %.
 MIXTURE = 0.015
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.config.settings import RunSettings
-from testbed.planner.automatic import job_of_settings
+from testbed.memory_model.memory import fits, memory_of, needs
+from testbed.planner.automatic import job_on
 from testbed.planner.constants import Constants
 from testbed.planner.machines import as_measured, machine_here
-from testbed.planner.memory import fits, memory_of, needs
 from testbed.planner.step_time import step_time
 from testbed.sweep.plan import Cell
 
@@ -42,7 +42,7 @@ def predictions_of(
     found = {}
     for cell in cells:
         machine = as_measured(machine_here(cell.ranks, None, None), constants.calibration)
-        job = job_of_settings(settings[cell.name], machine)
+        job = job_on(settings[cell.name], machine)
         time, memory, device = step_time(job, machine, constants), memory_of(job), machine.device
         lack = None
         if not fits(memory, device):

@@ -17,8 +17,8 @@ from testbed.config.settings import RunSettings
 from testbed.data.windows import Windows, longest_pair
 from testbed.distributed.launch import Launch, launcher, usable_cores
 from testbed.errors import counted, printable
+from testbed.memory_model.stages import balanced_stages
 from testbed.model.shape import size_name
-from testbed.planner.stages import balanced_stages
 
 RECENT_STEPS = 50  # whose median says how long the others take
 LINE_EVERY_S = 30.0  # of validation, where there is no terminal

@@ -9,9 +9,9 @@ from typing import Any
 from testbed.analysis.document.model import Cell, Table, table_of
 from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
+from testbed.memory_model.job import Job
+from testbed.memory_model.memory import largest_micro_batch
 from testbed.planner.command import command_of
-from testbed.planner.job import Job
-from testbed.planner.memory import largest_micro_batch
 from testbed.planner.plan import Budget, PlannedRun, headline, name_of, settings_of, three
 from testbed.planner.step_time import BETWEEN, BUBBLE, SHOWN, WITHIN
 

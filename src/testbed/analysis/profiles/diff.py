@@ -7,22 +7,26 @@ neither is used. Each profile is one instrumented run: a difference is what thes
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE, is_of_a_step, outermost_ranges
+from testbed.analysis.document import terminal
+from testbed.analysis.document.model import Block, Document, Section, Statement
+from testbed.analysis.document.words import Number, counted
+from testbed.analysis.profiles.summary import (
+    COMPARED,
+    PER_STEP,
+    PROFILES,
+    SUMMARY_FILE,
+    milliseconds,
+    occurrences,
+    table_of_names,
+)
 from testbed.errors import InputError
 from testbed.io import read_json
 
 PARSER = "scripts/profiling/parse_nsys_stats.py"
-# OS runtime is left out: its time is that of idle threads.
-COMPARED = {
-    "operators": "Operators (own time)",
-    "nvtx_sum": "NVTX ranges (inclusive, nested ones too)",
-    "cuda_gpu_kern_sum": "GPU kernels",
-    "cuda_api_sum": "CUDA API",
-    "cuda_gpu_mem_time_sum": "GPU copies",
-}
 _SHOULD_AGREE = (
     *("world_size", "ranks_in_profile", "gpu", "seq_length", "micro_batch_size_per_gpu", "grad_accum_steps"),
     *("global_batch_size", "model_size", "precision", "torch", "cuda", "deepspeed", "deepspeed_config_sha256"),
@@ -74,7 +78,6 @@ def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         },
         "notes": _notes(a, b),
         "phases": _phases(a["phases"], b["phases"]),
-        "shares": _shares(a["tables"], b["tables"]),
         "nccl": _nccl(a["nccl"], b["nccl"]),
         "nccl_percent_of_kernel_time": [a["nccl"]["percent_of_kernel_time"], b["nccl"]["percent_of_kernel_time"]],
         "tables": {report: _rows(report, a["tables"][report], b["tables"][report]) for report in shared},
@@ -117,30 +120,6 @@ def _phases(a: dict | None, b: dict | None) -> list[dict]:
     return [{"name": name, "ns": [side.get(name) for side in values]} for name in values[0] | values[1]]
 
 
-def _shares(a: dict, b: dict) -> dict[str, Any]:
-    """Return what share each range of a step has of the outermost ranges that both profiles mark, nested ones included.
-
-    A share of all ranges of a profile would fall wherever more ranges are marked, with nothing done differently.
-    """
-    if "nvtx_sum" not in a or "nvtx_sum" not in b:
-        return {"of": [], "rows": []}
-    sides = [_by_name(table["nvtx_sum"]) for table in (a, b)]
-    shared = sides[0].keys() & sides[1].keys()
-    outermost = outermost_ranges(shared)
-    wholes = [sum(side[name]["total_ns"] for name in outermost) for side in sides]
-    if not all(wholes):
-        return {"of": [], "rows": []}
-    parts = [name for name in shared if is_of_a_step(name) and outermost != {name}]
-    rows = [
-        {
-            "name": name,
-            "percent": [100 * side[name]["total_ns"] / whole for side, whole in zip(sides, wholes, strict=True)],
-        }
-        for name in parts
-    ]
-    return {"of": sorted(outermost), "rows": sorted(rows, key=lambda row: -max(row["percent"]))}
-
-
 def _nccl(a: dict, b: dict) -> list[dict]:
     sides = [{(row["kind"], row["name"]): row[PER_STEP] for row in nccl["instances"]} for nccl in (a, b)]
     return [
@@ -177,3 +156,50 @@ def _by_name(table: dict) -> dict[str, dict[str, float]]:
         for key in known:
             known[key] += row[PER_STEP][key]
     return found
+
+
+def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
+    """Return the largest changes of each table, and what keeps them from being a comparison."""
+    sides = [
+        Statement(
+            f"{name.upper()}: ",
+            f"{side['run_dir']} ({counted(side['ranks_in_profile'], 'rank')} x "
+            f"{counted(side['num_optimizer_steps'], 'step')})",
+        )
+        for name, side in changes["compared"].items()
+    ]
+    blocks: list[Block] = [(*sides, *(Statement("Note: ", note) for note in changes["notes"]))]
+    if changes["phases"]:
+        rows = [[row["name"], *map(milliseconds, row["ns"]), _change(row["ns"], 1e-6)] for row in changes["phases"]]
+        only = [row["name"] for row in changes["phases"] if None in row["ns"]]
+        note = f"{', '.join(only)}: in one profile only, and there no part of the range around it" if only else ""
+        blocks.append(
+            table_of_names(["", "A", "B", "B - A"], rows, "An optimizer step on one rank, exclusive, ms", note)
+        )
+    if changes["nccl"]:
+        rows = [
+            [f"{row['kind']}  {row['name']}", *map(occurrences, row[PER_STEP]), _change(row[PER_STEP], form="+,.2f")]
+            for row in changes["nccl"]
+        ]
+        shares, note = changes["nccl_percent_of_kernel_time"], ""
+        if None not in shares:
+            note = f"NCCL's share of the sum of kernel times: {shares[0]:.1f} % and {shares[1]:.1f} %"
+        title = "Collectives, instances per rank and step"
+        blocks.append(table_of_names(["", "A", "B", "B - A"], rows, title, note))
+    for report, changed in changes["tables"].items():
+        rows = [
+            [row["name"], *map(milliseconds, row["ns"]), _change(row["ns"], 1e-6), *map(occurrences, row["count"])]
+            for row in changed[:num_rows]
+        ]
+        only = [sum(row["ns"][number] is None for row in changed) for number in (1, 0)]
+        note = (
+            f"{only[0]} ranges are marked in A alone and {only[1]} in B alone: no change of time" if any(only) else ""
+        )
+        header = ["", "A ms", "B ms", "B - A", "A count", "B count"]
+        blocks.append(table_of_names(header, rows, f"{COMPARED[report]}, per rank and step", note))
+    return terminal.text(Document(sections=[Section(blocks=blocks)]))
+
+
+def _change(values: Sequence[float | None], factor: float = 1, form: str = "+,.3f") -> Number:
+    before, after = values
+    return Number(None if before is None or after is None else (after - before) * factor, form)

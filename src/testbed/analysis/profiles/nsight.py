@@ -89,7 +89,7 @@ class Stats:
     """Content of one file. `trace` names the trace it was made from, so that one trace is never counted twice."""
 
     path: Path
-    kind: str  # "text", "csv" or "sqlite"
+    kind: str  # "text" or "csv"
     trace: str
     tables: dict[str, StatsTable]
     not_read: tuple[str, ...] = ()  # reports that this reader does not know

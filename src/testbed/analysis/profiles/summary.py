@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.document import terminal
+from testbed.analysis.document.model import Block, Cell, Document, Section, Table, plain
+from testbed.analysis.document.words import Number, counted
 from testbed.analysis.profiles.facts import Facts, read_facts
 from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, StatsTable, read_stats
-from testbed.analysis.profiles.nsight_sqlite import STEP, Export, is_nccl, read_export
 from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
 from testbed.errors import InputError
 from testbed.io import write_text
@@ -25,8 +26,8 @@ from testbed.io import write_text
 SUMMARY_FILE = "profile_summary.json"
 PROFILES = "profiles"
 PER_STEP = "per_rank_and_step"
-# The ranges of which the nesting is known: child -> the nearest of these that is there. Only the events of an SQLite
-# export show it for all others.
+STEP = ":train/step"
+# The ranges of which the nesting is known: child -> the nearest of these that is there.
 _PARENTS = (
     (r":train/(forward|backward)", (":train/schedule", STEP)),
     (r":train/(dataload|loss|synchronise|optimizer_step|schedule)", (STEP,)),
@@ -38,6 +39,15 @@ _PARENTS = (
 _TRAINING_RANGE = re.compile(r":(train/|DeepSpeedEngine\.)")
 _COLLECTIVE = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|Bcast|Send|Recv|AllToAll|AlltoAll)$")
 _WAITS = re.compile(r"poll|epoll_wait|select|.*cond_(timed)?wait|sem_(timed|clock)?wait|.*nanosleep|futex|fgets|read")
+# OS runtime is left out: its time is that of idle threads.
+COMPARED = {
+    "operators": "Operators (own time)",
+    "nvtx_sum": "NVTX ranges (inclusive, nested ones too)",
+    "cuda_gpu_kern_sum": "GPU kernels",
+    "cuda_api_sum": "CUDA API",
+    "cuda_gpu_mem_time_sum": "GPU copies",
+}
+_NAME_WIDTH = 58
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,6 @@ class Inputs:
     """Evidence that was found in a run's folder and read."""
 
     stats: tuple[Stats, ...]
-    exports: tuple[Export, ...]
     operators: tuple[OperatorTrace, ...]
 
 
@@ -86,7 +95,7 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
     """Return the content of profile_summary.json, see `write_summary`."""
     inputs, facts = read_inputs(run_dir), read_facts(run_dir)
     warnings: list[str] = []
-    tables = merged_tables(inputs, warnings)
+    tables = merged_tables(inputs)
     coverage = _coverage(inputs, facts, tables, num_steps, num_ranks)
     rows_of = {name: list(tables[name].rows) if name in tables else [] for name in REPORTS}
     per_file = {stats.path.name: _top_rows(stats.tables) for stats in inputs.stats}
@@ -108,7 +117,6 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
         "ranks_in_profile": coverage.num_ranks,
         "ranks_in_profile_source": coverage.ranks_source,
         "phases": _phases(inputs, facts, rows_of["nvtx_sum"], coverage, warnings),
-        "device_steps": _device_steps(inputs.exports),
         "nccl": _nccl(rows_of["nvtx_sum"], rows_of["cuda_gpu_kern_sum"], coverage),
         "tables": {report: _table(table, inputs, coverage) for report, table in tables.items()},
         "warnings": warnings,
@@ -121,16 +129,13 @@ def read_inputs(run_dir: Path) -> Inputs:
     """Read every file of a profile in `run_dir` and its folder profiles/. Raises as `write_summary` does."""
     reports = [f"*{report}.csv" for report in REPORTS]
     stats_files = _files(run_dir, "nsys_stats*.txt", "nsys*.csv", *reports)
-    databases = _files(run_dir, "*.sqlite")
     traces = sorted(run_dir.glob("profiler_logs/rank*.pt.trace.json*"))
-    if not stats_files and not databases and not traces:
+    if not stats_files and not traces:
         raise FileNotFoundError(
-            f"{run_dir} holds no profile: no {PROFILES}/nsys_stats*.txt, {PROFILES}/nsys*.csv, {PROFILES}/*.sqlite and "
-            "no profiler_logs/rank*.pt.trace.json"
+            f"{run_dir} holds no profile: no {PROFILES}/nsys_stats*.txt, {PROFILES}/nsys*.csv and no "
+            "profiler_logs/rank*.pt.trace.json; nsys stats makes a text of a report or an SQLite file"
         )
-    exports = tuple(map(read_export, databases))
-    stats = (*map(read_stats, stats_files), *(export.stats for export in exports))
-    return Inputs(stats, exports, tuple(map(read_operators, traces)))
+    return Inputs(tuple(map(read_stats, stats_files)), tuple(map(read_operators, traces)))
 
 
 def _files(run_dir: Path, *patterns: str) -> list[Path]:
@@ -138,22 +143,17 @@ def _files(run_dir: Path, *patterns: str) -> list[Path]:
     return sorted(found)
 
 
-def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, StatsTable]:
+def merged_tables(inputs: Inputs) -> dict[str, StatsTable]:
     """Add up the tables of all traces, each trace once, however many files were made from it.
 
-    Where a trace is there in several forms, text comes first: it is what people look at.
+    Where a trace is there as text and CSV, text comes first: it is what people look at.
     """
     by_trace: dict[tuple[str, str], tuple[Stats, StatsTable]] = {}
-    for stats in sorted(inputs.stats, key=lambda stats: ("text", "csv", "sqlite").index(stats.kind)):
+    for stats in sorted(inputs.stats, key=lambda stats: stats.kind != "text"):
         for report, table in stats.tables.items():
             first, known = by_trace.setdefault((report, stats.trace), (stats, table))
-            differs = sum(row.count for row in known.rows) != sum(row.count for row in table.rows)
-            if differs and "sqlite" not in (first.kind, stats.kind):
+            if sum(row.count for row in known.rows) != sum(row.count for row in table.rows):
                 raise InputError(f"{first.path} and {stats.path} are made from one trace, but their {report} differs")
-            if differs:
-                warnings.append(
-                    f"{report} in {first.path.name} and {stats.path.name} differs; {first.path.name} is used."
-                )
     found: dict[str, list[StatsTable]] = {}
     for (report, _), (_, table) in by_trace.items():
         found.setdefault(report, []).append(table)
@@ -221,18 +221,9 @@ def _bottleneck(rows: Sequence[Row], outermost_ns: float) -> dict:
 
 def _outermost_ns(rows: Sequence[Row]) -> float:
     """Return the time of the training ranges that lie in no other: what a share of training can be taken of."""
-    outermost = outermost_ranges({row.name for row in rows})
-    return sum(row.total for row in rows if row.name in outermost)
-
-
-def outermost_ranges(names: set[str]) -> set[str]:
-    """Return the training ranges among `names` that lie in no other of them."""
-    return {name for name in names if _TRAINING_RANGE.match(name) and _parent(name, names) is None}
-
-
-def is_of_a_step(name: str) -> bool:
-    """Return whether a range is the trainer's, DeepSpeed's or a collective: not validation, nor a library's."""
-    return bool(_TRAINING_RANGE.match(name) or _COLLECTIVE.search(name))
+    names = {row.name for row in rows}
+    outermost = [row for row in rows if _TRAINING_RANGE.match(row.name) and _parent(row.name, names) is None]
+    return sum(row.total for row in outermost)
 
 
 def _parent(name: str, names: set[str]) -> str | None:
@@ -250,8 +241,6 @@ def _coverage(
     ranks, ranks_source = num_ranks, "given on the command line"
     if ranks is None and not inputs.stats:
         ranks, ranks_source = len(inputs.operators), "one trace of torch.profiler per rank"
-    if ranks is None and {export.stats.trace for export in inputs.exports if export.num_ranks} == traces:
-        ranks, ranks_source = sum(export.num_ranks or 0 for export in inputs.exports), f"processes with {STEP} ranges"
     if ranks is None:
         ranks, ranks_source = facts.ranks_in(len(traces))
     recorded, steps_source = facts.num_optimizer_steps, "training_metrics.json"
@@ -272,9 +261,6 @@ def _coverage(
 
 def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
     unit = "mb" if table.report == "cuda_gpu_mem_size_sum" else "ns"
-    exclusive: Counter[str] = Counter()
-    for export in inputs.exports:
-        exclusive.update(export.exclusive_ns)
     names = {row.name for row in table.rows}
     divisor = coverage.rank_steps
     if table.report == "operators":
@@ -288,7 +274,6 @@ def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
         found[PER_STEP] = {f"total_{unit}": row.total / divisor, "count": row.count / divisor} if divisor else None
         if table.report == "nvtx_sum":
             found["nested_in"] = _parent(row.name, names)
-            found["exclusive_ns"] = exclusive.get(row.name)
         rows.append(found)
     return {f"total_{unit}": table.total, "rows": rows}
 
@@ -298,14 +283,7 @@ def _phases(
 ) -> dict[str, Any] | None:
     """Return the exclusive parts of a step on one rank, which add up to it; None where the profile does not tell."""
     totals = {row.name: row.total for row in rows}
-    exports = [export for export in inputs.exports if export.in_steps]
-    if exports and {export.stats.trace for export in exports} == {stats.trace for stats in inputs.stats}:
-        source = "events: each range without the ranges inside it, on the thread of train/step"
-        events: Counter[str] = Counter()
-        for export in exports:
-            events.update(export.in_steps)
-        parts: dict[str, float] = dict(events)
-    elif STEP in totals:
+    if STEP in totals:
         source = "totals of the trainer's ranges; train/step is what lies in none of the others"
         trainer = {name for name in totals if name.startswith(":train/")}
         parts = {name: totals[name] for name in trainer}
@@ -333,28 +311,15 @@ def _phases(
     }
 
 
-def _device_steps(exports: Sequence[Export]) -> dict[str, Any] | None:
-    """Return computation, NCCL and exposed NCCL of each step on each device, and their means."""
-    rows = [
-        {"trace": export.stats.trace} | vars(step) | {"process": step.process >> 24 & 0xFFFFFF}
-        for export in exports
-        for step in export.device_steps
-    ]
-    if not rows:
-        return None
-    names = ("step_ns", "compute_ns", "nccl_ns", "exposed_nccl_ns", "nccl_instances")
-    return {"mean": {name: sum(row[name] for row in rows) / len(rows) for name in names}, "rows": rows}
-
-
 def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], coverage: Coverage) -> dict[str, Any]:
     """Count collectives by their NVTX ranges and by their kernels, whose names are cut before the arguments."""
     divisor = coverage.rank_steps
+    nccl = [row for row in kernels if "nccl" in row.name.lower()]  # ncclDevKernel_... since 2.19, ncclKernel_... before
     found = [("nvtx", row.name, row) for row in ranges if _COLLECTIVE.search(row.name)]
-    found += [("kernel", row.name.partition("(")[0], row) for row in kernels if is_nccl(row.name)]
+    found += [("kernel", row.name.partition("(")[0], row) for row in nccl]
     kernel_ns = sum(row.total for row in kernels)
-    nccl_ns = sum(row.total for row in kernels if is_nccl(row.name))
     return {
-        "percent_of_kernel_time": 100 * nccl_ns / kernel_ns if kernel_ns else None,
+        "percent_of_kernel_time": 100 * sum(row.total for row in nccl) / kernel_ns if kernel_ns else None,
         "instances": [
             {"kind": kind, "name": name, "count": row.count, PER_STEP: row.count / divisor if divisor else None}
             for kind, name, row in found
@@ -386,11 +351,72 @@ def _warnings(inputs: Inputs, facts: Facts, coverage: Coverage, rows_of: dict[st
             "included: it proves nothing about training."
         )
     if rows_of["cuda_gpu_kern_sum"]:
-        found.append("Kernel times are sums: kernels that run at the same time count twice. `device_steps` does not.")
-    for export in inputs.exports:
-        if export.num_unclosed:
-            found.append(f"{export.stats.path.name}: {export.num_unclosed} ranges were open when the trace ended.")
+        found.append("Kernel times are sums: kernels that run at the same time count twice.")
     for stats in inputs.stats:
         if stats.not_read:
             found.append(f"{stats.path.name}: not read, because not known here: {', '.join(stats.not_read)}.")
     return found + facts.warnings(coverage.num_steps, coverage.num_ranks)
+
+
+def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:
+    """Return the summary in short: what a step consists of, collectives, the first rows of each table, warnings."""
+    ranks, steps = summary["ranks_in_profile"], summary["num_optimizer_steps"]
+    about = (
+        f"{summary['run_type'] or 'run'} on {_counted(summary['world_size'], 'rank')}, "
+        f"from {', '.join(summary['sources'])}; "
+        f"the profile covers {_counted(ranks, 'rank')} x {_counted(steps, 'optimizer step')}"
+    )
+    blocks: list[Block] = [about]
+    if phases := summary["phases"]:
+        rows = [
+            [part["name"], milliseconds(part["ns"]), Number(part["percent_of_step"], ".1f", unit=" %")]
+            for part in phases["parts"]
+        ]
+        title = f"An optimizer step on one rank, exclusive ({phases['source']})"
+        blocks.append(table_of_names(["", "ms", "of the step"], rows, title))
+    if collectives := summary["nccl"]["instances"]:
+        rows = [
+            [f"{row['kind']}  {row['name']}", occurrences(row["count"]), occurrences(row[PER_STEP])]
+            for row in collectives
+        ]
+        percent = summary["nccl"]["percent_of_kernel_time"]
+        note = "" if percent is None else f"NCCL is {percent:.1f} % of the sum of kernel times"
+        blocks.append(table_of_names(["", "instances", "per rank and step"], rows, "Collectives", note))
+    for report, title in COMPARED.items():
+        if table := summary["tables"].get(report):
+            is_known = all(row[PER_STEP] for row in table["rows"])
+            shown = [(row["name"], row[PER_STEP] if is_known else row) for row in table["rows"][:num_rows]]
+            rows = [[name, milliseconds(values["total_ns"]), occurrences(values["count"])] for name, values in shown]
+            title = f"{title}, {'per rank and step' if is_known else 'whole profile'}"
+            blocks.append(table_of_names(["", "ms", "count"], rows, title))
+    share = summary["likely_bottleneck"].get("allreduce_gradients_percent_of_outermost_ranges")
+    if share is not None:
+        blocks.append(
+            f"allreduce_gradients takes {share:.1f} % of the outermost training ranges that are marked here; a profile "
+            "that marks other ranges has another whole"
+        )
+    return terminal.text(
+        Document(sections=[Section(blocks=blocks)], notes=[[f"Note: {text}" for text in summary["warnings"]]])
+    )
+
+
+def _counted(number: int | None, noun: str) -> str:
+    return counted(number, noun) if number else f"? {noun}s"
+
+
+def table_of_names(header: Sequence[str], rows: Iterable[Sequence[Cell]], title: str, note: str = "") -> Table:
+    """Make a table of names and numbers. Long names are cut."""
+    return Table(header, [[_cut(plain(name)), *rest] for name, *rest in rows], title, (0,), note)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…"
+
+
+def milliseconds(nanoseconds: float | None) -> Number:
+    return Number(None if nanoseconds is None else nanoseconds / 1e6, ",.3f")
+
+
+def occurrences(value: float | None) -> Number:
+    """Write a count, or a mean of counts with two decimals."""
+    return Number(value, ",d" if isinstance(value, int) else ",.2f")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.analysis.profiles.nesting import innermost
-from testbed.analysis.profiles.nsight import StatsTable
-from testbed.analysis.profiles.nsight_sqlite import table_of
+import numpy as np
+
+from testbed.analysis.profiles.nsight import Row, StatsTable
 from testbed.errors import InputError, first_line
 from testbed.io import read_unpacked
 
+Interval = tuple[int, int]  # start and end in nanoseconds
 _STEP = "train/step"
 _STEP_OF_PROFILER = "ProfilerStep#"  # traces of other programs have these alone
 
@@ -49,8 +51,8 @@ def _read(path: Path) -> OperatorTrace:
     events = [event for event in json.loads(read_unpacked(path))["traceEvents"] if event.get("ph") == "X"]
     steps = [_span(event) for event in events if event["name"] == _STEP]
     steps = steps or [_span(event) for event in events if event["name"].startswith(_STEP_OF_PROFILER)]
-    by_thread: dict[tuple, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
-    on_device: dict[str, list] = defaultdict(list)
+    by_thread: dict[tuple, list[tuple[str, Interval]]] = defaultdict(list)
+    durations: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
         category = event.get("cat")
         if category == "cpu_op":
@@ -59,19 +61,75 @@ def _read(path: Path) -> OperatorTrace:
             report = "cuda_gpu_kern_sum" if category == "kernel" else "cuda_gpu_mem_time_sum"
             start, end = _span(event)
             if _is_inside(start, steps):
-                on_device[report].append(((event["name"], None), end - start))
+                durations[report][event["name"]].append(end - start)
     for called in by_thread.values():
         parts = innermost([span for _, span in called])
         for (name, (start, _)), own in zip(called, parts, strict=True):
             if _is_inside(start, steps):
-                on_device["operators"].append(((name, None), sum(end - begin for begin, end in own)))
-    return OperatorTrace(path, len(steps), {report: table_of(report, values) for report, values in on_device.items()})
+                durations["operators"][name].append(sum(end - begin for begin, end in own))
+    return OperatorTrace(path, len(steps), {report: _table(report, values) for report, values in durations.items()})
 
 
-def _span(event: dict) -> tuple[int, int]:
+def _table(report: str, durations: dict[str, list[int]]) -> StatsTable:
+    """Add up durations in nanoseconds by name to the rows that `nsys stats` would make of them, the largest first."""
+    everything = sum(map(sum, durations.values()))
+    rows = []
+    for name, mine in sorted(durations.items(), key=lambda item: -sum(item[1])):
+        total, array = sum(mine), np.array(mine, dtype=float)
+        stddev = float(array.std(ddof=1)) if len(mine) > 1 else 0.0
+        percent = 100 * total / everything if everything else None
+        rows.append(
+            Row(
+                name,
+                total,
+                len(mine),
+                float(array.mean()),
+                float(np.median(array)),
+                min(mine),
+                max(mine),
+                stddev,
+                percent,
+            )
+        )
+    return StatsTable(report, tuple(rows))
+
+
+def _span(event: dict) -> Interval:
     """Return begin and end in nanoseconds. The file has microseconds with three decimals."""
     return round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
 
 
-def _is_inside(moment: int, steps: list[tuple[int, int]]) -> bool:
+def _is_inside(moment: int, steps: list[Interval]) -> bool:
     return any(start <= moment < end for start, end in steps)
+
+
+def innermost(intervals: Sequence[Interval]) -> list[list[Interval]]:
+    """Return for each interval of one thread the parts in which none of those that began later is open.
+
+    Together the parts are the time that the intervals cover, each moment once. Of two that begin together the shorter
+    is the inner one.
+    """
+    parts: list[list[Interval]] = [[] for _ in intervals]
+    open_ones: list[int] = []  # the innermost last
+    now = 0
+
+    def advance(until: int) -> None:
+        """Give the time up to `until` to the innermost interval, closing what ends on the way."""
+        nonlocal now
+        while open_ones:
+            current = open_ones[-1]
+            end = intervals[current][1]
+            if now < min(end, until):
+                parts[current].append((now, min(end, until)))
+                now = min(end, until)
+            if end > until:
+                return
+            open_ones.pop()
+        now = max(now, until)
+
+    for index in sorted(range(len(intervals)), key=lambda number: (intervals[number][0], -intervals[number][1])):
+        advance(intervals[index][0])
+        now = intervals[index][0]
+        open_ones.append(index)
+    advance(max((end for _, end in intervals), default=0))
+    return parts

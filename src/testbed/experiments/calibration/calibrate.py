@@ -18,10 +18,10 @@ from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure
 from testbed.experiments.calibration import sizes
 from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Work
-from testbed.experiments.fault_drill.work import write_made_up_tokens
+from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.io import SOURCE, now_utc
+from testbed.memory_model.devices import Device, Link
 from testbed.planner.calibration import TABLES, Calibration, check_machine, from_json, read_calibration
-from testbed.planner.devices import Device, Link
 from testbed.planner.here import facts_here
 from testbed.sweep.request import facts_of_machine
 from testbed.sweep.runner import reason_of_failure

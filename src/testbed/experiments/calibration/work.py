@@ -9,8 +9,8 @@ from typing import Any
 
 from testbed.config.mesh import TWO_STAGES_PER_RANK
 from testbed.io import write_text
+from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.model.shape import ModelShape
-from testbed.planner.job import DenseModel, Job, Layout
 
 WITHIN, BETWEEN = "within a node", "between nodes"
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")

@@ -1,2 +1,1 @@
-"""Make several hosts on one machine: network namespaces with links of chosen rate and delay, and runs in them. Root
-only."""
+"""Make several hosts on one machine: network namespaces with links of a chosen rate, and runs in them. Root only."""

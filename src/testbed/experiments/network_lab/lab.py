@@ -11,10 +11,7 @@ import dataclasses
 import json
 import os
 import secrets
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,19 +28,15 @@ from testbed.experiments.network_lab.links import (
     Namespace,
     address_of,
     join_by_bridge,
-    limit_rate,
     make_namespace,
-    run_tool,
     tear_down,
     why_impossible,
-    why_no_switch,
 )
-from testbed.experiments.network_lab.relay import MTU
-from testbed.io import SOURCE, holding_together, read_json, write_text
+from testbed.io import holding_together, read_json, write_text
 
 STATE = Path("/run/testbed-lab")
 PREFIX = "testbed-"
-RELAY_S, ENDING_S, POLL_S = 30.0, 40.0, 0.05
+ENDING_S, POLL_S = 40.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -84,21 +77,15 @@ def lab(num_hosts: int, link: Link) -> Iterator[Lab]:
 
     Raises:
         InputError: such a lab makes no sense.
-        LabError: it cannot be made here, its switch ended early, or something of it was left at the end.
+        LabError: it cannot be made here, or something of it was left at the end.
     """
     if not 1 <= num_hosts <= MOST_HOSTS:
         raise InputError(f"{num_hosts} hosts are not from 1 to {MOST_HOSTS}")
-    if link.delay_s is not None and not 0 <= link.delay_s <= 10:
-        raise InputError(f"a delay of {1000 * link.delay_s:g} ms is not from 0 to 10000")
-    if (reason := why_impossible() if link.delay_s is None else why_no_switch()) is not None:
+    if (reason := why_impossible()) is not None:
         raise LabError(reason)
     clear_abandoned()
     with contextlib.ExitStack() as held, contextlib.ExitStack() as cleanup:
-        made = _make(num_hosts, link, held, cleanup)
-        relay = None if link.delay_s is None else _start_relay(made, link, cleanup)
-        yield made
-        if relay is not None and relay.poll() is not None:
-            raise LabError(f"the switch in user space ended with code {relay.returncode}")
+        yield _make(num_hosts, link, held, cleanup)
 
 
 def known_labs() -> list[str]:
@@ -161,7 +148,7 @@ def _remove(name: str, namespaces: Sequence[Namespace]) -> None:
 
 
 def _make(num_hosts: int, link: Link, held: contextlib.ExitStack, cleanup: contextlib.ExitStack) -> Lab:
-    """Make the namespaces, and join them where a bridge does.
+    """Make the namespaces and join them.
 
     Args:
         held: keeps them open until the end, so that no other namespace gets the identity of one.
@@ -180,35 +167,5 @@ def _make(num_hosts: int, link: Link, held: contextlib.ExitStack, cleanup: conte
         write_text(STATE / f"{name}.json", made.as_json())  # each at once: this process may be killed here, too
     names = [f"{address_of(number)} host{number}" for number in range(1, num_hosts + 1)]
     hosts_file.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
-    if link.delay_s is None:
-        join_by_bridge(switch, hosts, link)
+    join_by_bridge(switch, hosts, link)
     return made
-
-
-def _start_relay(made: Lab, link: Link, cleanup: contextlib.ExitStack) -> subprocess.Popen:
-    """Start the switch in user space, inside the namespace that stands for it, and set its devices up."""
-    descriptors = [namespace.open() for namespace in made.namespaces]
-    asked = {"hosts": descriptors[1:], "delay_s": link.delay_s, "bytes_per_s": link.bytes_per_s}
-    inside = ["nsenter", f"--net=/proc/self/fd/{descriptors[0]}"]
-    relay = subprocess.Popen(
-        [*inside, sys.executable, "-m", "testbed.experiments.network_lab.relay", json.dumps(asked)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        pass_fds=descriptors,
-        start_new_session=True,  # Ctrl-C is for this program, which then ends the lab
-    )
-    cleanup.callback(relay.wait)
-    cleanup.callback(relay.terminate)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    said = relay.stdout
-    assert said is not None
-    if not select.select([said], [], [], RELAY_S)[0] or not said.readline():
-        raise LabError(f"the switch in user space has not started within {RELAY_S:g} s, or ended at once")
-    for number, host in enumerate(made.hosts, start=1):
-        run_tool("ip", "-n", host.name, "link", "set", "lo", "up")
-        run_tool("ip", "-n", host.name, "addr", "add", f"{address_of(number)}/24", "dev", "eth0")
-        run_tool("ip", "-n", host.name, "link", "set", "eth0", "mtu", str(MTU), "txqueuelen", "1000", "up")
-        limit_rate(host, "eth0", link)
-    return relay

@@ -1,4 +1,4 @@
-"""Hosts as network namespaces, joined by a bridge or by the user-space switch of relay.py, with a rate on every link.
+"""Hosts as network namespaces, joined by a bridge, with a rate on every link.
 
 Nothing is made outside the namespaces: both ends of a link are born inside them, and the machine's own network stays
 as it was. A namespace is known by its identity (device and inode of its file), not by its name: a program that reuses a
@@ -53,30 +53,20 @@ class LabError(Failure):
 
 @dataclass(frozen=True)
 class Link:
-    """The link between every host and the switch, in both directions. Rate: bit/s, None: no limit. Delay: one way, in
-    seconds; None: a bridge of the kernel instead of the user-space switch, which adds its own cost even at 0."""
+    """The link between every host and the switch, in both directions. Rate: bit/s, None: no limit."""
 
     rate_bit_per_s: int | None = None
-    delay_s: float | None = None
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        return None if self.rate_bit_per_s is None else self.rate_bit_per_s / 8
 
     @property
     def burst_bytes(self) -> int:
         """Return the size of the token bucket: 20 ms of the rate within bounds. A packet of the kernel's segmentation
         must fit into it (64 KiB), and below 4 ms of the rate the timer cannot keep up."""
-        rate = self.bytes_per_s
-        assert rate is not None, "only a rate needs a bucket"
+        assert self.rate_bit_per_s is not None, "only a rate needs a bucket"
+        rate = self.rate_bit_per_s / 8  # bytes per second
         return int(min(max(0.020 * rate, 64 * 1024), max(512 * 1024, 0.004 * rate)))
 
     def __str__(self) -> str:
-        rate = "unlimited" if self.rate_bit_per_s is None else spelled_rate(self.rate_bit_per_s)
-        if self.delay_s is None:
-            return rate
-        switch = f"switch +{1000 * self.delay_s:g} ms"
-        return switch if self.rate_bit_per_s is None else f"{rate}, {switch}"
+        return "unlimited" if self.rate_bit_per_s is None else spelled_rate(self.rate_bit_per_s)
 
 
 def parse_rate(text: str) -> int | None:
@@ -112,14 +102,6 @@ def why_impossible() -> str | None:
         return f"{' and '.join(missing)} is missing; apt-get install {' '.join(missing)}"
     words = _refusal("unshare", "--net", "--mount", "--uts", "sh", "-ec", TRIAL)
     return None if words is None else f"{REFUSED}: {words}"
-
-
-def why_no_switch() -> str | None:
-    """Return why no lab with a delay can be made here, as `why_impossible`: the switch needs a TUN device."""
-    if (reason := why_impossible()) is not None:
-        return reason
-    words = _refusal("unshare", "--net", "ip", "tuntap", "add", "dev", "t0", "mode", "tun")
-    return None if words is None else f"no TUN device can be made here, and the switch in user space needs one: {words}"
 
 
 @functools.cache

@@ -66,6 +66,9 @@ class TrainingConfig(TypedDict):
     ]
     init_from: str
     attention: str
+    label_smoothing: NotRequired[
+        Annotated[Fraction, "share of a target that all tokens get alike, in the training loss only (older files: 0)"]
+    ]
     seq_len: Annotated[Positive, "tokens per sequence"]
     epochs: Annotated[
         Count,

@@ -1,1 +1,0 @@
-"""Inject faults into runs, resume them, and compare them with a reference run."""

@@ -1,0 +1,185 @@
+"""Bytes that a strategy holds besides model states and activations: casts, gathered weights, buckets. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.memory_model.activations import keeps_16_bits, product_bytes
+from testbed.memory_model.job import Job
+from testbed.memory_model.model_states import (
+    FP32,
+    block_matrix_elements,
+    elements_held,
+    engine_of,
+    main_gradient_bytes,
+    model_state_bytes,
+    part_of,
+    shards_weights,
+    update_copy_bytes,
+)
+from testbed.memory_model.stages import Stage
+
+BUCKET = 25 * 2**20  # bytes of the buckets in which the strategies without DDP average over data ranks
+PREFETCH = 5e7  # elements of DeepSpeed's stage3_prefetch_bucket_size
+FORWARD = ("forward end", "loss")
+BACKWARD = ("backward", "backward end")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that is held in some moments of a step."""
+
+    name: str
+    num_bytes: float
+    moments: tuple[str, ...]
+    tensor_bytes: float  # of the largest tensors that it is made of
+
+
+@dataclass(frozen=True)
+class Held:
+    """Part of the model on a pipeline rank, in elements."""
+
+    elements: int
+    matrices: int  # of the blocks
+    block: int  # one block, all of it
+    table: int  # the head's matrix where the rank has one, or else the embedding's
+    embeds: bool
+    predicts: bool
+
+
+def held_by(job: Job, stages: Sequence[Stage]) -> Held:
+    """Return what the stages of a rank are made of, on one tensor rank."""
+    model, tensor = job.model, job.layout.tensor
+    embeds, predicts = any(stage.embeds for stage in stages), any(stage.predicts for stage in stages)
+    num_blocks = sum(len(stage.blocks) for stage in stages)
+    return Held(
+        elements=elements_held(model, tensor, stages),
+        matrices=block_matrix_elements(model, tensor, stages),
+        block=elements_held(model, tensor, [Stage(range(1), embeds=False, predicts=False)]) if num_blocks else 0,
+        table=part_of(model.vocab, tensor) * model.hidden if embeds or predicts else 0,
+        embeds=embeds,
+        predicts=predicts,
+    )
+
+
+def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the buffers of one rank."""
+    yield from _casts(job, held)
+    yield from _gradients_of_tables(job, held)
+    engine = engine_of(job)
+    if engine == "deepspeed":
+        yield from _of_deepspeed(job, held)
+    elif shards_weights(job):
+        yield from _of_fsdp(job, held)
+    elif engine == "megatron":
+        # Transformer Engine and Megatron-LM add gradients of weights into their main gradients and hand autograd an
+        # unused tensor for each shape of weight
+        unused = 2 * (held.block + held.table)
+        yield Buffer("unused gradients", unused, BACKWARD, 2 * held.table)
+    elif _is_ddp(job):
+        # src/gpt2.py's gradients are views of the buckets, which stay when the gradients are dropped
+        moments = (*FORWARD, *(BACKWARD if job.run_type is None else ("backward",)))
+        yield Buffer("ddp buckets", FP32 * held.elements, moments, BUCKET)
+    elif job.layout.data > 1:
+        yield Buffer("averaged buckets", 2 * BUCKET, ("update",), BUCKET)
+    if job.optimizer == "muon" and job.model.layers:
+        largest = FP32 * job.model.hidden * job.model.ffn
+        yield Buffer("orthogonalised", 4 * largest, ("update",), largest)
+
+
+def _is_ddp(job: Job) -> bool:
+    return job.layout.data > 1 if job.strategy is None else job.strategy.sends == "buckets"
+
+
+def casts_weights(job: Job) -> bool:
+    """Return whether autocast makes copies of fp32 weights in 16 bits."""
+    return product_bytes(job) != FP32 and not keeps_16_bits(job) and not job.has_16_bit_weights
+
+
+def keeps_casts(job: Job) -> bool:
+    """Return whether casts stay for all micro batches of a step, as most strategies of src/gpt2.py keep them."""
+    keeps = casts_weights(job) and job.accumulation > 1 and job.recompute == "none" and not job.compiled
+    return keeps and job.strategy is not None and job.strategy.keeps != "shards"
+
+
+def _casts(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the weights that autocast casts; autograd keeps them, unless the block is computed again."""
+    if not casts_weights(job):
+        return
+    table = held.table if held.predicts else 0
+    cast = held.matrices + table if job.recompute == "none" else held.block + table
+    moments = (*FORWARD, "backward", *(("backward end",) if keeps_casts(job) else ()))
+    yield Buffer("weights in 16 bits", 2 * cast, moments, 2 * held.table)
+    if keeps_casts(job):
+        # all micro batches share the first one's casts, whose gradients autograd completes at the end of a pass
+        yield Buffer("gradients in 16 bits", 2 * held.matrices, ("backward end",), 2 * held.block / 3)
+
+
+def _gradients_of_tables(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the gradients of embedding and head that are not yet in their place.
+
+    A tied head's waits through the whole backward pass for the embedding's; both and their sum are alive at its end.
+    """
+    engine = engine_of(job)
+    if engine in ("megatron", "llm.c") or not held.table:
+        return
+    size = (2 if keeps_16_bits(job) else FP32) * held.table
+    is_tied = job.model.tied and held.embeds and held.predicts
+    if held.predicts and (job.model.tied or not shards_weights(job)):
+        yield Buffer("gradient of the head", size, ("backward",), size)
+    if held.embeds:
+        waits = is_tied and job.schedule != "zero_bubble"  # whose gradients of weights are made one after the other
+        at_end = (2 if waits else 0) + (1 if job.accumulation > 1 else 0)
+        at_end += job.schedule is not None and not held.predicts  # one more in a first stage, as measured
+        yield Buffer("gradients of the embedding", at_end * size, ("backward end",), size)
+
+
+def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the units that FSDP gathers, and gradients on their way into shards.
+
+    What forward ends with stays gathered, a tied embedding with it. A block's weights are there with the next one's,
+    which are on their way; its gradients lie whole once more, as wide as they are reduced, while they are reduced.
+    """
+    width = 2 if keeps_16_bits(job) else FP32
+    reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
+    num_blocks = job.model.layers / job.layout.pipeline
+    root = held.elements - num_blocks * held.block - (0 if job.model.tied else held.table)
+    blocks = min(num_blocks, 3) if job.reshards and job.layout.zero_stage == 3 else num_blocks
+    yield Buffer("gathered embeddings", width * root, (*FORWARD, *BACKWARD), width * held.table)
+    yield Buffer("gathered blocks", width * blocks * held.block, (*FORWARD, "backward"), width * held.block)
+    yield Buffer("reduced blocks", (width + reduces_in) * held.block, ("backward",), FP32 * held.block)
+    reduced = FP32 * (root + root / max(1, job.layout.shard))  # with the shard that comes out
+    yield Buffer("reduced embeddings", reduced, ("backward end",), FP32 * held.table)
+
+
+def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the buckets of DeepSpeed and what its update converts.
+
+    Buckets are as large as they are said to be, however small the model: two for each backward pass of stages 1 and 2
+    (overlap_comm), one for good in stage 3, which keeps up to max_live_parameters (10^9) of its weights gathered. A
+    process on a CPU has only the part that is written to.
+    """
+    stage, elements = job.layout.zero_stage, held.elements
+    width = 2 if job.has_16_bit_weights else FP32
+    bucket = min(elements, job.bucket_elements) if job.on_cpu or stage == 0 else job.bucket_elements
+    if stage == 0:
+        if job.layout.data > 1:
+            yield Buffer("averaged buckets", width * bucket, ("update",), width * bucket)
+        return
+    if stage < 3:
+        # on a CPU a bucket is there once it is written to, the second once the first is full
+        buckets = 1 if job.on_cpu and elements <= bucket else 2
+        moments = BACKWARD if job.on_cpu else ("loss", *BACKWARD)
+        yield Buffer("reduce buckets", buckets * width * bucket, moments, width * job.bucket_elements)
+    else:
+        yield Buffer("reduce bucket", width * bucket, (*FORWARD, *BACKWARD, "update"), width * bucket)
+        # of weights that are gathered, a rank's own part is copied; of gradients that are reduced, all
+        copies = min(elements, PREFETCH) / job.layout.shard + min(elements, job.bucket_elements)
+        yield Buffer("copies of what is gathered and reduced", width * copies, ("backward",), width * bucket)
+        yield Buffer("gathered weights", width * min(elements, 10**9), (*FORWARD, "backward"), width * held.table)
+    if stage == 1 and job.accumulation > 1:
+        mine = model_state_bytes(job)["gradients"]
+        yield Buffer("whole gradients", max(0, width * elements - mine), (*FORWARD, *BACKWARD), width * held.table)
+    copy = update_copy_bytes(job.model, job.layout.shard, stage)
+    yield Buffer("fp32 gradients for the update", copy, ("update",), copy)

@@ -1,0 +1,245 @@
+"""Describe a training run to the formulas: the model, how it is cut over devices, the batch, the devices. No torch.
+
+A dense decoder-only transformer of any width, so that published runs of other models can be predicted too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.config.compatibility import auto_compile_blocker
+from testbed.config.run_types import STRATEGIES, StrategyEntry
+from testbed.config.settings import RunSettings
+from testbed.distributed.mesh import MeshSizes
+from testbed.memory_model.devices import Device, Link
+from testbed.model.shape import ModelShape
+
+RECOMPUTE = {
+    "none": "none",
+    "block": "full",
+    "selective": "selective_op",
+}  # --activation_checkpointing -> Job.recompute
+NOT_OVERLAPPED = ("tensors", "at_end")  # gradients are averaged after backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseModel:
+    """A decoder-only transformer. All widths in elements; `vocab` as it lies in memory, padding included."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int  # inner width of the MLP
+    vocab: int
+    seq_length: int
+    tied: bool = True  # one matrix is both embedding and head
+    mlp: str = "gelu"  # two matrices; "swiglu": three
+    positions: str = "learned"  # or "rope"
+    bias: bool = True
+    norm: str = "layernorm"  # gain and bias; "rmsnorm": gain only
+    max_positions: int | None = None  # rows of the learned positions; None: as many as seq_length
+
+    @classmethod
+    def of_gpt2(cls, shape: ModelShape, seq_length: int) -> DenseModel:
+        """Return what `src/gpt2.py` trains."""
+        return cls(
+            layers=shape.num_layers,
+            hidden=shape.embedding_size,
+            heads=shape.num_heads,
+            kv_heads=shape.num_heads,
+            head_dim=shape.embedding_size // shape.num_heads,
+            ffn=4 * shape.embedding_size,
+            vocab=shape.padded_vocab_size,
+            seq_length=seq_length,
+            max_positions=shape.max_position_embeddings,
+        )
+
+    @property
+    def block_matrix_parameters(self) -> int:
+        """Elements of the matrices of one block: attention and MLP."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.mlp == "swiglu" else 2) * self.hidden * self.ffn
+
+    @property
+    def head_parameters(self) -> int:
+        """Elements of the matrix that makes logits."""
+        return self.hidden * self.vocab
+
+    @property
+    def parameters(self) -> int:
+        """All trainable elements, a tied head once."""
+        block = sum(math.prod(shape) for shape in self.block_shapes())
+        embeddings = self.head_parameters * (1 if self.tied else 2)
+        return self.layers * block + embeddings + self.position_parameters + self.norm_parameters
+
+    @property
+    def norm_parameters(self) -> int:
+        """Elements of one norm."""
+        return self.hidden * (2 if self.norm == "layernorm" else 1)
+
+    @property
+    def position_parameters(self) -> int:
+        """Elements of the learned positions."""
+        return (self.max_positions or self.seq_length) * self.hidden if self.positions == "learned" else 0
+
+    def block_shapes(self) -> list[tuple[int, ...]]:
+        """Return the shape of each tensor of a block in the order of its passes, matrices as (outputs, inputs)."""
+        norm: list[tuple[int, ...]] = [(self.hidden,)] * (2 if self.norm == "layernorm" else 1)
+        attention = [(self.head_dim * (self.heads + 2 * self.kv_heads), self.hidden)]
+        attention += [(self.hidden, self.head_dim * self.heads)]
+        mlp = [(self.ffn, self.hidden)] * (2 if self.mlp == "swiglu" else 1) + [(self.hidden, self.ffn)]
+        shapes: list[tuple[int, ...]] = []
+        for half in (attention, mlp):
+            shapes += norm
+            for outputs, inputs in half:
+                shapes += [(outputs, inputs), (outputs,)] if self.bias else [(outputs, inputs)]
+        return shapes
+
+    def flops_per_token(self, *, is_whole: bool = False) -> int:
+        """FLOPs of forward and backward: 6 per element of a matrix that multiplies, and the causal half of attention.
+
+        The convention of the published rows (`checks.flops_per_token`). No recomputation.
+
+        Args:
+            is_whole: attention counts in full, as in PaLM and in the MFU of src/gpt2.py.
+        """
+        matrices = self.layers * self.block_matrix_parameters + self.head_parameters
+        scores = 6 * self.layers * self.heads * self.head_dim * self.seq_length
+        return 6 * matrices + (2 if is_whole else 1) * scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ranks along each axis. data x tensor x pipeline x context is the number of devices."""
+
+    data: int = 1  # shares of the global batch
+    zero_stage: int = 0  # 0: nothing sharded, 1 optimizer, 2 and gradients, 3 and weights (FSDP)
+    shard: int = 1  # data ranks that share one copy of what is sharded
+    tensor: int = 1
+    sequence_parallel: bool = False  # within `tensor`
+    pipeline: int = 1
+    virtual_stages: int = 1  # on each pipeline rank
+    context: int = 1  # ranks that share a sequence
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run: the same global batch, whatever the layout. Batches in sequences."""
+
+    model: DenseModel
+    layout: Layout
+    micro_batch: float
+    accumulation: float  # micro batches per optimizer step and data rank, those of a pipeline too
+    run_type: str | None = None  # of src/gpt2.py; None for a run of another program
+    stack: str = "testbed"  # the program that runs it: its residual factors differ
+    precision: str = "bf16"  # of the large matrix products: fp32, fp16, bf16, fp8, ...
+    has_16_bit_weights: bool = False  # weights and residual stream in 16 bits, not autocast over fp32
+    recompute: str = "none"  # activation checkpointing: none, full, selective_attention, selective_op
+    recompute_share: float = 1.0  # of the layers that `recompute` concerns
+    compiled: bool = False
+    attention: str = "flash"  # or "eager"
+    optimizer: str = "adamw"
+    schedule: str | None = None  # of the pipeline: gpipe, 1f1b, interleaved_1f1b, zero_bubble; None: one at a time
+    offload: str = "none"
+    dropout: float = 0.0
+    label_smoothing: float = 0.0
+    offload_layers: int | None = None  # with offload "activations": blocks whose activations wait in host memory
+    on_cpu: bool = False  # some operations keep other tensors there
+    reshards: bool = True  # fsdp: frees a block's gathered weights after its forward pass
+    bucket_elements: float = 2e8  # of DeepSpeed's reduce and all-gather buckets
+    overlap: bool = True  # collectives of the data ranks run behind the passes
+    tensor_overlap: bool = False  # collectives of the tensor ranks run behind matrix products
+
+    @property
+    def strategy(self) -> StrategyEntry | None:
+        """Return the registry's row of the run type; None for a run of another program."""
+        return None if self.run_type is None else STRATEGIES[self.run_type]
+
+    @property
+    def global_batch(self) -> float:
+        return self.micro_batch * self.accumulation * self.layout.data
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.global_batch * self.model.seq_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Devices and the links between them."""
+
+    device: Device
+    devices: int
+    per_node: int
+    within_node: Link
+    between_nodes: Link
+
+    def link_of(self, ranks: int) -> Link:
+        """Return the slowest link that a ring of `ranks` neighbouring devices crosses."""
+        return self.within_node if ranks <= self.per_node else self.between_nodes
+
+
+def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine) -> Job:
+    """Return the run that settings describe.
+
+    Args:
+        values: every flag, filled in.
+    """
+    return _job_of(values, mesh, shape, machine.device.kind, machine.devices)
+
+
+def job_of_settings(settings: RunSettings) -> Job:
+    """Return the run of checked settings."""
+    mesh = settings.plan.mesh
+    return _job_of(settings.by_flag(), mesh, settings.shape, str(settings.compute.device), mesh.num_ranks)
+
+
+def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, device: str, devices: int) -> Job:
+    run_type, precision = values["run_type"], values["precision"]
+    entry = STRATEGIES[run_type]
+    stage = {"shards": 3, "zero": values["zero_stage"]}.get(entry.sends, 0)
+    data, accumulation = mesh.data, values["grad_accum_steps"]
+    if entry.devices == "all":  # one process, a micro batch on each device
+        data, accumulation = devices, -(-accumulation // devices)
+    layout = Layout(
+        data=data,
+        zero_stage=stage,
+        shard=mesh.shard if "shard_size" in entry.options else data if stage else 1,
+        tensor=mesh.tensor,
+        pipeline=mesh.pipeline,
+        virtual_stages=values["stages_per_rank"] or 1,
+    )
+    is_16_bit_engine = entry.engine == "deepspeed" and precision == "fp16"
+    compiles, on_cpu = values["compile"], device == "cpu"
+    if compiles is None:
+        compiles = device == "cuda" and auto_compile_blocker(values) is None
+    return Job(
+        model=DenseModel.of_gpt2(shape, values["seq_length"]),
+        layout=layout,
+        micro_batch=values["micro_batch_size_per_gpu"],
+        accumulation=accumulation,
+        run_type=run_type,
+        precision="fp8" if values["matmul"] == "fp8" else precision,
+        has_16_bit_weights=values["mixed_precision"] == "native" or is_16_bit_engine,
+        recompute=RECOMPUTE[values["activation_checkpointing"]],
+        compiled=compiles,
+        attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
+        optimizer=values["optimizer"],
+        schedule=values["pipeline_schedule"],
+        offload=values["offload"] or "none",
+        dropout=values["dropout"],
+        label_smoothing=values["label_smoothing"],
+        on_cpu=on_cpu,
+        reshards=values["reshard_after_forward"] != "off",
+        bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
+        overlap=entry.sends not in NOT_OVERLAPPED and values["overlap_comm"] != "off",
+    )

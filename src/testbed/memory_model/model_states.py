@@ -1,0 +1,185 @@
+"""Compute the bytes of weights, gradients and optimizer state that a rank must hold. No torch.
+
+Padding of the embedding counts, and the tied head counts once per rank. Activations, communication buckets and host
+memory of --offload do not. tests/planner/test_model_states.py compares with live tensors.
+
+Symbols: P parameters, N data ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from testbed.memory_model.job import DenseModel, Job
+from testbed.memory_model.stages import Stage
+
+FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
+UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
+ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
+PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole in stage 3
+ENGINES = {"megatron": "megatron", "simumax": "megatron", "llm.c": "llm.c", "deepspeed": "deepspeed"}
+# of the repository's name -> bytes of Megatron's main gradients; the recipes of Megatron-Bridge reduce in 16 bits
+MAIN_GRADIENTS = {"megatron-bridge": 2, "": 4}
+FSDP_PROGRAMS = ("llm-foundry", "torchtitan")
+
+
+def engine_of(job: Job) -> str:
+    """Return which program's rules decide what a rank holds: "torch", "deepspeed", "megatron" or "llm.c"."""
+    if job.strategy is not None:
+        return job.strategy.engine
+    for word, engine in ENGINES.items():
+        if word in job.stack.lower():
+            return engine
+    is_fsdp = any(word in job.stack.lower() for word in FSDP_PROGRAMS)
+    return "deepspeed" if job.layout.zero_stage in (1, 2) and not is_fsdp else "torch"
+
+
+def main_gradient_bytes(job: Job) -> int:
+    """Return the bytes of an element of Megatron's main gradients."""
+    return next(size for name, size in MAIN_GRADIENTS.items() if name in job.stack.lower())
+
+
+def shards_weights(job: Job) -> bool:
+    """Return whether weights lie in shards; stage 2 of FSDP (SHARD_GRAD_OP) only keeps them gathered for longer."""
+    return job.layout.zero_stage == 3 or (job.layout.zero_stage == 2 and engine_of(job) == "torch")
+
+
+def model_state_bytes(
+    job: Job, stages: Sequence[Stage] | None = None, *, data_rank: int = 0, persistent: int = PERSISTENT
+) -> dict[str, int]:
+    """Bytes on one rank just before an update: gradients are complete, nothing has changed yet.
+
+    Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054, section 3.1 and figure 1): mixed-precision Adam takes 2 bytes per
+    weight, 2 per gradient and K = 12 of optimizer state (fp32 master, two moments), of which stage 1 shards the
+    last, stage 2 the last two, stage 3 all over N ranks. In fp32 and under autocast, weights and gradients take 4 each
+    and the moments 8, as there the weights are their own masters. fsdp too: its native mixed precision casts what it
+    gathers. Muon keeps one moment of the blocks' matrices in place of two; it runs without ZeRO.
+
+    Args:
+        stages: those of this pipeline rank; None where a rank holds all layers.
+        data_rank: stages 1 and 2 of DeepSpeed do not give all of them the same.
+        persistent: elements below which stage 3 of DeepSpeed also holds tensors whole on every rank.
+
+    Returns:
+        Bytes by kind: "parameters", "gradients", "optimizer".
+    """
+    layout, engine = job.layout, engine_of(job)
+    whole = elements_held(job.model, layout.tensor, stages)
+    if engine == "deepspeed" and layout.zero_stage:
+        return _deepspeed_bytes(job, data_rank, persistent)
+    if job.has_16_bit_weights and not (engine == "torch" and shards_weights(job)):
+        part = part_of(whole, layout.shard if layout.zero_stage else 1)
+        gradient = main_gradient_bytes(job) if engine == "megatron" else 2
+        weights = 2 * (part if shards_weights(job) else whole)
+        gradients = gradient * (part if layout.zero_stage >= 2 else whole)
+        return {"parameters": weights, "gradients": gradients, "optimizer": (FP32 + MOMENTS) * part}
+    # PyTorch, and stage 0 of DeepSpeed
+    ranks = layout.shard if shards_weights(job) else 1
+    is_by_rows = ranks > 1 and stages is None and layout.tensor == 1
+    elements = _elements_of_shards(job.model, ranks) if is_by_rows else part_of(whole, ranks)
+    moments = MOMENTS * elements
+    if job.optimizer == "muon":
+        moments -= FP32 * part_of(block_matrix_elements(job.model, layout.tensor, stages), ranks)
+    return {"parameters": FP32 * elements, "gradients": FP32 * elements, "optimizer": moments}
+
+
+def _deepspeed_bytes(job: Job, data_rank: int, persistent: int) -> dict[str, int]:
+    """Return the states of ZeRO 1 to 3, which comes without tensor or pipeline ranks."""
+    ranks, stage = job.layout.shard, job.layout.zero_stage
+    whole = elements_held(job.model)
+    part = part_of(whole, ranks)
+    width = 2 if job.has_16_bit_weights else FP32
+    gradients = part if stage == 3 else _gradients_of_whole_tensors(job.model, ranks, data_rank)
+    kept = sum(size for group in _tensor_sizes(job.model) for size in group if size < persistent)
+    return {
+        "parameters": width * (part + kept if stage == 3 else whole),
+        "gradients": width * gradients,
+        # More than needed with fp32 weights: DeepSpeed clones them into masters at every stage. Stage 3 means to reuse
+        # them, but compares a device with its name, which is never equal.
+        "optimizer": (FP32 + MOMENTS) * part,
+    }
+
+
+def update_copy_bytes(model: DenseModel, data_ranks: int, zero_stage: int | None) -> int:
+    """Bytes of the fp32 gradients that DeepSpeed's ZeRO makes inside the update, more than the paper counts.
+
+    Adam reads fp32, so each parameter group's gradients are flattened and converted before its turn and freed after it.
+    The matrices are one group and nearly everything. What they were converted from stays: stage 3 keeps its buffer of
+    gradients for good, stages 1 and 2 have one for all groups, which the last group still needs.
+    """
+    if not zero_stage:
+        return 0
+    matrices = sum(_tensor_sizes(model)[0])
+    at_once = min(matrices, ZERO_3_SUB_GROUP) if zero_stage == 3 else matrices
+    return FP32 * part_of(at_once, data_ranks)
+
+
+def elements_held(model: DenseModel, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
+    """Return the parameters on the fullest tensor rank, padding included, of some pipeline stages or all."""
+    # cut are the matrices and the biases of their outputs; the biases of what is summed over the tensor ranks (twice)
+    # and two norms are on all of them
+    on_all = 2 * model.hidden * model.bias + 2 * model.norm_parameters
+    block = part_of(sum(math.prod(shape) for shape in model.block_shapes()) - on_all, tensor_ranks) + on_all
+    table = part_of(model.vocab, tensor_ranks) * model.hidden  # cut by rows
+    everything = [Stage(range(model.layers), embeds=True, predicts=True)]
+    held = everything if stages is None else stages
+    embeds, predicts = any(stage.embeds for stage in held), any(stage.predicts for stage in held)
+    total = sum(len(stage.blocks) for stage in held) * block
+    total += table * (embeds or predicts if model.tied else embeds + predicts)  # tied: once where a rank has both ends
+    total += model.position_parameters * embeds
+    return total + model.norm_parameters * predicts
+
+
+def block_matrix_elements(model: DenseModel, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
+    """Return the elements of the blocks' matrices on a rank: those that Muon updates and that autocast casts."""
+    num_blocks = model.layers if stages is None else sum(len(stage.blocks) for stage in stages)
+    return num_blocks * part_of(model.block_matrix_parameters, tensor_ranks)
+
+
+def _gradients_of_whole_tensors(model: DenseModel, ranks: int, rank: int) -> int:
+    """Elements of gradient that a rank keeps in ZeRO 1 and 2: of every tensor that its part touches, all of it.
+
+    DeepSpeed flattens each parameter group and cuts it in equal parts, through the middle of tensors. Its last backward
+    then copies the gradient of a tensor on a cut whole into the buffers of both sides (`copy_grads_in_partition` of
+    stage_1_and_2.py), so on many ranks the embedding decides, not P / N. Nothing else of the gradients remains, in
+    stage 1 neither, where the paper has 2 P: there they are whole only while they accumulate.
+    """
+    kept = 0
+    for sizes in _tensor_sizes(model):
+        part = 2 * part_of(sum(sizes), 2 * ranks)  # aligned to 4 bytes of bf16
+        end = 0
+        for size in sizes:
+            begin, end = end, end + size
+            if begin < (rank + 1) * part and end > rank * part:
+                kept += size
+    return kept
+
+
+def _tensor_sizes(model: DenseModel) -> tuple[list[int], list[int]]:
+    """Return the elements of all matrices and of all vectors in model order: the two groups of the optimizer."""
+    shapes = _shapes(model)
+    return (
+        [math.prod(shape) for shape in shapes if len(shape) > 1],
+        [math.prod(shape) for shape in shapes if len(shape) == 1],
+    )
+
+
+def _elements_of_shards(model: DenseModel, ranks: int) -> int:
+    """Return the elements on rank 0 where each tensor is cut by rows, as FSDP2 does: a row is never cut."""
+    return sum(part_of(shape[0], ranks) * math.prod(shape[1:]) for shape in _shapes(model))
+
+
+def _shapes(model: DenseModel) -> list[tuple[int, ...]]:
+    """Return the shapes of all tensors in model order."""
+    shapes: list[tuple[int, ...]] = [(model.vocab, model.hidden)]
+    if model.position_parameters:
+        shapes.append((model.position_parameters // model.hidden, model.hidden))
+    shapes += model.block_shapes() * model.layers
+    shapes += [(model.hidden,)] * (model.norm_parameters // model.hidden)
+    return shapes if model.tied else [*shapes, (model.vocab, model.hidden)]
+
+
+def part_of(elements: int, ranks: int) -> int:
+    """Return the size of one of equal parts, the last one padded."""
+    return -(-elements // ranks)

@@ -1,0 +1,65 @@
+"""Groups and meshes of 64 ranks, built as a cluster would build them, without the cluster."""
+
+from __future__ import annotations
+
+import pytest
+from support.programs import TINY_MODEL, data_flags
+
+from testbed.autotune.check_mesh import BuiltRank, build_ranks, role_ranks
+from testbed.distributed.mesh import MeshSizes
+
+pytestmark = pytest.mark.launches
+
+RANKS = 64
+ROLES = [0, 1, RANKS - 1]
+# name -> flags, data ranks, sizes of the groups but those of all ranks and of one
+CASES = {
+    "allreduce": ("--run_type allreduce", 64, set()),
+    "ddp": ("--run_type ddp", 64, set()),
+    "fsdp": ("--run_type fsdp", 64, set()),
+    "fsdp, hybrid": ("--run_type fsdp --shard_size 8", 64, {8}),
+    **{f"ZeRO {stage}": (f"--run_type optimized --zero_stage {stage}", 64, set()) for stage in range(4)},
+    # the two ends of a pipeline share the embedding
+    "model_parallel": ("--run_type model_parallel --pipeline_stages 4", 16, {2, 4, 16}),
+    "pipeline": ("--run_type pipeline --pipeline_stages 8", 8, {2, 8}),
+    "tensor": ("--run_type tensor --tensor_parallel_size 4", 16, {4, 16}),
+}
+SHARDED = ("fsdp", "fsdp, hybrid", "ZeRO 3", "model_parallel", "pipeline", "tensor")
+
+
+@pytest.fixture(scope="module")
+def built(token_files) -> dict[str, list[BuiltRank]]:
+    """What the first, the second and the last of 64 ranks are made of, by case."""
+    work = [*TINY_MODEL, "--num_layers", "14", "--num_heads", "4", "--seq_length", "32", "--precision", "fp32"]
+    work += ["--device", "cpu", "--global_batch_size", "64", *data_flags(token_files)]
+    tasks = [[*work, *flags.split()] for flags, *_ in CASES.values()]
+    return dict(zip(CASES, build_ranks(tasks, [ROLES] * len(tasks), RANKS, per_node=8), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_strategy_builds_its_groups_for_64_ranks(built, name):
+    _, data_ranks, group_sizes = CASES[name]
+    for strategy in built[name]:
+        assert strategy.fault is None
+        assert strategy.data_world_size == data_ranks
+        assert set(strategy.group_sizes) - {1, RANKS} == group_sizes
+        whole = built["ddp"][0].parameter_bytes
+        assert (strategy.parameter_bytes == whole) == (name not in SHARDED)
+        assert strategy.parameter_bytes < 0.6 * whole or name not in SHARDED
+    first, _, last = built[name]
+    assert (first.data_rank, last.data_rank) == (0, data_ranks - 1)
+
+
+def test_roles_are_every_stage_and_tensor_rank_with_the_ends_of_the_data_ranks():
+    assert role_ranks(MeshSizes(data=1024)) == [0, 1023]
+    assert role_ranks(MeshSizes(data=1, pipeline=4)) == [0, 1, 2, 3]
+    # a stage after the other, in it the data ranks, of each its tensor ranks
+    assert role_ranks(MeshSizes(data=3, pipeline=2, tensor=2)) == [0, 1, 4, 5, 6, 7, 10, 11]
+
+
+def test_what_would_end_a_start_is_said(token_files):
+    flags = [*TINY_MODEL, "--seq_length", "32", *data_flags(token_files), "--run_type", "pipeline"]
+    flags += ["--pipeline_stages", "8", "--global_batch_size", "64"]
+    ((refused,), (built,)) = build_ranks([flags, [*flags, "--num_layers", "14"]], [[0], [0]], 64, per_node=8)
+    assert built.fault is None
+    assert refused.fault is not None and "--num_layers 2" in refused.fault
