@@ -9,7 +9,6 @@ from itertools import takewhile
 from testbed.audit.finding import Finding, Rule
 from testbed.audit.reported import ANY, Reported
 from testbed.audit.run_rules import is_exact
-from testbed.memory_model.devices import devices
 from testbed.model.flops import PEAK_FLOPS_PER_S
 
 SAME_PEAK = 0.02  # data sheets and programs round a board's peak

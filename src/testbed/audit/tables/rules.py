@@ -194,9 +194,11 @@ def compared_rows_do_the_same_work(item: Reported) -> Iterator[Finding]:
     for grid in item.details["grids"]:
         for name in ("speedup", "efficiency"):
             reference = _reference(grid, name)
-            for row in range(len(grid.lines)) if reference is not None else ():
+            if reference is None:
+                continue
+            for row in range(len(grid.lines)):
                 differ = _differing(grid, row, reference) if grid.figure(name, row) else []
-                if differ and reference is not None:
+                if differ:
                     runs = tuple(f"{item.name}:{grid.lines[each]}" for each in (row, reference))
                     said = f"{_said(grid, name, row)} compares rows of other work: {'; '.join(differ)}"
                     yield Finding(Rule.EQUAL_WORK, runs, said, NOTE)
