@@ -22,11 +22,11 @@ from testbed.config.settings import CheckedRun
 
 if TYPE_CHECKING:
     from testbed.config.automatic_run_type import Taken
-    from testbed.config.flags import Asked
+    from testbed.config.flags import ParsedFlags
     from testbed.distributed.launch import Launch
 
 
-def best_plan(asked: "Asked", launch: "Launch") -> "Taken | None":
+def best_plan(asked: "ParsedFlags", launch: "Launch") -> "Taken | None":
     """Return the plan's fastest run. Only `--run_type auto` loads the planner."""
     from testbed.planner import automatic
 
@@ -89,7 +89,7 @@ def do_steps(run: TrainingRun) -> None:
             world = gather_step(result, clock, run.device, run.signals.number)  # one collective: loss, times, stop
             stop = run.signals.agree(world.stop)
             raise_if_diverged(step, world, settings.compute.precision)
-            report.step(step, world, learning_rate)
+            report.step(step, world, learning_rate, clock)
             if not stop and run.saves_after(step):
                 run.checkpoints.save(step)  # before validation, which the last save may overlap
             if not stop and run.validates_after(step):
@@ -107,7 +107,7 @@ def leave_preempted(run: TrainingRun, step: int) -> NoReturn:
 
     Raises:
         RunPreempted: the checkpoint is on disk.
-        RunStopped: the ranks train apart, so there is nothing to go on from.
+        RunStopped: weights differ by rank; no checkpoint can be saved.
     """
     if run.settings.data_parallel.skip_gradient_sync:
         raise run.signals.as_exception()

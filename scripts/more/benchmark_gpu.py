@@ -1,286 +1,198 @@
 #!/usr/bin/env python3
-"""Measure a GPU machine, without a network, in numbered parts of at most nine minutes.
+"""Run every path of a new GPU machine, small runs first, and say which runs agree.
 
-    bash scripts/more/benchmark_gpu.sh --check              # what is missing here, and how to fetch it
-    bash scripts/more/benchmark_gpu.sh --dry_run            # the plan, or what --part and --only choose, with estimates
-    bash scripts/more/benchmark_gpu.sh --part 1             # then --part 2, and so on
-    bash scripts/more/benchmark_gpu.sh                      # all parts, one after the other
-    DEVICE=cpu bash scripts/more/benchmark_gpu.sh DIR         # a tiny variant: everything that a CPU can do runs
+    python scripts/more/benchmark_gpu.py --dry_run         # the commands, and what is left out and why
+    python scripts/more/benchmark_gpu.py                   # about an hour on one H100
+    python scripts/more/benchmark_gpu.py --only 'fp32|fsdp'
+    python scripts/more/benchmark_gpu.py --device cpu      # tiny: what a CPU can do, about ten minutes on two cores
 
-What is done is not run again: the same call goes on where the last one ended. On another machine of the same kind it
-does so once results.tar.gz is unpacked in DIR.
+Precisions, the compiler, attention kernels, every strategy on the devices there, saving and resuming, generation, and
+the profiler. Losses and gradient norms of every step are compared with another run's. A run that is complete is not
+made again unless its command changed: the same call goes on where it was stopped. Give each machine its own --out_dir.
 
-DIR holds summary.json (speeds, agreement of losses and gradient norms, what was left out and why), steps.json (what
-became of each step), runs/, logs/, the comparisons with other trainers, and two archives: results.tar.gz has all of it
-but data, weights and checkpoints, traces.tar.gz the profiler's traces.
+Files: DIR/table.txt, DIR/runs/NAME/ as src/gpt2.py writes them, DIR/logs/NAME.log.
 
-Exit code: 0 all that was asked for is done and agrees; 1 something failed, does not agree or no longer fitted; 2 what
-was typed cannot be run; 130 or 143 interrupted.
+Exit code: 0 all that was asked for ran and agrees; 1 a run failed or does not agree; 2 what was typed cannot be run;
+130 or 143 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import importlib.util
 import os
 import re
+import shlex
+import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
+from testbed.config.sweep_flags import check_folder_and_timeout
 from testbed.errors import InputError, say
-from testbed.experiments.gpu_benchmark import packages
-from testbed.experiments.gpu_benchmark.parts import DEADLINE_S, estimate_s, parts
-from testbed.experiments.gpu_benchmark.steps import Machine, Step, plan
-from testbed.io import SOURCE, not_a_file, read_text
-from testbed.program import program, recorded_command
+from testbed.experiments.gpu_paths import Row, compare, rows, why_left_out, with_what_they_need
+from testbed.io import write_text
+from testbed.program import program
+from testbed.run_folder import METRICS
 
-ALL = "all"
+if TYPE_CHECKING:
+    from testbed.distributed.processes import Stop
 
-
-def part(text: str) -> int | str:
-    """Return the number of a part, or "all"."""
-    return ALL if text == ALL else positive(text)
+REPOSITORY = Path(__file__).resolve().parents[2]
+VOCABULARY, NUM_TOKENS = 8192, 2_000_000
+HEADINGS = ("run", "ranks", "tokens/s", "MFU", "memory (GiB)", "compared with", "", "difference")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = FlagParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        epilog="In the environment DEVICE, WHEELS, NANOGPT_DIR, ONLY, PEER_ROUNDS and DEADLINE_S stand for the flags "
-        "of these names, and PYTHON for the interpreter.",
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )  # fmt: skip
-    variables = os.environ
     place = Path("checkpoint/benchmark_gpu")
-    parser.add_argument("out", type=Path, nargs="?", default=place, metavar="DIR", help="(default: %(default)s)")
-    what = parser.add_argument_group("what is done")
-    what.add_argument(
-        "--part",
-        type=part,
-        default=ALL,
-        metavar="N|all",
-        help="run this part, within --deadline_s (default: %(default)s, without a deadline)",
-    )
-    what.add_argument(
-        "--only", default=variables.get("ONLY"), metavar="REGEX", help="run only the steps whose names match"
-    )
-    what.add_argument("--dry_run", action="store_true", help="print what would run and run nothing")
-    what.add_argument(
-        "--check",
-        action="store_true",
-        help="list the packages that are missing and the commands that fetch their wheels, run nothing",
-    )
-    what.add_argument("--summarise", action="store_true", help="write summary.json again and run nothing")
-    how = parser.add_argument_group("how")
-    how.add_argument(
-        "--device", choices=["cuda", "cpu"], default=variables.get("DEVICE", "cuda"), help="(default: %(default)s)"
-    )
-    how.add_argument(
-        "--wheels",
-        type=Path,
-        default=variables.get("WHEELS") or None,
-        metavar="DIR",
-        help="install these wheels into DIR/site first (default: none; --check looks at .wheels)",
-    )
-    how.add_argument(
-        "--nanogpt_dir",
-        default=variables.get("NANOGPT_DIR") or None,
-        metavar="DIR",
-        help="a copy of nanoGPT, to be measured too",
-    )
-    how.add_argument(
-        "--peer_rounds",
-        type=positive,
-        default=variables.get("PEER_ROUNDS", 5),
-        metavar="N",
-        help="rounds of each comparison with another trainer; fewer than 5 make no claim (default: %(default)s)",
-    )
-    how.add_argument(
-        "--deadline_s",
-        type=positive,
-        default=variables.get("DEADLINE_S"),
-        metavar="SECONDS",
-        help=f"no step begins that its estimate would carry past this, and none runs on beyond it "
-        f"(default: {DEADLINE_S} with --part N)",
-    )
-    there = parser.add_argument_group("with --check: another machine than this one")
-    there.add_argument("--packages", type=Path, metavar="FILE", help="what is installed there: the output of pip list")
-    there.add_argument("--python_version", metavar="3.N", help="of its Python (default: this one's)")
-    gpus = parser.add_argument_group("with --dry_run: another machine than this one")
-    gpus.add_argument("--gpus", type=positive, default=1, metavar="N", help="(default: %(default)s)")
-    arguments = parser.parse_args()
-    if arguments.device not in ("cuda", "cpu"):  # a default is not checked by the parser
-        parser.error(f"DEVICE={arguments.device} is not cuda or cpu")
-    if arguments.python_version is not None and not re.fullmatch(r"3\.\d+", arguments.python_version):
-        parser.error(f"--python_version {arguments.python_version} is not a version such as 3.12")
-    return arguments
+    parser.add_argument("--out_dir", type=Path, default=place, metavar="DIR", help="(default: %(default)s)")
+    text = "make the runs whose names match, and those that they are compared with (default: all)"
+    parser.add_argument("--only", metavar="REGEX", default="", help=text)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="(default: %(default)s)")
+    text = "CUDA devices to use (default: those that PyTorch finds; with --dry_run on a machine without any: 1)"
+    parser.add_argument("--gpus", type=positive, metavar="N", help=text)
+    text = "end a run that takes longer (default: %(default)s)"
+    parser.add_argument("--run_timeout_s", type=float, default=3600, metavar="SECONDS", help=text)
+    parser.add_argument("--dry_run", action="store_true", help="print what would run and run nothing")
+    return parser.parse_args()
 
 
 @program
 def main() -> int:
     arguments = parse_arguments()
-    if arguments.check:
-        return check(arguments)
-    if arguments.summarise:
-        if fault := not_a_file(arguments.out / "steps.json"):  # before wheels are installed there
-            raise InputError(f"{arguments.out / 'steps.json'} {fault}; name the folder of a benchmark")
-        have_packages(arguments, [each for each in packages.PACKAGES if each.module not in packages.TRAINING])
-        return sum_up(arguments.out)
+    check_folder_and_timeout(arguments, "the runs")
+    gpus = number_of_gpus(arguments)
+    plan = rows(gpus)
+    packages = [name for name in ("deepspeed", "torchao") if importlib.util.find_spec(name)]
+    left_out = {row.name: reason for row in plan if (reason := why_left_out(row, gpus, packages))}
+    plan = [row for row in plan if row.name not in left_out]
+    chosen = with_what_they_need(chosen_rows(plan, arguments.only), plan)
     if arguments.dry_run:
-        found = {"name": arguments.device, "gpus": arguments.gpus, "torch_version": "any"}
-        return say_plan(machine_of(found, arguments), arguments)
-    return run_steps(arguments)
+        for row in chosen:
+            against = f": as {row.reference}, within {row.within}" if row.reference not in (None, *left_out) else ""
+            say(f"{row.name}{against}\n  {shlex.join(words_of(row, arguments))}")
+    else:
+        code, lines = run_all(chosen, arguments)
+    for name, reason in left_out.items():
+        if re.search(arguments.only, name):
+            say(f"left out: {name}: {reason}")
+    if arguments.dry_run:
+        return 0
+    say("\n".join(["", *lines]))
+    return code
 
 
-def have_packages(arguments: argparse.Namespace, needed: Sequence[packages.Package]) -> None:
-    """Install --wheels. Raise InputError where one of these packages is missing without which nothing works."""
-    if arguments.wheels is not None:
-        from testbed.experiments.gpu_benchmark.install import install
+def number_of_gpus(arguments: argparse.Namespace) -> int:
+    """Return how many CUDA devices are used; 0: the CPU. InputError where there are not so many."""
+    from testbed.sweep.request import facts_of_machine
 
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        install(packages.wheels_in(arguments.wheels), arguments.out)
-    packages.check_needed([package for package in needed if not packages.is_here(package)])
-
-
-def check(arguments: argparse.Namespace) -> int:
-    """List what is missing. 1 where something is, and no wheel of it is in the folder."""
-    has: Callable[[packages.Package], bool] = packages.is_here
-    if arguments.packages is not None:
-        if fault := not_a_file(arguments.packages):
-            raise InputError(f"--packages {arguments.packages} {fault}; give a file with the output of pip list")
-        has = packages.is_listed_in(read_text(arguments.packages, errors="replace"))
-    lines, is_all = packages.report(has, arguments.wheels or Path(".wheels"), arguments.python_version)
-    for line in lines:
-        say(line)
-    return 0 if is_all else 1
+    if arguments.device == "cpu":
+        return 0
+    there = facts_of_machine()["devices"]
+    if arguments.dry_run:
+        return arguments.gpus or there or 1
+    if not there:
+        raise InputError("--device cuda, but PyTorch finds no CUDA device here; --device cpu tries what a CPU can do")
+    if (arguments.gpus or 0) > there:
+        raise InputError(f"--gpus {arguments.gpus}, but PyTorch finds {there}; give at most that, or leave it out")
+    return arguments.gpus or there
 
 
-def machine_of(found: dict[str, Any], arguments: argparse.Namespace) -> Machine:
-    here = frozenset(package.module for package in packages.OPTIONAL if packages.is_here(package))
-    return Machine(arguments.device, packages=here, nanogpt_dir=arguments.nanogpt_dir, **found)
-
-
-def name_of(out: Path) -> str:
-    """Return the folder as the commands name it, which run in the repository."""
-    return os.path.relpath(out, SOURCE.parent)
-
-
-def say_plan(machine: Machine, arguments: argparse.Namespace) -> int:
-    """Print the steps that --part and --only choose."""
-    out = name_of(arguments.out)
-    steps = plan(machine, out, arguments.peer_rounds)
-    wanted = wanted_steps(steps, arguments)
-    say_missing(machine, steps, out)
-    total = 0
-    for number, of_part in enumerate(parts(steps), start=1):
-        chosen = [step for step in of_part if step.name in wanted]
-        if not chosen:
-            continue
-        seconds = estimate_s(chosen, steps)
-        total += seconds
-        say(f"part {number}: {seconds} s estimated on a bare machine")
-        warm: set[str] = set()
-        for step in chosen:
-            say(f"  {step.name:26s} {step.estimate_s(warm):4d} s  {step.shows}")
-            say(f"  {'':33s}  {' '.join(step.command)}")
-            warm |= set(step.cold)
-    left_out = [step for step in steps if step.left_out is not None]
-    if len(wanted) + len(left_out) == len(steps):
-        for step in left_out:
-            say(f"left out: {step.name}: {step.left_out}")
-        say(f"all parts: {total / 60:.0f} minutes on bare machines, estimated")
-    return 0
-
-
-def say_missing(machine: Machine, steps: Sequence[Step], out: str) -> None:
-    """Say which packages this machine lacks, or a copy of nanoGPT, and which steps of the plan that leaves out."""
-    missing = packages.missing()
-    if needed := [package.name for package in missing if not package.used_for]:
-        say(f"missing: {', '.join(needed)}; nothing runs without that")
-    lacking = [package.name for package in missing if package.used_for]
-    lacking += [] if machine.nanogpt_dir else ["NANOGPT_DIR"]
-    whole = frozenset(package.module for package in packages.OPTIONAL)
-    complete = plan(dataclasses.replace(machine, packages=whole, nanogpt_dir="nanoGPT"), out)
-    could_run = {step.name for step in complete if step.left_out is None}
-    without = [step.name for step in steps if step.left_out is not None and step.name in could_run]
-    if lacking:
-        say(f"missing: {', '.join(lacking)}; left out without that: {', '.join(without) or 'no step'}")
-    if missing:
-        say("bash scripts/more/benchmark_gpu.sh --check prints the commands that fetch the packages")
-
-
-def run_steps(arguments: argparse.Namespace) -> int:
-    """Run what is wanted and not done, and sum up."""
-    started_s = time.monotonic()
-    out = arguments.out
-    check_folder(out)
-    have_packages(arguments, packages.PACKAGES)
-    from testbed.distributed.processes import Stop
-    from testbed.experiments.gpu_benchmark import record, summary
-    from testbed.experiments.gpu_benchmark.running import Runner, environment_of_steps, look_at
-    from testbed.sweep.runner import only_sweep_in
-
-    environment = environment_of_steps(out.absolute(), arguments.device)
-    machine = machine_of(look_at(environment, arguments.device), arguments)
-    steps = plan(machine, name_of(out), arguments.peer_rounds)
-    wanted = wanted_steps(steps, arguments)
-    content = record.beginning(recorded_command(__file__, sys.argv[1:]), machine, steps)
-    deadline_s = arguments.deadline_s or (None if arguments.part == ALL else DEADLINE_S)
-    with Stop() as stop, only_sweep_in(out):
-        file = out / record.STEPS_FILE.name
-        if file.exists():
-            for line in record.take_over(content, record.STEPS_FILE.read(file)):
-                say(line)
-        rows = {row["name"]: row for row in content["steps"]}
-        chosen = record.to_run(steps, rows, wanted, out)
-        say(f"{machine}: {len(chosen)} steps to run, {sum(row['status'] == record.DONE for row in rows.values())} done")
-        ends_s = None if deadline_s is None else started_s + deadline_s
-        Runner(out, content, stop, environment, ends_s).run_all(chosen)
-    code = sum_up(out)
-    for archive in summary.pack(out):
-        say(f"{archive}: {archive.stat().st_size / packages.MIB:.1f} MiB")
-    return stop.exit_code or code
-
-
-def check_folder(out: Path) -> None:
-    """Raise InputError where the folder holds something else than a benchmark: files in it will be replaced."""
-    is_ours = not out.exists()
-    if out.is_dir():
-        own = {"site", ".sweep.lock"}  # what a call that was refused leaves
-        is_ours = (out / "steps.json").exists() or {path.name for path in out.iterdir()} <= own
-    if not is_ours:
-        raise InputError(f"{out} holds no steps.json of a benchmark, but something else; name another folder")
-
-
-def wanted_steps(steps: list[Step], arguments: argparse.Namespace) -> set[str]:
-    """Return the names of the steps of --part that match --only."""
-    in_parts = parts(steps)
-    if arguments.part != ALL and arguments.part > len(in_parts):
-        raise InputError(f"--part {arguments.part}: the plan has {len(in_parts)} parts; --dry_run prints them")
-    chosen = in_parts if arguments.part == ALL else [in_parts[arguments.part - 1]]
+def chosen_rows(plan: Sequence[Row], only: str) -> list[Row]:
     try:
-        pattern = re.compile(arguments.only or "")
+        found = [row for row in plan if re.search(only, row.name)]
     except re.error as error:
-        raise InputError(f"--only {arguments.only} is no regular expression ({error})") from None
-    names = {step.name for of_part in chosen for step in of_part if pattern.search(step.name)}
-    if not names:
-        raise InputError(f"--only {arguments.only} matches no step of --part {arguments.part}; --dry_run lists them")
-    return names
+        raise InputError(f"--only {only} is no regular expression ({error})") from None
+    if not found:
+        raise InputError(f"--only {only} matches no run that this machine can do; --dry_run lists them")
+    return found
 
 
-def sum_up(out: Path) -> int:
-    """Write and print the summary. 1 where something did not pass."""
-    from testbed.experiments.gpu_benchmark.summary import print_summary, summarise
+def words_of(row: Row, arguments: argparse.Namespace) -> list[str]:
+    # relative: records should not name a home folder
+    out = os.path.relpath(arguments.out_dir, REPOSITORY)
+    return row.words(f"{out}/runs", arguments.device, f"{out}/data")
 
-    found = summarise(out)
-    print_summary(found)
-    say(f"{len(found['failed'])} did not pass; {out / 'summary.json'}")
-    return 1 if found["failed"] else 0
+
+def run_all(chosen: Sequence[Row], arguments: argparse.Namespace) -> tuple[int, list[str]]:
+    """Make the runs that are not complete. Return the exit code and the lines of the table."""
+    from testbed.experiments.made_up_tokens import write_made_up_tokens
+    from testbed.sweep.runner import only_sweep_in, resumable_runs
+
+    out = arguments.out_dir
+    failed: dict[str, str] = {}
+    with only_sweep_in(out), resumable_runs(out) as stop:
+        write_made_up_tokens(out / "data", VOCABULARY, NUM_TOKENS)
+        for number, row in enumerate(chosen, start=1):
+            if is_done(row, arguments) or stop.signal_number is not None:
+                continue
+            reason = f"{row.reads}, which it reads, failed" if row.reads in failed else make(row, arguments, stop)
+            if stop.signal_number is None:
+                say(f"[{number}/{len(chosen)}] {row.name}: {reason or 'complete'}", flush=True)
+                failed |= {row.name: reason} if reason else {}
+        lines, disagree = table([row for row in chosen if is_done(row, arguments)], out)
+        lines += [f"failed: {name}: {reason}" for name, reason in failed.items()]
+        write_text(out / "table.txt", "\n".join(lines) + "\n")
+    return stop.exit_code or (1 if failed or disagree else 0), lines
+
+
+def is_done(row: Row, arguments: argparse.Namespace) -> bool:
+    """Return whether the run is complete, and was made by the command that would make it now."""
+    from testbed.metrics.file import read_metrics
+
+    metrics, log = arguments.out_dir / "runs" / row.name / METRICS, arguments.out_dir / "logs" / f"{row.name}.log"
+    if not metrics.exists() or not log.exists():
+        return False
+    with log.open(encoding="utf-8", errors="replace") as file:
+        is_same = file.readline().rstrip("\n") == f"$ {shlex.join(words_of(row, arguments))}"
+    return is_same and read_metrics(metrics)["status"] == "complete"
+
+
+def make(row: Row, arguments: argparse.Namespace, stop: Stop) -> str | None:
+    """Make one run from its beginning. Return why it failed."""
+    from testbed.distributed.processes import run
+    from testbed.sweep.runner import reason_of_failure
+
+    folder, log = arguments.out_dir / "runs" / row.name, arguments.out_dir / "logs" / f"{row.name}.log"
+    log.parent.mkdir(exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
+    typed = words_of(row, arguments)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"} | ({"OMP_NUM_THREADS": "1"} if row.ranks > 1 else {})
+    command = [sys.executable, *typed[1:]]
+    ended = run(command, log, stop, arguments.run_timeout_s, typed, env=environment, cwd=REPOSITORY)
+    if ended.was_late:
+        return f"it ran longer than --run_timeout_s {arguments.run_timeout_s:g} and was ended"
+    return None if ended.exit_code == 0 else reason_of_failure(folder, log, ended.exit_code)
+
+
+def table(done: Sequence[Row], out: Path) -> tuple[list[str], bool]:
+    """Return a line for each run, and whether one does not agree with its reference."""
+    from testbed.analysis.document.model import Table
+    from testbed.analysis.document.terminal import table_lines
+    from testbed.analysis.runs.load import Run, load_run
+
+    runs: Mapping[str, Run] = {row.name: load_run(out / "runs" / row.name / METRICS) for row in done}
+    lines, disagree = [], False
+    for row in done:
+        run, reference = runs[row.name], runs.get(row.reference or "")
+        speed = "" if run.tokens_per_s is None else f"{run.tokens_per_s:,.0f}"
+        share = "" if run.mfu is None else f"{run.mfu:.1%}"
+        memory = f"{max(run.memory_bytes_per_rank) / 2**30:.2f}" if run.memory_bytes_per_rank else ""
+        compared = ("", "", "")
+        if reference is not None:
+            holds, apart = compare(run, reference, row.within)
+            compared = (reference.path.parent.name, "agrees" if holds else "DOES NOT AGREE", f"{apart} ({row.within})")
+            disagree |= not holds
+        lines.append((row.name, str(row.ranks), speed, share, memory, *compared))
+    return table_lines(Table(HEADINGS, lines, text_columns=(0, 5, 6, 7))), disagree
 
 
 if __name__ == "__main__":

@@ -39,8 +39,6 @@ from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
 from testbed.errors import InputError
-from testbed.experiments.gpu_benchmark import record
-from testbed.experiments.gpu_benchmark.steps import Machine, plan
 from testbed.experiments.peers.results_file import PEERS_FILE
 from testbed.experiments.peers.table import peers_table
 from testbed.profiling.trace import TraceUnreadable, read_trace
@@ -159,27 +157,6 @@ def nsys_csv() -> str:
     return "\n".join([header, *rows]) + "\n"
 
 
-def benchmark_folder(folder: Path) -> None:
-    machine = Machine("cuda", "NVIDIA H100", 1, "2.11.0", frozenset())
-    steps = [step for step in plan(machine, "out") if step.name in ("fp32", "bf16", "dp")]
-    content = record.beginning("python scripts/more/benchmark_gpu.py", machine, steps)
-    for row in content["steps"][:2]:
-        row.update(
-            status=record.DONE, seconds=3.0, exit_code=0, machine=str(machine), started_utc="2026-11-23T12:00:00Z"
-        )
-    record.STEPS_FILE.write(folder / "steps.json", content)
-    (folder / "matrix_rate.json").write_text(json.dumps({"fp32": {"flops_per_s": 2e11, "source": "measured"}}))
-    for name in ("fp32", "bf16"):
-        save(folder / "runs" / name, example_metrics(num_steps=3, warmup_steps=1))
-
-
-def summarise_benchmark(folder: Path) -> None:
-    try:
-        run_in_process(SCRIPTS / "more" / "benchmark_gpu.py", "--summarise", folder)
-    finally:
-        (folder / "summary.json").unlink(missing_ok=True)
-
-
 def both(content: bytes) -> Any:
     return st.one_of(broken_words(content), broken_bytes(content))
 
@@ -236,10 +213,6 @@ READERS = {
         lambda folder: run_in_process(SCRIPTS / "profiling" / "diff_profiles.py", folder / "a", folder / "b"),
         errors=(Refused,),
         is_named=False,
-    ),
-    "steps.json of a benchmark": Reader(benchmark_folder, "steps.json", summarise_benchmark, errors=(Refused,)),
-    "matrix_rate.json of a benchmark": Reader(
-        benchmark_folder, "matrix_rate.json", summarise_benchmark, errors=(Refused,)
     ),
 }
 

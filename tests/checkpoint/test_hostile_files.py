@@ -5,9 +5,11 @@ in one sentence, in time. support/hostile_files.py makes them. Damaged files are
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,8 +49,9 @@ from testbed.errors import InputError
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
+from testbed.model.tensor_archive import load_tensors
 from testbed.profiling.trace import TraceUnreadable, read_trace
-from testbed.strategies import state_files, zero_state
+from testbed.strategies import deepspeed_state, state_files
 from testbed.strategies.description import read_description as read_tensors
 from testbed.strategies.old_description import plain_form_of
 
@@ -81,7 +84,7 @@ def read_random_state(folder: Path) -> None:
 
 
 def read_deepspeeds(folder: Path) -> None:
-    zero_state._load_tensors(str(folder / "optim_states.pt"))
+    deepspeed_state._load_tensors(str(folder / "optim_states.pt"))
 
 
 NEVER_READ = {
@@ -158,6 +161,15 @@ def test_no_archive_runs_or_fills_the_memory(drill, name):
     drill.check(least_refused=200)
 
 
+def test_a_pickle_that_ends_anywhere_is_one_sentence():
+    """In an archive that is whole, so that no checksum tells."""
+    whole = zipfile.ZipFile(io.BytesIO(hostile_files.saved({"w": torch.ones(2, 3), "n": [1, 2.5, "x"]})))
+    pickled = whole.read("archive/data.pkl")
+    for end in range(len(pickled)):
+        with pytest.raises(InputError, match=r"^the file cannot be read as tensors"):
+            load_tensors(io.BytesIO(hostile_files.archive(pickled[:end])), "the file")
+
+
 class ByName:
     """What Python 3.11.0 to 3.11.3 save in place of a member of an enum."""
 
@@ -174,18 +186,18 @@ def test_a_stage_that_an_early_python_saved_by_its_name_is_its_number(tmp_path):
 
     path = tmp_path / "optim_states.pt"
     torch.save({"zero_stage": ByName(ZeroStageEnum, "gradients")}, path)
-    assert zero_state._load_tensors(str(path)) == {"zero_stage": 2}
+    assert deepspeed_state._load_tensors(str(path)) == {"zero_stage": 2}
     for enum, name in ((LossScaler, "__init__"), (ZeroStageEnum, "__init__"), (ZeroStageEnum, "mro")):
         torch.save({"zero_stage": ByName(enum, name)}, path)
         with pytest.raises(InputError, match="cannot be read as tensors"):
-            zero_state._load_tensors(str(path))
+            deepspeed_state._load_tensors(str(path))
 
 
 def test_what_deepspeed_reads_past_its_loader_runs_nothing_either(drill, monkeypatch):
     """Universal checkpoints are read by torch.load with weights_only=False, in DeepSpeed's own words."""
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    zero_state.load_only_tensors(SimpleNamespace(checkpoint_engine=SimpleNamespace(load=None)))
+    deepspeed_state.load_only_tensors(SimpleNamespace(checkpoint_engine=SimpleNamespace(load=None)))
     (drill.given / "fp32.pt").write_bytes(hostile_files.saved(hostile_files.Planted(drill.canary)))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(drill.given / "fp32.pt", weights_only=False)
@@ -396,3 +408,37 @@ def test_a_size_that_every_piece_means_is_not_copied_for_each():
 
     with pytest.raises(ValueError, match=r"a torch.Size of 20,000 numbers"):
         plain_form_of(bomb, ".metadata")
+
+
+def _call(function: bytes, *arguments: bytes) -> bytes:
+    return b"c" + function + b"\n" + b"(" + b"".join(arguments) + b"tR"
+
+
+def _text(text: str) -> bytes:
+    return pickle.dumps(text, protocol=2)[2:-1].partition(b"q\0")[0]
+
+
+BIG = 300 * 2**20
+BOMBS = {
+    "bytearray": b"\x80\x02" + _call(b"builtins\nbytearray", b"J" + BIG.to_bytes(4, "little")) + b".",
+    "bytearray of Python 2": b"\x80\x02" + _call(b"__builtin__\nbytearray", b"J" + BIG.to_bytes(4, "little")) + b".",
+    "doubled 25 times": b"\x80\x02"
+    + _call(b"_codecs\nencode", _text("a" * 8), _text("latin1"))
+    + b"q\1"
+    + (b"0" + _call(b"_codecs\nencode", b"h\1", _text("HEX-codec")) + b"q\1") * 25
+    + b".",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_makes_no_bytes_that_its_archive_does_not_have(name):
+    archive = hostile_files.archive(BOMBS[name])
+    assert len(archive) < 10_000
+    with pytest.raises(InputError, match="which no tensor needs"):
+        load_tensors(io.BytesIO(archive), "the file")
+
+
+def test_bytes_that_torch_writes_are_read():
+    file = io.BytesIO()
+    torch.save({"bytes": bytes(range(256)), "tensor": torch.ones(2)}, file)
+    assert load_tensors(file, "the file")["bytes"] == bytes(range(256))

@@ -340,3 +340,13 @@ def test_a_checkpoint_of_other_data_is_called_so(token_files):
     ):
         with pytest.raises(InputError, match=said):
             check_changes(of_work, settings, Path("run/checkpoints/step_000002"))
+
+
+def test_a_refused_change_names_the_flags_that_were_typed(token_files):
+    """--min_learning_rate follows from --learning_rate, and a model's dimensions from --model."""
+    changes = [{"name": name, "now": 2, "before": 1} for name in ("learning_rate", "min_learning_rate")]
+    typed = settings_of(token_files, "--learning_rate", "2")
+    with pytest.raises(InputError, match="other settings: --learning_rate is 2, was 1; give the same"):
+        check_changes(changes, typed, Path("run"))
+    with pytest.raises(InputError, match="--learning_rate is 2, was 1, --min_learning_rate is 2, was 1; give"):
+        check_changes(changes, settings_of(token_files), Path("run"))

@@ -258,3 +258,26 @@ def test_an_odd_file_is_named(place):
     Path("folder").mkdir()
     with pytest.raises(InputError, match="folder is a folder"):
         read_choice(Path("folder"))
+
+
+def test_what_deepspeeds_file_decides_counts_as_given(place, token_files):
+    """The choice's other values were refused as contradictions of the file, in sentences about flags nobody typed."""
+    write_choice(choice_content(token_files, "ddp", {"micro_batch_size_per_gpu": 8}))
+    file = place / "ds.json"
+    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": "auto"}}))
+    checked = auto(token_files, "--deepspeed_config", str(file))
+    assert (checked.settings.training.run_type, checked.settings.batch.micro_batch_size_per_gpu) == ("ddp", 4)
+    assert checked.notes[0].endswith("; --micro_batch_size_per_gpu 4 stays, as it was given")
+
+
+def test_a_deepspeed_file_with_keys_of_zero_takes_the_run_type_that_does_them(place, token_files):
+    write_choice(choice_content(token_files, "ddp", {}))
+    file = place / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2, "overlap_comm": True}}))
+    checked = auto(token_files, "--deepspeed_config", str(file))
+    assert (checked.settings.training.run_type, checked.settings.deepspeed.zero_stage) == ("optimized", 2)
+    assert checked.notes[0].endswith("says zero_optimization.overlap_comm = true, zero_optimization.stage = 2")
+    said = refusal(
+        token_files, "--run_type", "auto", "--deepspeed_config", str(file), "--bucket_cap_mb", "5", world_size=2
+    )
+    assert "--bucket_cap_mb belongs to --run_type ddp" in said and "(--run_type auto took optimized, as" in said

@@ -151,8 +151,7 @@ PROGRAMS = {
     "scripts/more/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= "
     "--table= --allow-mismatch",
     "scripts/more/verify_run_artifacts.py": "--dir= --metrics_only",
-    "scripts/more/benchmark_gpu.py": "= --part= --only= --check --summarise --device= --wheels= --nanogpt_dir= "
-    "--peer_rounds= --deadline_s= --packages= --python_version= --gpus=",
+    "scripts/more/benchmark_gpu.py": "--out_dir= --only= --device= --gpus= --run_timeout_s=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
     "scripts/more/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",

@@ -78,6 +78,10 @@ REFUSED = [
     ("--collective_timeout 1e300", 1, ["--collective_timeout: 1e300 is more than 604800", "week"]),
     ("--grace_seconds 1e300", 1, ["--grace_seconds: 1e300 is more than 604800", "week"]),
     ("ddp --bucket_cap_mb 1e300", 2, ["--bucket_cap_mb: 1e300 is more than 1048576", "1 TiB"]),
+    ("--num_layers 1000000 --model nano", 1, ["--num_layers: 1000000 is more than 1000", "before the first step"]),
+    *[(f"--{flag} {value}", 1, [f"--{flag}: {value!r} is not a number from 0 to 3.4e+38", "float32"])
+      for flag in ("learning_rate", "adam_eps", "weight_decay", "max_grad_norm", "min_learning_rate")
+      for value in ("1e300", "inf", "nan")],
     # an automatic micro batch
     ("baseline --micro_batch_size_per_gpu auto --grad_accum_steps 4", 1,
         ["auto", "--grad_accum_steps 4", "--global_batch_size"]),

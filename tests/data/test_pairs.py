@@ -144,7 +144,10 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(pr
         (("--pairs", "two.jsonl", "--input", "two.jsonl"), "--pairs takes the place of --input"),
         (("--pairs", "two.jsonl", "--tokenizer", "bpe:8192"), "finds only"),
         (("--pairs", "two.jsonl", "--tokenizer", "missing.json"), "the tokenizer file missing.json cannot be read"),
-        (("--pairs", "two.jsonl", "--tokenizer", "two.json"), "the tokenizer file two.json holds no tokenizer"),
+        pytest.param(
+            *(("--pairs", "two.jsonl", "--tokenizer", "two.json"), "the tokenizer file two.json holds no tokenizer"),
+            marks=pytest.mark.launches,
+        ),
         *(
             (("--pairs", name, "--tokenizer", "bpe:260"), f"--pairs {name} lies where the program writes its own")
             for name in ("val_pairs.jsonl", "train_pairs.json", "val_pairs.json", "link.jsonl", "bpe_pairs_260.json")

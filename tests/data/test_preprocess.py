@@ -11,10 +11,17 @@ import pytest
 import tokenizers
 from support.data_fixtures import ROOT, gpt2_cache, offline_environment, random_unicode, run_program
 
-from testbed.data.preprocess import BPE_TRAINING_BYTES, encode_in_order, split_documents, training_texts
+from testbed.data.preprocess import (
+    BPE_TRAINING_BYTES,
+    encode_in_order,
+    split_documents,
+    training_texts,
+    write_token_files,
+)
 from testbed.data.sources import StandardLibrary
 from testbed.data.token_file import check_token_file, open_token_file
 from testbed.data.tokenizer_file import load_tokenizer, load_tokenizer_file, train_bpe
+from testbed.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +80,7 @@ def test_workers_and_repetition_do_not_change_a_byte(preprocess, tmp_path, docum
     assert contents[0] == contents[1] and len(contents[0]) == 4
 
 
+@pytest.mark.launches
 def test_a_foreign_tokenizer_json_gives_its_own_ids(preprocess, tmp_path, documents):
     """With a normalizer they are others than GPT-2's rules give."""
     train_bpe(iter(documents), 600, tmp_path / "theirs.json")
@@ -260,3 +268,30 @@ def test_a_signal_leaves_the_earlier_files_as_they_were(tmp_path, documents, end
     assert process.returncode == 128 + ending and "interrupted" in errors and "Traceback" not in errors
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*_*")} == before
     assert list(tmp_path.glob(".*")) == []
+
+
+class Untouched:
+    """Documents that nobody may tokenize."""
+
+    def __iter__(self):
+        raise AssertionError("documents were tokenized before the files were looked at")
+
+
+def test_files_of_another_tokenizer_or_text_are_kept_before_a_document_is_tokenized(tmp_path):
+    class Letters:
+        vocab_size, name, end_of_text_id = 300, "bpe:300", 299
+
+    class Others(Letters):
+        name = "bpe:299"
+
+    encoded = [(side, 3, np.array([1, 2, 3]), None) for side in (False, True)]
+    paths, source = (tmp_path / "train.bin", tmp_path / "val.bin"), {"name": "a", "revision": None, "sha256": "0" * 64}
+    write_token_files(encoded, *paths, Letters(), None, source)
+    write_token_files(encoded, *paths, Letters(), None, source)  # the same again
+    made = [path.read_bytes() for path in paths]
+    for tokenizer, text in ((Others(), source), (Letters(), source | {"sha256": "1" * 64})):
+        with pytest.raises(InputError, match=r"holds other data .* than what would replace it .*; pass --overwrite"):
+            write_token_files(Untouched(), *paths, tokenizer, None, text)
+    assert [path.read_bytes() for path in paths] == made
+    with pytest.raises(InputError, match="holds other data"):  # only the tokens tell
+        write_token_files([*encoded, encoded[0]], *paths, Letters(), None, source)

@@ -175,8 +175,5 @@ def test_the_sidecars_tokenizer_is_loaded_and_checked(bpe, gpt2, tmp_path, offli
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"holds no tokenizer \(Token .* out of vocabulary"):
         load_tokenizer_file(path)
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="holds no tokenizer"):
-        load_tokenizer_file(path)
     gpt2_cache(offline)
     assert load_tokenizer("gpt2", None).encode("Hello world") == [15496, 995]

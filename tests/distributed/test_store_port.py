@@ -13,9 +13,10 @@ import pytest
 import torch
 from support.programs import TINY_RUN, data_flags, python_command, run_program
 
-from testbed.distributed import process_group
-from testbed.distributed.launch import Launch
+from testbed.distributed import process_group, store_port
+from testbed.distributed.launch import Launch, read_launch, threads_per_rank, usable_cores
 from testbed.distributed.store_port import PortTaken, check_port, free_port, listen
+from testbed.errors import InputError
 
 TWO = Launch(0, 0, 2, 2)
 
@@ -111,3 +112,29 @@ def test_another_address_is_listened_for_everywhere():
     with listen("the.first.node", port):
         assert addresses_of(port) & {"::", "0.0.0.0"}
         socket.create_connection(("127.0.0.1", port), 5).close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORLD_SIZE": "\u00b2"}, "WORLD_SIZE='\u00b2' is not a number"),
+        ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE='999"),
+        ({"RANK": "\x1b[2Jone"}, r"RANK='\x1b[2Jone' is not a number"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK='-1' is not a number"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 of LOCAL_SIZE=1 on this node"),
+        ({"LOCAL_RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 of LOCAL_WORLD_SIZE=2"),
+    ],
+)
+def test_variables_that_no_launcher_sets_are_one_short_sentence(variables, said):
+    """LOCAL_RANK alone made this rank one of those that refuse in silence."""
+    with pytest.raises(InputError) as caught:
+        read_launch(variables)
+    message = str(caught.value)
+    assert said in message and len(message) < 300 and message.isprintable()
+
+
+def test_numbers_in_other_digits_are_no_threads_and_no_port(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "\u00b2")
+    monkeypatch.setenv("MASTER_PORT", "\u00b2")
+    assert threads_per_rank(Launch(0, 0, 1, 1)) == usable_cores()
+    assert store_port.where_ranks_meet()[1] is None

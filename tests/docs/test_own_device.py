@@ -24,7 +24,6 @@ ALLOWED = {
     "src/testbed/autotune/memory_check.py memory_here": "how many ranks share a GPU's memory, on CUDA",
     "src/testbed/experiments/calibration/worker.py facts": "devices to calibrate",
     "src/testbed/experiments/calibration/worker.py device_of": "which GPU is this rank's",
-    "src/testbed/experiments/gpu_benchmark/running.py look_at": "the devices that a benchmark may use",
     "src/testbed/metrics/environment.py hardware": "a fact of the machine, recorded",
     "src/testbed/metrics/facts.py _num_devices": "the devices of dp, on CUDA",
     "src/testbed/strategies/data_parallel.py __init__": "the devices of dp, on CUDA",

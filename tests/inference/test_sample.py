@@ -252,6 +252,7 @@ def bad_folders(root: Path, data: Path) -> dict[str, Path]:
     return folders
 
 
+@pytest.mark.launches
 def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
     folders = bad_folders(tmp_path, data)
     other = tmp_path / tokenizer_file_name("bpe:270")

@@ -9,11 +9,13 @@ from unittest import mock
 
 import pytest
 import torch
-from support.metrics_examples import example_metrics
+from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY
 from support.settings import stand_in
 
-from testbed.distributed.openmp import SPINS, wait_briefly
+from testbed.analysis.charts.training import comparison_table
+from testbed.analysis.runs.load import load_run
+from testbed.distributed.openmp import SPINS, limit_gomp_spinning
 from testbed.metrics.busy_machine import cores_used, signs_of_other_work
 from testbed.metrics.recorder import RunRecorder
 
@@ -24,7 +26,7 @@ from testbed.metrics.recorder import RunRecorder
 )
 def test_threads_wait_briefly_unless_the_user_said_how(given, spins):
     with mock.patch.dict(os.environ, given, clear=True):
-        wait_briefly()
+        limit_gomp_spinning()
         assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
@@ -106,3 +108,19 @@ def test_a_steady_neighbour_slows_every_step_alike_and_is_seen_by_the_cores_that
         assert signs_of_other_work(quiet) == []
     assert signs_of_other_work(of_cores("baseline", 2, 97.0, steps=5)) == []
     assert cores_used(of_cores("ddp", 2, 150.0, 150.0)) == (3.0, 4)
+
+
+def test_steps_that_fp16_skipped_are_said_at_the_end_and_in_the_table(tmp_path):
+    facts = example_metrics(training_config={"math_changes": []})
+    recorder = RunRecorder(tmp_path, stand_in(run_type="baseline"), facts, is_writer=True)
+    assert "changed no weight" not in recorder.closing_words()
+    overflow = {"is_skipped": True, "grad_norm": None}
+    recorder.steps = [row | overflow if row["step"] <= 2 else row for row in facts["steps"]]
+    assert f"2 of {len(recorder.steps)} steps changed no weight: overflows in fp16" in (recorder.closing_words())
+    runs = [
+        load_run(save(tmp_path / name, facts | {"steps": steps}))
+        for name, steps in (("a", recorder.steps), ("b", facts["steps"]))
+    ]
+    (row,) = [line for line in comparison_table(runs).splitlines() if line.startswith("skipped steps")]
+    assert row.split()[-2:] == ["2", "n/a"]
+    assert "skipped steps" not in comparison_table(runs[1:])

@@ -184,9 +184,12 @@ def test_the_sampler_sees_what_this_process_does():
     sampler = UtilizationSampler(CPU)
     sampler.start()
     held = torch.ones(25_000_000)  # 100 MB
-    end_s = time.perf_counter() + 1.3
-    while time.perf_counter() < end_s:
-        pass
+    clock = StepClock(CPU)
+    with clock:
+        end_s = time.perf_counter() + 1.3
+        while time.perf_counter() < end_s:
+            pass
+    sampler.add_step(clock.cpu_s, clock.step_time_s)
     found = sampler.stop()
     assert 20 < found["cpu_percent_mean"] < 150, "a busy machine gives less than a core"
     assert found["num_samples"] == 1 and found["rss_bytes_max"] > held.nbytes
@@ -293,3 +296,25 @@ def test_peak_memory_counts_bytes():
     assert peaks["peak_rss_bytes"] > block.numel() * 4
     assert peaks["peak_rss_bytes"] < 64e9
     assert peaks["peak_allocated_bytes"] is None
+
+
+def test_cpu_use_is_that_of_the_steps_and_of_nothing_between_them():
+    """Validation and checkpoints use other threads than steps do: a run of many looked like one on a busy machine."""
+    sampler = UtilizationSampler(CPU)
+    sampler.start()
+    for cpu_s, wall_s in ((1.8, 1.0), (2.0, 1.0)):
+        sampler.add_step(cpu_s, wall_s)
+    assert sampler.stop()["cpu_percent_mean"] == pytest.approx(190)
+    unused = UtilizationSampler(CPU)
+    unused.start()
+    assert unused.stop()["cpu_percent_mean"] is None
+
+
+def test_the_step_clock_counts_the_cpu_time_inside_only():
+    clock = StepClock(CPU)
+    end_s = time.process_time() + 0.1
+    while time.process_time() < end_s:
+        pass
+    with clock:
+        time.sleep(0.01)
+    assert 0 <= clock.cpu_s < 0.05

@@ -83,7 +83,6 @@ CASES = {
     "a text of nsys that is zeros": (
         ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys_stats.txt"
     ),
-    "a benchmark whose steps are a list": (["scripts/more/benchmark_gpu.py", "--summarise", "."], 2, "steps.json"),
     "a sweep nested too deeply": (["scripts/more/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),
     "an audit of a list": (["scripts/audit_runs.py", "list.json"], 2, "list.json"),
 }  # fmt: skip

@@ -23,7 +23,7 @@ from testbed.errors import InputError, value_text
 
 FREE_TO_CHANGE = flags_where(lambda flag: flag.resume is Resume.FREE)
 SETTING_THE_MATHEMATICS = flags_where(lambda flag: flag.resume is Resume.MATHEMATICS)
-WAYS_OF_SPREADING = flags_where(lambda flag: flag.resume is Resume.SPREAD) | SETTING_THE_MATHEMATICS
+WAYS_OF_SPREADING = flags_where(lambda flag: flag.resume is Resume.ROUNDING) | SETTING_THE_MATHEMATICS
 NEVER_TO_CHANGE = flags_where(lambda flag: flag.resume is Resume.NEVER)
 OTHER_MATHEMATICS = "math_changes"
 
@@ -39,8 +39,13 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
     """Refuse changes of the work: those that no flag allows, and without --allow-setting-change all.
 
     Raises:
-        InputError: names each of them.
+        InputError: names each of them that was typed, as the others follow from those; all if none was.
     """
+    typed = settings.origin.typed
+
+    def those(changes: list[dict[str, Any]]) -> str:
+        return in_words([change for change in changes if change["name"] in typed] or changes)
+
     impossible = [change for change in of_work if change["name"] in NEVER_TO_CHANGE]
     data = [change for change in of_work if change["name"] in ("train_data_path", "val_data_path")]
     if data and [change["name"] for change in impossible] == ["vocab_size"]:  # which follows from the data
@@ -50,12 +55,12 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
         )
     if impossible:
         raise InputError(
-            f"--resume: {folder} holds another model or optimizer: {in_words(impossible)}; give the same values, or "
+            f"--resume: {folder} holds another model or optimizer: {those(impossible)}; give the same values, or "
             "start a new run"
         )
     if of_work and not settings.checkpointing.allow_setting_change:
         raise InputError(
-            f"--resume: {folder} was trained with other settings: {in_words(of_work)}; give the same, or "
+            f"--resume: {folder} was trained with other settings: {those(of_work)}; give the same, or "
             "--allow-setting-change to go on with these, which training_metrics.json then says"
         )
 

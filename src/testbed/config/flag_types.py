@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 
 AUTO = "auto"
+LARGEST_REAL = 3.4e38  # of float32, in which the optimizer computes; PyTorch ends with a RuntimeError above
 LARGEST_COUNT = 2**63 - 1  # what PyTorch and the metrics file hold
 MOST_THREADS = 1024  # of one process. Ten thousands end it in a segmentation fault
+MOST_LAYERS = 1000  # the deepest published GPT has 96
 MOST_STEPS_AHEAD = 1024  # each holds a batch in memory
 LONGEST_SAMPLE = 1_000_000  # tokens
 LONGEST_WAIT_S = 7 * 86_400.0  # timers of Python and PyTorch overflow at 1e10 s
@@ -41,6 +43,12 @@ def positive(text: str) -> int:
     return _whole(text, 1, "positive whole number")
 
 
+def layer_count(text: str) -> int:
+    number = positive(text)
+    _at_most(number, MOST_LAYERS, text, "and each block is built before the first step; give fewer and wider layers")
+    return number
+
+
 def positive_or_auto(text: str) -> int | str:
     return text if text == AUTO else positive(text)
 
@@ -58,7 +66,8 @@ def not_negative(text: str) -> int:
 
 
 def not_negative_number(text: str) -> float:
-    return _real(text, lambda number: 0 <= number < math.inf, "a number from 0 upwards")
+    rule = f"a number from 0 to {LARGEST_REAL:g}, the largest in float32"
+    return _real(text, lambda number: 0 <= number <= LARGEST_REAL, rule)
 
 
 def _at_most(number: float, most: float, text: str, why: str) -> None:

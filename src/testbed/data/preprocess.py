@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from testbed.data.pairs import Pair, encode_pair
-from testbed.data.token_file import TokenFileWriter, check_holds_no_other_data
+from testbed.data.token_file import TokenFileWriter, check_can_hold_the_same_data, check_holds_no_other_data
 from testbed.data.tokenizer import Tokenizer
 from testbed.errors import InputError
 
@@ -173,6 +173,9 @@ def write_token_files(
         )
 
     with writer(val_path) as val, writer(train_path) as train:
+        if not overwrite:
+            for made in (train, val):
+                check_can_hold_the_same_data(made)
         for is_validation, num_bytes, token_ids, first_target in encoded:
             (val if is_validation else train).append_document(token_ids, first_target)
             progress(num_bytes)

@@ -219,6 +219,21 @@ class TokenFileWriter:
             self._new_sidecar.write_text(json.dumps(self.sidecar(), indent=2) + "\n", encoding="utf-8")
 
 
+def check_can_hold_the_same_data(made: TokenFileWriter) -> None:
+    """Check, before a document is tokenized, that the file that `made` would replace is not surely of other data: of
+    another tokenizer or another text. What only its tokens tell, `check_holds_no_other_data` finds.
+
+    Raises:
+        InputError: it holds other data.
+    """
+    old, new = _sidecar_of_held(made.path), made.sidecar()
+    if not old or made.path.stat().st_size != old["num_tokens"] * token_dtype(old["vocab_size"]).itemsize:
+        return
+    sources = [_sha256_of_text(sidecar) for sidecar in (old, new)]
+    if old["tokenizer"] not in (None, new["tokenizer"]) or (None not in sources and sources[0] != sources[1]):
+        raise _other_data(made.path, old, f"what would replace it ({_origin(new)})")
+
+
 def check_holds_no_other_data(made: TokenFileWriter) -> None:
     """Check that the file that `made` is about to replace is missing, empty, or holds the same tokens and targets, now
     or when its sidecar was written: data cannot be had back, and runs record their SHA-256.
@@ -229,27 +244,43 @@ def check_holds_no_other_data(made: TokenFileWriter) -> None:
     path, new = made.path, made.sidecar()
     if not path.exists() or path.stat().st_size == 0:
         return
-    try:
-        old = read_sidecar(sidecar_path(path), "")
-    except InputError:
-        old = {}
+    old = _sidecar_of_held(path)
     hashes = [new["sha256"], new.get("targets_sha256")]
     if hashes == [old.get("sha256"), old.get("targets_sha256")]:
         return
     with open_regular(path) as file:
         if not made.has_targets and hashlib.file_digest(file, "sha256").hexdigest() == new["sha256"]:
             return
+    raise _other_data(path, old, f"what would replace it ({_described(new)})")
+
+
+def _other_data(path: Path, old: dict[str, Any], new: str) -> InputError:
     held = f" ({_described(old)})" if old else ""
-    raise InputError(
-        f"{path} holds other data{held} than what would replace it ({_described(new)}); "
-        "pass --overwrite to replace it, or another --output_dir to keep it"
+    return InputError(
+        f"{path} holds other data{held} than {new}; pass --overwrite to replace it, or another --output_dir to keep it"
     )
 
 
+def _sidecar_of_held(path: Path) -> dict[str, Any]:
+    """Return the sidecar of a file that holds something; empty without a readable one."""
+    try:
+        return read_sidecar(sidecar_path(path), "") if path.exists() and path.stat().st_size else {}
+    except InputError:
+        return {}
+
+
+def _sha256_of_text(sidecar: dict[str, Any]) -> Any:
+    return sidecar["source"].get("sha256") if isinstance(sidecar.get("source"), dict) else None
+
+
 def _described(sidecar: dict[str, Any]) -> str:
+    return f"{sidecar['num_tokens']:,} tokens of {_origin(sidecar)}"
+
+
+def _origin(sidecar: dict[str, Any]) -> str:
     source = sidecar.get("source")
     name = f" from {one_line(str(source['name']), 100)}" if isinstance(source, dict) and "name" in source else ""
-    return f"{sidecar['num_tokens']:,} tokens of {sidecar['tokenizer']}{name}"
+    return f"{sidecar['tokenizer']}{name}"
 
 
 def _size_of(path: Path, flag: str) -> int:

@@ -7,17 +7,18 @@ Unigram) is used through the library itself. What neither can do is refused by n
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import time
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testbed.data import tokenizer_trial
 from testbed.data.tokenizer import (
     GPT2_PATTERN,
     LARGEST_BPE_VOCABULARY,
@@ -35,9 +36,8 @@ END_OF_TEXT = "<|endoftext|>"
 # What may end a document in files of others, the first that the file has.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MAKE_AGAIN = "make it again with: python preprocess_small.py"
-# Text that shows a pattern which backtracks: 64 equal characters and another take it a microsecond each, or minutes.
-_TRIED = [chr(code) * 64 + "\0" for code in range(32, 127)]
-_LONGEST_TRIAL_S = 0.5  # of CPU time, so that a busy machine refuses nothing
+_LONGEST_TRIAL_S = 300  # by the clock; the trial has limits of CPU time, so that a busy machine refuses nothing
+_MOST_GROWTH = 1_000  # of a text, by replacements: " " becomes one character, and no known file makes more than 18
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
@@ -169,9 +169,7 @@ class LibraryTokenizer(Tokenizer):
             text.encode()  # a lone surrogate: UnicodeEncodeError
             raise
         except BaseException as error:
-            if not _is_of_library(error):
-                raise
-            raise InputError(f"the tokenizer file {self._path} fails at a text: {one_line(str(error), 200)}") from None
+            raise self._fails_at("a text", error) from None
         return np.array(ids, dtype=np.uint32)
 
     def decode_bytes(self, token_ids: Iterable[int]) -> bytes:
@@ -181,7 +179,16 @@ class LibraryTokenizer(Tokenizer):
                 raise self.unknown_id(token_id)
         if self.is_bytewise:
             return b"".join(self._bytes[token_id] for token_id in ids)
-        return self._library.decode(ids, skip_special_tokens=False).encode()
+        try:
+            return self._library.decode(ids, skip_special_tokens=False).encode()
+        except BaseException as error:
+            raise self._fails_at("ids", error) from None
+
+    def _fails_at(self, what: str, error: BaseException) -> BaseException:
+        """Return what to raise for what encoding or decoding raised."""
+        if not _is_of_library(error):
+            return error
+        return InputError(f"the tokenizer file {self._path} fails at {what}: {one_line(str(error), 200)}")
 
     def has(self, token_id: int) -> bool:
         return token_id in self._known
@@ -196,58 +203,102 @@ class LibraryTokenizer(Tokenizer):
 
 
 def _read(path: Path, text: str) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer, tried on short texts. InputError: it holds none, or one that takes too long."""
+    """Return the library's tokenizer. A file with other rules than GPT-2's is tried first, in a process of its own.
+
+    Raises:
+        InputError: it holds none, or one that fails, ends its process, or takes too long at a short text.
+    """
     import tokenizers
 
-    with _without_panics_text():
-        try:
-            library = tokenizers.Tokenizer.from_str(text)
-        except BaseException as error:  # the library raises Exception itself, and panics
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            fault = one_line(str(error), 200)
-            raise InputError(f"the tokenizer file {path} holds no tokenizer ({fault}); {_MAKE_AGAIN}") from None
-        largest = max(library.get_vocab().values(), default=-1)
-        if largest >= LARGEST_BPE_VOCABULARY:  # the library takes a minute to write it as JSON
-            raise InputError(
-                f"the tokenizer file {path} has the id {largest}, and {LARGEST_BPE_VOCABULARY - 1} is the largest"
-            )
-        for tried in _TRIED:
-            start_s = time.thread_time()
-            try:
-                library.encode(tried)
-            except BaseException as error:
-                if not _is_of_library(error):
-                    raise
-                raise InputError(
-                    f"the tokenizer file {path} fails at the text {tried[:8]}... ({one_line(str(error), 100)}); take "
-                    "another one"
-                ) from None
-            seconds = time.thread_time() - start_s
-            if seconds > _LONGEST_TRIAL_S:
-                raise InputError(
-                    f"the tokenizer file {path} takes {seconds:.1f} s for a text of {len(tried)} characters, "
-                    f"{tried[:8]}...; take another one"
-                )
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None  # the library says what is wrong with it
+    if _has_gpt2_rules(content):
+        text = json.dumps(content)  # what was looked at: of a name that stands twice, another reader takes the first
+    else:
+        _check_growth(content, path)
+        _try_apart(path, text)
+    try:
+        library = tokenizers.Tokenizer.from_str(text)
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
+        raise InputError(
+            f"the tokenizer file {path} holds no tokenizer ({one_line(str(error), 200)}); {_MAKE_AGAIN}"
+        ) from None
+    largest = max(library.get_vocab().values(), default=-1)
+    if largest >= LARGEST_BPE_VOCABULARY:  # the library takes a minute to write it as JSON
+        raise InputError(
+            f"the tokenizer file {path} has the id {largest}, and {LARGEST_BPE_VOCABULARY - 1} is the largest"
+        )
     return library
 
 
-@contextlib.contextmanager
-def _without_panics_text() -> Iterator[None]:
-    """Keep from the screen what Rust writes about a panic, which our sentence says."""
-    screen, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+def _try_apart(path: Path, text: str) -> None:
+    """Run tokenizer_trial.py. InputError: it found a fault, or died of the file."""
+    command = [sys.executable, "-P", tokenizer_trial.__file__]
     try:
-        os.dup2(nothing, 2)
-        yield
-    finally:
-        os.dup2(screen, 2)
-        os.close(screen)
-        os.close(nothing)
+        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=_LONGEST_TRIAL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"the tokenizer file {path} is not read in {_LONGEST_TRIAL_S} s by the tokenizers library; take another one"
+        ) from None
+    if done.returncode:
+        ended_by = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+        raise InputError(
+            f"the tokenizer file {path} ends the process that reads it ({ended_by}), for the tokenizers library cannot "
+            "handle it or it needs too much memory or time; take another one"
+        )
+    if fault := done.stdout.decode(errors="replace"):
+        raise InputError(f"the tokenizer file {path} {one_line(fault, 400)}")
+
+
+def _check_growth(content: Any, path: Path) -> None:
+    """Check by how much the replacements of a file, one after the other, can make a text longer.
+
+    Raises:
+        InputError: by so much that a short text could fill the memory.
+    """
+    for part in ("normalizer", "decoder"):
+        growth, waiting = 1, [content.get(part) if isinstance(content, dict) else None]
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, dict):
+                lengths = [len(found[name]) for name in ("content", "prepend") if isinstance(found.get(name), str)]
+                growth *= max([1, *lengths])
+                waiting += found.values()
+            elif isinstance(found, list):
+                waiting += found
+        if growth > _MOST_GROWTH:
+            raise InputError(
+                f"the tokenizer file {path} has a {part} that makes a text up to {growth:,} times longer, and "
+                f"{_MOST_GROWTH:,} times is the most; take another one"
+            )
 
 
 def _is_of_library(error: BaseException) -> bool:
     """Return whether the library raised it: an Exception of no other class, or Rust's panic, which has no import."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def _has_gpt2_rules(content: Any) -> bool:
+    """Return whether a tokenizer.json is a byte-level BPE with GPT-2's pattern, and has no rule that is not GPT-2's."""
+    parts = ("model", "pre_tokenizer", "decoder", "post_processor")
+    if not isinstance(content, dict) or not all(isinstance(content.get(part) or {}, dict) for part in parts):
+        return False
+    model, pre_tokenizer, decoder, post_processor = (content.get(part) or {} for part in parts)
+    return (
+        model.get("type") == "BPE"
+        and model.get("dropout") is None
+        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+        and not model.get("ignore_merges")
+        and (pre_tokenizer.get("type"), pre_tokenizer.get("add_prefix_space")) == ("ByteLevel", False)
+        and pre_tokenizer.get("use_regex", True)
+        and decoder.get("type", "ByteLevel") == "ByteLevel"  # without one, text is still text
+        and post_processor.get("type", "ByteLevel") == "ByteLevel"
+        and all(content.get(part) is None for part in ("normalizer", "truncation", "padding"))
+    )
 
 
 def _ranks_by_gpt2_rules(library: tokenizers.Tokenizer, content: dict[str, Any]) -> dict[bytes, int] | None:
@@ -257,21 +308,10 @@ def _ranks_by_gpt2_rules(library: tokenizers.Tokenizer, content: dict[str, Any])
     agree where each product's id is above those of the products before it, and each token's own text becomes this one
     token: then no pair has a token as its product but the one in the list.
     """
-    model, pre_tokenizer = content["model"], content["pre_tokenizer"] or {}
-    if (
-        model["type"] != "BPE"
-        or model["dropout"] is not None
-        or model["continuing_subword_prefix"]
-        or model["end_of_word_suffix"]
-        or model["ignore_merges"]
-        or (pre_tokenizer.get("type"), pre_tokenizer.get("add_prefix_space")) != ("ByteLevel", False)
-        or not pre_tokenizer["use_regex"]
-        or (content["decoder"] or {"type": "ByteLevel"})["type"] != "ByteLevel"  # without one, text is still text
-        or (content["post_processor"] or {"type": "ByteLevel"})["type"] != "ByteLevel"
-        or [content[part] for part in ("normalizer", "truncation", "padding")] != [None, None, None]
-        or [(token["content"], token["special"]) for token in content["added_tokens"]] != [(END_OF_TEXT, True)]
-    ):
+    added = [(token["content"], token["special"]) for token in content["added_tokens"]]
+    if not _has_gpt2_rules(content) or added != [(END_OF_TEXT, True)]:
         return None
+    model = content["model"]
     vocabulary: dict[str, int] = {token: rank for token, rank in model["vocab"].items() if token != END_OF_TEXT}
     size, products = len(vocabulary), [vocabulary.get("".join(pair), -1) for pair in model["merges"]]
     byte_of = _byte_of_character()

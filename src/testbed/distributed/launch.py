@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import InputError, say
+from testbed.errors import InputError, one_line, say
 from testbed.io import write_text
 
 _BEGAN_S = time.monotonic()  # this module is loaded before PyTorch
@@ -59,19 +60,30 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
     world_size = variables.get("WORLD_SIZE", "1")
     for name, default in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), (local_size_name, world_size)):
         text = variables.get(name, default)
-        if not text.isdigit() or (name.endswith("SIZE") and int(text) == 0):
+        number = whole_number(text)
+        if number is None or (name.endswith("SIZE") and number == 0):
             raise InputError(
-                f"the environment variable {name}={text!r} is not a number that a launcher sets; unset it or use "
-                "torchrun"
+                f"the environment variable {name}={one_line(repr(text), 80)} is not a number that a launcher sets; "
+                "unset it or use torchrun"
             )
-        values[name] = int(text)
+        values[name] = number
     launch = Launch(values["RANK"], values["LOCAL_RANK"], values["WORLD_SIZE"], values[local_size_name])
     if launch.rank >= launch.world_size:
         raise InputError(
             f"the environment says RANK={launch.rank} of WORLD_SIZE={launch.world_size}, and ranks count from 0; "
             "unset both to run one process, or start with torchrun or deepspeed"
         )
+    if launch.local_rank >= launch.local_world_size:  # the one that prints refusals would not be among the ranks
+        raise InputError(
+            f"the environment says LOCAL_RANK={launch.local_rank} of {local_size_name}={launch.local_world_size} on "
+            "this node, and ranks count from 0; unset it to run one process, or start with torchrun or deepspeed"
+        )
     return launch
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a variable holds in at most nine plain digits; None if it holds none."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def launcher(variables: Mapping[str, str] = os.environ) -> str:
@@ -139,10 +151,7 @@ def tell_torchrun(message: str) -> None:
 
 def threads_per_rank(launch: Launch) -> int:
     """CPU threads: what OMP_NUM_THREADS says, else this node's usable cores shared out evenly over its ranks."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    if told.isdigit() and int(told) > 0:
-        return int(told)
-    return max(1, usable_cores() // launch.local_world_size)
+    return whole_number(os.environ.get("OMP_NUM_THREADS", "")) or max(1, usable_cores() // launch.local_world_size)
 
 
 def usable_cores() -> int:

@@ -11,7 +11,7 @@ import os
 import random
 import socket
 
-from testbed.distributed.launch import Launch
+from testbed.distributed.launch import Launch, whole_number
 from testbed.errors import InputError
 
 
@@ -38,8 +38,8 @@ def check_port(launch: Launch) -> None:
 
 def where_ranks_meet() -> tuple[str, int | None]:
     """Return address and port as the launcher set them. None: what is set is no port, which PyTorch reports."""
-    port = os.environ.get("MASTER_PORT", "")
-    return os.environ.get("MASTER_ADDR", ""), int(port) if port.isdigit() and int(port) < 1 << 16 else None
+    port = whole_number(os.environ.get("MASTER_PORT", ""))
+    return os.environ.get("MASTER_ADDR", ""), port if port is not None and port < 1 << 16 else None
 
 
 def listen(address: str, port: int) -> socket.socket:

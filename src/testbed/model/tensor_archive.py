@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import pickletools
 import re
 import struct
 import zipfile
@@ -23,11 +24,12 @@ MOST_DESCRIBING_BYTES = 1 << 28  # far above what a rank of a large model has
 # The records at the end of a zip, as in its specification (APPNOTE 4.3.14 to 4.3.16).
 _END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 _FULL = 0xFFFFFFFF  # in the short record: the 64-bit one has the number
+_GROWING_CODECS = ("hex", "base64", "uu", "quopri", "quotedprintable")  # from bytes to more bytes
 # All that torch.load, zipfile and pickle raise on bytes that someone changed (the fuzz finds them); a hostile file must
 # end in one sentence.
 _FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, NotImplementedError),
-    *(pickle.UnpicklingError, RecursionError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile),
+    *(pickle.UnpicklingError, RecursionError, RuntimeError, struct.error, TypeError, ValueError, zipfile.BadZipFile),
 )
 
 
@@ -61,14 +63,32 @@ def _check_members(file: BinaryIO) -> None:
     file.seek(0)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-    if any(member.filename.endswith("constants.pkl") for member in members):
-        raise InputError("it holds a program of TorchScript")
-    size = file.seek(0, 2)
-    if sum(member.file_size for member in members) > size:
-        raise InputError("its members are larger than the file, so they are compressed or a lie")
-    describing = [member.file_size for member in members if member.filename.endswith(".pkl")]
-    if sum(describing) > MOST_DESCRIBING_BYTES:
-        raise InputError("what describes its tensors is too large")
+        if any(member.filename.endswith("constants.pkl") for member in members):
+            raise InputError("it holds a program of TorchScript")
+        size = file.seek(0, 2)
+        if sum(member.file_size for member in members) > size:
+            raise InputError("its members are larger than the file, so they are compressed or a lie")
+        describing = [member for member in members if member.filename.endswith(".pkl")]
+        if sum(member.file_size for member in describing) > MOST_DESCRIBING_BYTES:
+            raise InputError("what describes its tensors is too large")
+        for member in describing:
+            _check_makes_no_bytes(archive.read(member))
+
+
+def _check_makes_no_bytes(described: bytes) -> None:
+    """Check that a pickle does not make bytes that its archive does not have.
+
+    PyTorch lets a pickle call bytearray, which fills as much memory as it is told to, and `_codecs.encode`, with which
+    `torch.save` writes bytes, and which doubles them with the codec "hex", as often as it is called.
+    """
+    for _, value, _ in pickletools.genops(described):
+        if not isinstance(value, str):
+            continue
+        if value.rpartition(" ")[2] == "bytearray":
+            raise InputError("it names bytearray, which no tensor needs")
+        codec = re.sub("[^a-z0-9]", "", value.lower())
+        if codec.removesuffix("codec") in _GROWING_CODECS:
+            raise InputError(f"it names the codec {codec}, which no tensor needs")
 
 
 def _check_one_directory(file: BinaryIO) -> None:

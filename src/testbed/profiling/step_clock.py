@@ -44,9 +44,9 @@ def synchronize(device: torch.device) -> None:
 class StepClock:
     """Times one optimizer step: data wait, forward, backward, synchronisation and update.
 
-    Used as `with clock:`; afterwards `step_time_s`, and `phase_s` with the seconds of each phase. The device is
-    synchronised on both sides. Phases are exclusive and add up to at most the step; a pipeline's bubble and Python
-    between phases are in none.
+    Used as `with clock:`; afterwards `step_time_s`, `cpu_s` with the CPU time of all threads of this process in it, and
+    `phase_s` with the seconds of each phase. The device is synchronised on both sides. Phases are exclusive and add up
+    to at most the step; a pipeline's bubble and Python between phases are in none.
 
     On CUDA, events in the device's stream mark the phases, so nothing waits for them.
     """
@@ -54,7 +54,7 @@ class StepClock:
     def __init__(self, device: torch.device, emits_nvtx: bool = False):
         self.device = device
         self.emits_nvtx = emits_nvtx and device.type == "cuda"
-        self.step_time_s = 0.0
+        self.step_time_s = self.cpu_s = 0.0
         self.phase_s = dict.fromkeys(RANGES, 0.0)
         self._open: list[str] = []
         self._marks: list[tuple[str | None, float | torch.cuda.Event]] = []  # what begins at each moment
@@ -70,7 +70,7 @@ class StepClock:
         self._open, self._marks = [], []
         self._step_range = named_range(STEP_RANGE, self.emits_nvtx)
         self._step_range.__enter__()
-        self._start_s = time.perf_counter()
+        self._start_s, self._start_cpu_s = time.perf_counter(), time.process_time()
         self._mark()
         return self
 
@@ -111,6 +111,7 @@ class StepClock:
             watchdog.enter("device")
         synchronize(self.device)
         self.step_time_s = time.perf_counter() - self._start_s
+        self.cpu_s = time.process_time() - self._start_cpu_s
         self._step_range.__exit__(kind, error, traceback)  # after the device: an earlier end would miss its kernels
         _running = None
         self.phase_s = dict.fromkeys(RANGES, 0.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import statistics
 import threading
-import time
 from typing import Any
 
 import psutil
@@ -17,11 +16,12 @@ INTERVAL_S = 1.0
 class UtilizationSampler:
     """Samples this rank's resident memory and, on CUDA, its device through NVML, every INTERVAL_S seconds.
 
-    CPU use is the process's CPU time over wall time; 100 % is one core.
+    CPU use is the process's CPU time over wall time in the steps that `add_step` is told of; 100 % is one core.
     """
 
     def __init__(self, device: torch.device):
         self._process = psutil.Process()
+        self._cpu_s = self._wall_s = 0.0
         self._device = _nvml_device(device)
         self._resident_bytes: list[int] = []
         self._gpu_percent: list[float] = []
@@ -30,26 +30,25 @@ class UtilizationSampler:
         self._thread = threading.Thread(target=self._run, name="utilization", daemon=True)
 
     def start(self) -> None:
-        self._start_s, self._start_cpu_s = time.perf_counter(), self._cpu_s()
         self._thread.start()
+
+    def add_step(self, cpu_s: float, wall_s: float) -> None:
+        """Add a step's CPU time, of all threads of this process, and its time by the clock."""
+        self._cpu_s += cpu_s
+        self._wall_s += wall_s
 
     def stop(self) -> dict[str, Any]:
         """End sampling; return a rank's entry in training_metrics.json."""
-        seconds, cpu_s = time.perf_counter() - self._start_s, self._cpu_s() - self._start_cpu_s
         self._ended.set()
         self._thread.join()
         return {
             "num_samples": len(self._resident_bytes),
-            "cpu_percent_mean": 100 * cpu_s / seconds,
+            "cpu_percent_mean": 100 * self._cpu_s / self._wall_s if self._wall_s else None,
             "rss_bytes_mean": _mean(self._resident_bytes),
             "rss_bytes_max": max(self._resident_bytes, default=None),
             "gpu_percent_mean": _mean(self._gpu_percent),
             "gpu_memory_used_bytes_max": max(self._gpu_memory_bytes, default=None),
         }
-
-    def _cpu_s(self) -> float:
-        times = self._process.cpu_times()
-        return times.user + times.system
 
     def _run(self) -> None:
         while not self._ended.wait(INTERVAL_S):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from testbed import run_files
+from testbed import run_folder
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
@@ -17,6 +17,7 @@ from testbed.metrics.world_step import WorldStep
 from testbed.profiling.attribution import attribution
 from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.profiler import profiler_window
+from testbed.profiling.step_clock import StepClock
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train.console import Console
 
@@ -44,7 +45,7 @@ class Report:
         self._peak, self._sampler = peak, UtilizationSampler(device)
         self._rss_before_model = rss_before_model
         self._profile_step = lambda: None
-        self._traces = recorder.directory / run_files.PROFILER_LOGS
+        self._traces = recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
         """Start the clocks of the run. Call it right before the first step."""
@@ -57,8 +58,9 @@ class Report:
         with profiler_window(self.settings, self._traces, self.launch.rank) as self._profile_step:
             yield
 
-    def step(self, step: int, world: WorldStep, learning_rate: float) -> None:
-        """Record and show optimizer step `step`, counted from 1."""
+    def step(self, step: int, world: WorldStep, learning_rate: float, clock: StepClock) -> None:
+        """Record and show optimizer step `step`, counted from 1. `clock` has timed it on this rank."""
+        self._sampler.add_step(clock.cpu_s, clock.step_time_s)
         self.recorder.add_step(step, world, learning_rate)
         self.console.show_step(step, world.loss, learning_rate, world.step_time_s)
         self.scalars.add_step(step, world, learning_rate)

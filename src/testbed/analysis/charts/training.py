@@ -37,6 +37,7 @@ from testbed.metrics.busy_machine import signs_of_other_work
 
 TITLE_CHARACTERS = 72  # of the title's type in a figure's width
 CORES, GENERATED = "cores (ranks x threads)", "generated tokens/s, batch 1"
+SKIPPED = "skipped steps (fp16 overflow)"
 TABLE_CHARACTERS = 88  # of a line under the table
 MAX_DOTS = 2000  # per run; median and p95 are of all steps
 
@@ -197,7 +198,7 @@ def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
 
 def _median_run(entry: Entry) -> Run:
     """Return the run of median throughput, named as what it is, with all seeds of its configuration."""
-    runs = entry.measured
+    runs = entry.measured_runs
     count = f"the median run of {len(runs)}" if len(runs) > 1 else "one run"
     seeds = " ".join(sorted({str(run.work.get("seed")) for run in runs}))
     run = entry.median_run
@@ -213,7 +214,9 @@ def comparison_table(runs: Sequence[Run], notes: Sequence[str] = ()) -> str:
     columns = [_column(run, speed_up) for run, speed_up in zip(runs, speed_ups(runs), strict=True)]
     # What only some kinds of runs have is a row where one of these runs has it.
     names = [
-        name for name in columns[0] if name not in (CORES, GENERATED) or any(str(c[name]) != UNKNOWN for c in columns)
+        name
+        for name in columns[0]
+        if name not in (CORES, SKIPPED, GENERATED) or any(str(c[name]) != UNKNOWN for c in columns)
     ]
     header = ["", *(f"[{index}]" for index in range(1, len(runs) + 1))]
     table = Table(header, [[name, *(column[name] for column in columns)] for name in names], text_columns=(0,))
@@ -235,6 +238,7 @@ def _column(run: Run, speed_up: float | str) -> dict[str, Cell]:
         "ranks": Number(run.world_size, ",d"),
         CORES: Number(cores_of(run), ",d"),
         "optimizer steps": Number(run.work.get("optimizer_steps"), ",d"),
+        SKIPPED: Number(int(np.isnan(run.grad_norms).sum()) or None, ",d"),
         "global batch (sequences)": Number(run.work.get("global_batch_size"), ",d"),
         "median step (ms)": Number(median_s and median_s * 1e3, ",.1f"),
         "p95 step (ms)": Number(p95_s and p95_s * 1e3, ",.1f"),

@@ -82,7 +82,7 @@ class Attribution(TypedDict):
 class UtilizationOfRank(TypedDict):
     rank: Count
     num_samples: Count
-    cpu_percent_mean: Annotated[Amount | None, "CPU time / wall time of the process; 100 is one core"]
+    cpu_percent_mean: Annotated[Amount | None, "CPU time / wall time of the process in its steps; 100 is one core"]
     rss_bytes_mean: Annotated[Amount | None, "resident memory"]
     rss_bytes_max: Count | None
     gpu_percent_mean: Annotated[
