@@ -8,13 +8,13 @@ import os
 import numpy as np
 import pytest
 from support.settings import checked_run
+from testbed.experiments.peers.plan import why_missing
 
 from testbed.data.pairs import Pair, encode_pair, encode_prompt, read_pairs
 from testbed.data.sidecar import targets_path
 from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file
 from testbed.data.tokenizer_file import load_tokenizer, load_tokenizer_file, train_bpe
 from testbed.experiments.peers import PEERS
-from testbed.experiments.peers.plan import why_missing
 
 COLOURS = {"red": "rot", "blue": "blau", "green": "grün", "white": "weiß"}
 PAIRS = [
