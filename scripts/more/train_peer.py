@@ -53,8 +53,8 @@ def check_peer(words: list[str]) -> tuple[str, Path]:
         raise InputError(f"{name} needs the package {absent[0]}; pip install {' '.join(absent)}")
     if name == "nanogpt" and not (Path(folder) / "model.py").is_file():
         raise InputError(
-            f"{words[0]} names no clone of nanoGPT: there is no model.py; clone https://github.com/karpathy/nanoGPT and "
-            "give nanogpt=DIR"
+            f"{words[0]} names no clone of nanoGPT, for it has no model.py; clone https://github.com/karpathy/nanoGPT, "
+            "and give nanogpt=DIR"
         )
     return name, Path(folder)
 

@@ -7,7 +7,6 @@ as any other.
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +20,7 @@ from testbed.metrics.world_step import WorldStep
 from testbed.model.gpt2 import from_transformers, to_transformers
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.optim.optimizer import parameter_groups, set_learning_rate
-from testbed.profiling.step_clock import phase, synchronize
+from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies.baseline import AUTOCAST_DTYPE
 from testbed.train.batches import TrainingBatches
@@ -170,36 +169,30 @@ def train_with_trainer(run: TrainingRun, startup_s: float) -> None:
 
     settings, device, signals = run.settings, run.device, run.signals
     chosen, model = settings.optimizer, run.strategy.model  # type: ignore[attr-defined]  # of PeerLoop
-    losses, norms, began_s = [], [], 0.0
+    losses: list[torch.Tensor] = []
+    norms: list[torch.Tensor] = []
 
     class Steps(TrainerCallback):
         """Record each optimizer step."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self._start_clock()
+            run.clock.__enter__()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
             set_learning_rate(trainer.optimizer, learning_rate_at(state.global_step, settings))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-            synchronize(device)
-            seconds, step = time.perf_counter() - began_s, state.global_step
+            run.clock.__exit__(None, None, None)
+            step, seconds = state.global_step, run.clock.step_time_s
             tokens = settings.batch.global_batch_size * settings.data.seq_length
-            # Trainer does not say how long it waits for data
-            world = WorldStep(
-                float(sum(losses)), tokens, [seconds], {"data_wait": [0.0]}, grad_norm=float(norms[-1])
-            )  # fmt: skip
+            waits = {"data_wait": [0.0]}  # Trainer does not say how long
+            world = WorldStep(float(sum(losses)), tokens, [seconds], waits, grad_norm=float(norms[-1]))
             losses.clear()
             raise_if_diverged(step, world, settings.compute.precision)
-            run.report.step(step, world, learning_rate_at(step - 1, settings))
+            run.report.step(step, world, learning_rate_at(step - 1, settings), run.clock)
             if signals.agree(signals.number):
                 raise signals.as_exception()
-            self._start_clock()
-
-        def _start_clock(self) -> None:
-            nonlocal began_s
-            synchronize(device)
-            began_s = time.perf_counter()
+            run.clock.__enter__()
 
     class WithLosses(Trainer):
         def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
