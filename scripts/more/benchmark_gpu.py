@@ -36,7 +36,7 @@ from testbed.errors import InputError, say
 from testbed.experiments.gpu_paths import Row, compare, rows, why_left_out, with_what_they_need
 from testbed.io import write_text
 from testbed.program import program
-from testbed.run_files import METRICS
+from testbed.run_folder import METRICS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY, NUM_TOKENS = 8192, 2_000_000

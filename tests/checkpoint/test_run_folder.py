@@ -14,14 +14,15 @@ from support.endings import ending_of
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY, run_program
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.checkpoint import manifest
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.distributed.launch import Launch
 from testbed.io import write_text
-from testbed.metrics import run_directory
+from testbed.metrics.environment import write_launcher_metadata
 from testbed.metrics.file import read_metrics
-from testbed.run_lock import FolderGone
+from testbed.run_folder import marks, reuse, run_lock
+from testbed.run_folder.run_lock import FolderGone
 from testbed.train import ending as run_ending
 from testbed.train.other_ranks import OtherRanks
 
@@ -87,11 +88,11 @@ def killed_early(folder: Folder, recorded: str) -> None:
     folder.path.mkdir()
     settings = folder.settings()
     if recorded == "settings":
-        write_text(folder.path / run_files.EFFECTIVE_CONFIG, json.dumps(settings.as_config()))
+        write_text(folder.path / run_folder.EFFECTIVE_CONFIG, json.dumps(settings.as_config()))
     elif recorded == "launcher":
-        run_directory.write_launcher_metadata(folder.path, launch(), "0123abc")
+        write_launcher_metadata(folder.path, launch(), "0123abc")
     elif recorded == "failed":
-        run_directory.mark_failed(folder.path, 1, "the device has gone")
+        marks.mark_failed(folder.path, 1, "the device has gone")
     (folder.path / "tensorboard").mkdir()
     (folder.path / "tensorboard" / "events").write_text("x")
 
@@ -120,17 +121,17 @@ def test_a_checkpoint_alone_shows_whose_the_folder_is(run):
 def test_a_start_with_overwrite_that_is_killed_halfway_leaves_a_folder_of_ours(run, monkeypatch):
     fill(run.path, MODEL[:3])
     killed_early_files = json.dumps(run.settings().as_config())
-    write_text(run.path / run_files.EFFECTIVE_CONFIG, killed_early_files)
-    delete, deleted = run_directory._delete, []
+    write_text(run.path / run_folder.EFFECTIVE_CONFIG, killed_early_files)
+    delete, deleted = reuse._delete, []
 
     def killed(path: Path) -> None:
-        if path.name == run_files.EFFECTIVE_CONFIG:
+        if path.name == run_folder.EFFECTIVE_CONFIG:
             raise OSError("killed")
         deleted.append(path.name)
         delete(path)
 
     with monkeypatch.context() as patched, pytest.raises(Exception, match="killed"):
-        patched.setattr(run_directory, "_delete", killed)
+        patched.setattr(reuse, "_delete", killed)
         run.begin("--overwrite")
     assert deleted[0] == "checkpoints" and "training_metrics.json" in deleted
     start = run.begin("--resume")
@@ -171,7 +172,7 @@ class Held(Folder):
 
     def __init__(self, token_files, path: Path):
         super().__init__(token_files, path)
-        run_lock.keep_others_out(path)
+        run_lock.acquire(path)
 
     def writer(self, strategy=None, *flags: str) -> CheckpointWriter:
         settings = self.settings(*flags)
@@ -186,7 +187,7 @@ class Held(Folder):
 def held(token_files, tmp_path) -> Held:
     folder = Held(token_files, tmp_path / "run")
     yield folder
-    run_lock.let_others_in(folder.path)
+    run_lock.release(folder.path)
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
@@ -206,9 +207,9 @@ def test_nothing_is_written_where_another_folder_is_now(held, tmp_path, vanish, 
         lambda: held.recorded.write("running"),
         lambda: held.recorded.close(None),
         lambda: writer.save(2),
-        lambda: run_directory.mark_complete(held.path, 1, None, 1.0),
-        lambda: run_directory.mark_preempted(held.path, "x", 1, held.path),
-        lambda: run_directory.write_launcher_metadata(held.path, launch(), "0123abc"),
+        lambda: marks.mark_complete(held.path, 1, None, 1.0),
+        lambda: marks.mark_preempted(held.path, "x", 1, held.path),
+        lambda: write_launcher_metadata(held.path, launch(), "0123abc"),
     ):
         with pytest.raises(FolderGone) as caught:
             write()
@@ -282,7 +283,7 @@ def test_a_disk_that_is_unmounted_under_a_run_is_not_written_beside(token_files,
                 write()
         assert list(path.iterdir()) == []
     finally:
-        run_lock.let_others_in(path)
+        run_lock.release(path)
 
 
 def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held, capsys):
@@ -304,6 +305,8 @@ def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(h
 @pytest.mark.launches
 def test_a_second_run_is_kept_out_though_the_lock_file_is_deleted(held):
     (held.path / ".lock").unlink()
-    code = f"from pathlib import Path; from testbed.run_lock import *; keep_others_out(Path({str(held.path)!r}))"
+    code = (
+        f"from pathlib import Path; from testbed.run_folder.run_lock import acquire; acquire(Path({str(held.path)!r}))"
+    )
     done = run_program([sys.executable, "-c", code], cwd=REPOSITORY / "src")
     assert done.returncode == 1 and "is being written by another run" in done.stderr

@@ -19,8 +19,8 @@ from support.programs import REPOSITORY, TINY_RUN, data_flags
 from testbed.analysis.runs.verify import verify
 from testbed.config.flags import parse_command_line
 from testbed.distributed import watchdog
-from testbed.metrics import run_directory
 from testbed.metrics.file import check_metrics, write_metrics
+from testbed.run_folder import marks
 from testbed.strategies import deepspeed_build_locks
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
@@ -105,14 +105,14 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 
 def test_a_run_has_one_end(tmp_path):
     saved = tmp_path / "checkpoints" / "step_000003"
-    run_directory.mark_failed(tmp_path, 1, "first")
-    assert "reason=first" in run_directory.mark_failed(tmp_path, 0, "second")
-    with pytest.raises(run_directory.RunAlreadyFailed):
-        run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
-    assert not (tmp_path / PREEMPTED).exists() and run_directory.closing_mark(tmp_path) is None
+    marks.mark_failed(tmp_path, 1, "first")
+    assert "reason=first" in marks.mark_failed(tmp_path, 0, "second")
+    with pytest.raises(marks.RunAlreadyFailed):
+        marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
+    assert not (tmp_path / PREEMPTED).exists() and marks.closing_mark(tmp_path) is None
     (tmp_path / FAILED).unlink()
-    run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
-    assert run_directory.closing_mark(tmp_path) == PREEMPTED
+    marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
+    assert marks.closing_mark(tmp_path) == PREEMPTED
 
 
 def test_a_preempted_run_is_not_finished_for_whoever_reads_it(tmp_path):
@@ -121,7 +121,7 @@ def test_a_preempted_run_is_not_finished_for_whoever_reads_it(tmp_path):
     with pytest.raises(ValueError, match="failure"):
         check_metrics(metrics | {"failure": {"reason": "it did not fail", "step": 3}})
     write_metrics(tmp_path / "training_metrics.json", metrics)
-    run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path)
+    marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path)
     (tmp_path / "launcher_metadata.json").write_text('{"world_size": 2}')
     assert [verdict.status for verdict in verify(tmp_path)] == ["incomplete"]
     (tmp_path / COMPLETE).write_text("x")

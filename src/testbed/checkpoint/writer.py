@@ -38,8 +38,8 @@ from testbed.distributed import process_group, watchdog
 from testbed.distributed.failures import RanksDiffer, raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
 from testbed.io import now_utc
-from testbed.run_files import CHECKPOINTS, METRICS
-from testbed.run_lock import FolderGone, check_held, place_of, why_gone
+from testbed.run_folder import CHECKPOINTS, METRICS
+from testbed.run_folder.run_lock import FolderGone, check_held, place_of, why_gone
 
 if TYPE_CHECKING:
     from testbed.metrics.recorder import RunRecorder

@@ -11,7 +11,7 @@ from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.table import FLAGS, flags_where
 from testbed.errors import InputError
 from testbed.io import read_json
-from testbed.run_files import EFFECTIVE_CONFIG
+from testbed.run_folder import EFFECTIVE_CONFIG
 
 # where the run lies now, where this start is to stop, and what only measured an earlier start
 _NOT_TAKEN = frozenset({"run_type", "checkpoint_path", "stop_at_step"}) | flags_where(lambda flag: flag.is_instrument)

@@ -12,7 +12,7 @@ from pathlib import Path
 from testbed.distributed.processes import Stop, run
 from testbed.io import SOURCE
 from testbed.metrics.file import read_metrics
-from testbed.run_files import METRICS
+from testbed.run_folder import METRICS
 from testbed.sweep.runner import reason_of_failure
 
 

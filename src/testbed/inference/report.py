@@ -21,7 +21,7 @@ from testbed.errors import one_line
 from testbed.inference.schemes import NONE as REFERENCE
 from testbed.inference.schemes import SCHEMES
 from testbed.io import check_schema, read_checked
-from testbed.run_files import INFERENCE
+from testbed.run_folder import INFERENCE
 
 SERVED = "bf16"  # what models are served in: speed is compared with it too
 WORSE, BETTER = "worse", "better"

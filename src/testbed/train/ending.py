@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.autotune.choices import ChoiceContradicts
 from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.writer import CheckpointWriter
@@ -22,10 +22,10 @@ from testbed.distributed.launch import Launch, refuse, tell_torchrun
 from testbed.distributed.rendezvous import StartupWatch, this_process
 from testbed.distributed.signals import RunStopped, StopSignals, end_deaf, end_process
 from testbed.errors import first_line, say_if_read
-from testbed.metrics import run_directory
 from testbed.metrics.file import read_metrics, write_metrics
 from testbed.metrics.segments import failed_in_its_stead
 from testbed.profiling.device_limits import is_out_of_memory
+from testbed.run_folder import marks, run_lock
 from testbed.train.other_ranks import OtherRanks
 from testbed.train.reasons import (
     EXPECTED,
@@ -166,13 +166,13 @@ class RunEnding:
         if self.launch.rank == 0:
             assert self._directory is not None and self.recorder is not None  # it has trained
             run_lock.check_held(self._directory)
-            saved = step_folders(self._directory / run_files.CHECKPOINTS)
+            saved = step_folders(self._directory / run_folder.CHECKPOINTS)
             if not saved:  # it began with another run's checkpoint, and no step since
                 raise CheckpointFailed("this start has done no step yet")
-            run_directory.check_not_failed(self._directory)
+            marks.check_not_failed(self._directory)
             step = self.recorder.last_step
             self.recorder.write("preempted")
-            run_directory.mark_preempted(self._directory, stop.reason, step, saved[-1])
+            marks.mark_preempted(self._directory, stop.reason, step, saved[-1])
             words = f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume"
             say_if_read(words, sys.stdout)
             tell_torchrun(words)
@@ -241,7 +241,7 @@ class RunEnding:
         """
         rank, directory = self.launch.rank, self._directory
         folder = run_lock.place_of(directory) if directory else None  # a renamed one gets its mark where it is
-        closed = run_directory.closing_mark(folder) if folder else None
+        closed = marks.closing_mark(folder) if folder else None
         if closed:
             say_if_read(f"rank {rank}: {reason}; the run's files were closed before ({closed})")
             return exit_code
@@ -250,7 +250,7 @@ class RunEnding:
             reason = f"{reason}; {last_checkpoint(folder)}"
         say_if_read(f"rank {rank} failed: {reason}")
         tell_torchrun(f"rank {rank} failed: {reason}")
-        standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
+        standing_reason = marks.mark_failed(folder, rank, reason) if folder else reason
         watchdog.enter("ended")
         if folder is not None:
             self._close_metrics(folder, standing_reason)
@@ -280,7 +280,7 @@ class RunEnding:
         say_if_read(words)
         tell_torchrun(f"rank {self.launch.rank} failed: {reason}; {words}")
         if folder is not None:
-            run_directory.add_to_failure(folder, self.launch.rank, words)
+            marks.add_to_failure(folder, self.launch.rank, words)
 
 
 def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
@@ -289,7 +289,7 @@ def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
     Raises:
         OSError, InputError: it could not be written, or what is there is damaged.
     """
-    path = folder / run_files.METRICS
+    path = folder / run_folder.METRICS
     with run_lock.in_the_writers_stead(folder, WRITER_PATIENCE_S) as is_dead:
         if is_dead and path.exists():
             metrics = read_metrics(path)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from testbed import run_lock
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import StartupWatch
+from testbed.run_folder import run_lock
 
 SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.autotune.choices import ChoiceContradicts
 from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.weights import WeightsUnavailable
@@ -18,7 +18,8 @@ from testbed.distributed.process_group import RanksDiffer
 from testbed.distributed.rendezvous import RankMissing
 from testbed.distributed.store_port import PortTaken
 from testbed.errors import first_line
-from testbed.metrics.run_directory import RunAlreadyFailed
+from testbed.run_folder import run_lock
+from testbed.run_folder.marks import RunAlreadyFailed
 from testbed.train.divergence import TrainingDiverged
 
 
@@ -48,7 +49,7 @@ def no_room_advice(error: OSError) -> str:
 
 def last_checkpoint(folder: Path) -> str:
     """Name the checkpoint to resume from. --resume checks that it is whole."""
-    saved = step_folders(folder / run_files.CHECKPOINTS)
+    saved = step_folders(folder / run_folder.CHECKPOINTS)
     return f"last checkpoint: {saved[-1]}" if saved else "no checkpoint was saved"
 
 
