@@ -44,7 +44,8 @@ class PeerLoop:
         chosen = run.settings.optimizer
         self.settings, self.device = run.settings, run.device
         self.model = model.to(run.device)
-        self.forward_module = torch.compile(model) if run.settings.compute.compile else model
+        compiled: Any = torch.compile(model) if run.settings.compute.compile else model  # it is a module too
+        self.forward_module: nn.Module = compiled
         self.mean_loss, self.to_ours = mean_loss, to_ours
         self.optimizer = torch.optim.AdamW(
             parameter_groups(model.parameters(), chosen.weight_decay),
@@ -106,9 +107,9 @@ def use_transformers(run: TrainingRun) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = run.settings.shape
-    sizes: dict[str, Any] = shape.as_transformers(run.settings.model.dropout)
+    sizes: dict[str, Any] = {**shape.as_transformers(run.settings.model.dropout), "attn_implementation": "sdpa"}
     # use_cache is for generating; GPT-2's own special tokens lie outside a small vocabulary
-    config = GPT2Config(**sizes, attn_implementation="sdpa", use_cache=False, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
     result = model.load_state_dict(to_transformers(run.strategy.full_state_dict(), shape), strict=False)
     assert not result.unexpected_keys and set(result.missing_keys) <= {"lm_head.weight"}, result  # the tied head
@@ -179,6 +180,7 @@ def train_with_trainer(run: TrainingRun, startup_s: float) -> None:
             run.clock.__enter__()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            assert trainer.optimizer is not None, "train() makes it before the first step"
             set_learning_rate(trainer.optimizer, learning_rate_at(state.global_step, settings))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
@@ -212,7 +214,7 @@ def train_with_trainer(run: TrainingRun, startup_s: float) -> None:
         adam_epsilon=chosen.adam_eps,
         max_grad_norm=chosen.max_grad_norm or float("inf"),
         bf16=settings.compute.precision == "bf16",
-        torch_compile=settings.compute.compile,
+        torch_compile=bool(settings.compute.compile),
         train_sampling_strategy="sequential",
         remove_unused_columns=False,  # else it drops shift_labels
         use_cpu=device.type == "cpu",
