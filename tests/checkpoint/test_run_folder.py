@@ -238,8 +238,8 @@ def test_a_folder_that_vanishes_while_a_checkpoint_is_written_leaves_nothing_in_
 def ending_in(held: Held, rank: int = 0) -> run_ending.RunEnding:
     ending = ending_of(held.token_files)
     ending.launch, ending.checkpoints, ending.recorder = Launch(rank, rank, 1, 1), None, held.recorded
-    ending._ranks = OtherRanks(ending.launch)
-    ending._ranks.directory = held.path
+    ending.ranks = OtherRanks(ending.launch, 60, ending.end_from_thread)
+    ending.ranks.directory = held.path
     return ending
 
 
@@ -252,7 +252,9 @@ def test_the_mark_goes_where_the_files_are(held, tmp_path, capsys, vanish, said,
     ending = ending_in(held)
     with pytest.raises(FolderGone) as caught:
         held.recorded.write("running")
-    assert ending._mark_failed(ending._reason_of(caught.value), 1) == 1
+    reason, code = ending.reason_and_code(caught.value)
+    ending.mark_failed(reason)
+    assert code == 1
     after = {name: content for name, content in everything(tmp_path).items() if not name.startswith("renamed")}
     assert after == before
     printed = capsys.readouterr().err
@@ -291,8 +293,9 @@ def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held,
     rename(held.path)
     ending = ending_in(held)
     for error in (FileNotFoundError(2, "No such file"), RuntimeError("gloo: Connection closed by peer")):
-        assert "was renamed to" in ending._reason_of(error)
-    assert ending._reason_of(TypeError("a fault of the program")).startswith("TypeError: a fault"), "that is no reason"
+        assert "was renamed to" in ending.reason_and_code(error)[0]
+    reason, _ = ending.reason_and_code(TypeError("a fault of the program"))
+    assert reason.startswith("TypeError: a fault"), "that is no reason"
 
 
 def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(held):

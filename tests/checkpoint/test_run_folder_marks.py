@@ -24,7 +24,7 @@ from testbed.metrics import recorder as recorder_module
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.run_folder import marks, run_lock
-from testbed.train import ending as run_ending
+from testbed.train import last_files
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -58,8 +58,8 @@ def test_a_disk_that_is_full_when_the_best_weights_are_kept_is_one_sentence(run,
     changed = {path.name for path, content in contents(run.path).items() if before.get(path) != content}
     assert changed <= {"model.safetensors"} and set(contents(run.path)) == set(before)
     ending = ending_of(run.token_files)
-    ending._ranks.directory = run.path
-    ending._mark_failed(ending._reason_of(caught.value), 1)
+    ending.ranks.directory = run.path
+    ending.mark_failed(ending.reason_and_code(caught.value)[0])
     mark = (run.path / "RUN_FAILED.txt").read_text()
     assert f"{best / ('model.safetensors' if error else 'config.json')} could not be written (No space left" in mark
     assert f"last checkpoint: {run.checkpoints / 'step_000004'}" in mark and "go on with --resume" in mark
@@ -99,17 +99,17 @@ def test_a_rank_says_in_rank_0s_stead_how_the_run_ended(run, tmp_path):
     (run.path / ".lock").touch()
     holder = os.open(run.path / ".lock", os.O_RDWR)
     run_lock.fcntl.flock(holder, run_lock.fcntl.LOCK_EX)
-    run_ending.write_in_rank_0s_stead(run.path, "rank 0 is dead")
+    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     assert path.read_bytes() == before
     os.close(holder)
-    run_ending.write_in_rank_0s_stead(run.path, "rank 0 is dead")
+    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     metrics = read_metrics(path)
     check_metrics(metrics)
     assert metrics["status"] == "failed" and metrics["failure"] == {"reason": "rank 0 is dead", "step": 5}
     assert metrics["segments"][-1]["ended"] == "failed"
     closed = metrics | {"failure": {"reason": "what rank 0 wrote", "step": 5}}
     write_metrics(path, closed)
-    run_ending.write_in_rank_0s_stead(run.path, "rank 0 is dead")
+    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     assert read_metrics(path) == closed
     assert run.begin("--resume").step == 4, "and the lock is free"
 

@@ -63,9 +63,9 @@ from testbed.train.other_ranks import OtherRanks
 flight_recorder._recorded = lambda: ctypes.PyDLL(None).sleep(600)
 ending = object.__new__(RunEnding)
 ending.launch, ending.recorder, ending.signals = Launch(0, 0, 2, 2), None, SimpleNamespace(number=0)
-ending._ranks = OtherRanks(ending.launch)
-ending._ranks.directory = Path(sys.argv[1])
-ending._end_for_stuck_rank("rank 1 is late")
+ending.ranks = OtherRanks(ending.launch, 60, ending.end_from_thread)
+ending.ranks.directory = Path(sys.argv[1])
+ending.ranks.end_for_stuck_rank("rank 1 is late")
 """
 
 

@@ -62,7 +62,7 @@ def lock(directory: Path) -> None:
 def _is_begun_with(directory: Path, other: Path) -> bool:
     """Return whether the folder holds an unfinished run that began with this checkpoint of another run.
 
-    A launcher (--max-restarts) or a queue repeats commands: then the run itself is gone on with.
+    A launcher (--max-restarts) or a queue repeats commands: then resume that run.
     """
     try:
         metrics = read_metrics(directory / run_folder.METRICS)

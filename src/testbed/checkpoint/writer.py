@@ -154,7 +154,7 @@ class CheckpointWriter:
         raise_on_any_rank(error, cause, first=FolderGone)  # it is the reason why other ranks find no place
 
     def _discard(self, temporary: Path) -> None:
-        """Delete half a checkpoint, which would keep a full disk full.
+        """Delete an incomplete checkpoint to free disk space.
 
         A thread may be about to give it its name: then it stays, and is removed when the run is resumed.
         """

@@ -216,7 +216,7 @@ def _leads_to_held(path: Path, directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def in_the_writers_stead(directory: Path, patience_s: float) -> Iterator[bool]:
+def dead_writers_lock(directory: Path, patience_s: float) -> Iterator[bool]:
     """Yields whether rank 0, which holds the folder's lock, is dead, and as long as that is so the lock is this rank's:
     no new start writes meanwhile. For `patience_s` it is looked at again. False where it cannot be known."""
     deadline_s = time.monotonic() + patience_s

@@ -32,9 +32,9 @@ from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, r
 from testbed.profiling.step_clock import StepClock
 from testbed.run_folder.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
-from testbed.strategies.deepspeed_build_locks import warnings_of_locks
 from testbed.train.batches import TrainingBatches, ValidationBatches
-from testbed.train.console import Console, notes_of_place, what_runs
+from testbed.train.console import Console, launch_warnings, what_runs
+from testbed.train.deepspeed_build_locks import warnings_of_locks
 from testbed.train.ending import RunEnding
 from testbed.train.reasons import model_does_not_fit
 from testbed.train.report import Report
@@ -138,7 +138,7 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     for line in what_runs(settings, batches.windows, start.step):
         console.say(line)
     peak = begin_peak_rate(device, settings.compute.precision)
-    ending.arm_timeouts()
+    ending.ranks.arm_timeouts()
     return TrainingRun(
         checked=setup.checked,
         settings=settings,
@@ -190,5 +190,5 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
 def _say_notes(console: Console, setup: Setup) -> None:
     settings = setup.settings
     notes = [*of_the_run(settings, setup.start.sha256), *setup.notes, *warnings_of_locks(settings.training.run_type)]
-    for line in notes + notes_of_place(settings, setup.launch):
+    for line in notes + launch_warnings(settings, setup.launch):
         console.say(line)
