@@ -89,19 +89,19 @@ def main() -> int:
     from testbed.train.ending import RunEnding
     from testbed.train.finish import finish
     from testbed.train.run import open_run
-    from testbed.train.setup import set_up
 
     with RunEnding(checked.settings, launch) as ending:
-        run = open_run(set_up(checked, launch, ending), ending)
-        if name == "nanogpt":
-            peers.use_nanogpt(run, folder)
-        else:
-            peers.use_transformers(run)
-        if name == "transformers":
-            peers.train_with_trainer(run, time.perf_counter() - STARTED_S)
-        else:
-            gpt2.do_steps(run)
-        finish(run)
+        run = open_run(checked, launch, ending)
+        if run is not None:  # else a run that is resumed is complete
+            if name == "nanogpt":
+                peers.use_nanogpt(run, folder)
+            else:
+                peers.use_transformers(run)
+            if name == "transformers":
+                peers.train_with_trainer(run, time.perf_counter() - STARTED_S)
+            else:
+                gpt2.do_steps(run)
+            finish(run)
     assert ending.exit_code is not None  # leaving the block above sets it
     return ending.exit_code
 
