@@ -87,9 +87,9 @@ def model_states() -> str:
 
 
 def metrics_fields() -> str:
-    from testbed.metrics import schema
+    from testbed.metrics import fields_page
 
-    return schema.sections()
+    return fields_page.sections()
 
 
 def planner_score() -> str:

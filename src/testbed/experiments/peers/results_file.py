@@ -12,7 +12,7 @@ import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from testbed.analysis.statistics import compare, median_interval
 from testbed.config.settings import CheckedRun
@@ -21,7 +21,7 @@ from testbed.errors import InputError
 from testbed.experiments.peers import PEERS, nanogpt
 from testbed.experiments.peers.plan import OURS, Plan, merged_sets
 from testbed.experiments.peers.running import PeerRunner
-from testbed.metrics.fields.types import AboveZero, Count, Name, OneOrMore, Positive, Rule
+from testbed.metrics.fields.types import AboveZero, Count, Name, Number, OneOrMore, Positive
 from testbed.metrics.result_file import ResultFile
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import size_name
@@ -41,7 +41,7 @@ class Work(TypedDict):
     seq_length: Positive
     steps: Positive
     warmup_steps: Count
-    learning_rate: float
+    learning_rate: Number
     seed: int
     val_sequences: Count
     flops_per_token_palm: Positive
@@ -73,8 +73,8 @@ class Run(TypedDict):
     started_utc: str
     seconds: AboveZero
     step_times_s: OneOrMore[AboveZero]
-    losses: OneOrMore[float]
-    val_loss: float | None
+    losses: OneOrMore[Number]
+    val_loss: Number | None
     measured_loop_s: AboveZero
 
 
@@ -96,9 +96,9 @@ class Content(TypedDict):
     command_line: str
     git_commit: str | None
     git_dirty: bool | None
-    env: Annotated[dict[str, str | None], Rule("required", ["torch_version"])]
+    env: dict[str, str | None]
     host: dict[str, str]
-    hardware: Annotated[dict, Rule("required", ["device_type", "gpu_name", "cpu_name"])]
+    hardware: dict[str, Any]
     is_bf16_fast: bool
     threads: Positive
     nanogpt: NanoGPT | None
