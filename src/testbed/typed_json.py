@@ -36,7 +36,7 @@ def check(content: Any, kind: Any, may_hold_more: bool = False) -> None:
         converted = msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise InputError(_sentence(content, kind, str(error))) from None
-    if not may_hold_more:
+    if not may_hold_more and converted != content:
         for keys, name in _unknown_fields(content, converted):
             raise InputError(f"{_place(keys) or 'the file'} has no field {reprlib.repr(name)} in this version")
 
@@ -64,9 +64,13 @@ def read_checked(path: Path, check: Callable[[Any], None]) -> Any:
 
 def _sentence(content: Any, kind: Any, message: str) -> str:
     """Say what msgspec found, with the value and in the words of JSON."""
-    fault, _, path = message.partition(" - at `")
-    keys, value = _resolved(content, kind, message, _KEY.findall(path.removesuffix("`").removeprefix("$")))
+    found = re.fullmatch(r"(.*?)(?: - at (`key` in )?`\$(.*)`)?", message, re.DOTALL)
+    assert found is not None
+    fault, is_of_a_key, path = found[1], found[2], found[3] or ""
+    keys, value = _resolved(content, kind, message, _KEY.findall(path))
     where = _place(keys) or "the file"
+    if is_of_a_key:
+        return f"{where} has a field whose name is none of those it may have ({fault})"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", fault):
         return f"{where} lacks {missing[1]!r}"
     if type(value) in (int, float) and not _is_usable(value):

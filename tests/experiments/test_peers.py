@@ -124,7 +124,7 @@ def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
     ("edit", "said"),
     [
         (lambda content: content["runs"][0].pop("losses"), "runs"),
-        (lambda content: content["runs"][0].update(val_loss=float("nan")), "not finite"),
+        (lambda content: content["runs"][0].update(val_loss=float("nan")), "val_loss is nan"),
         (lambda content: content["runs"][0].update(step_times_s=[1.0]), "no step after warm-up"),
         (lambda content: content.update(surprise=1), "surprise"),
         (lambda content: content["ceilings"][0].update(flops_per_s=0), "flops_per_s"),
