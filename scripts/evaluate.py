@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.distributed.launch import usable_cores
-from testbed.distributed.openmp import wait_briefly
+from testbed.distributed.openmp import limit_gomp_spinning
 from testbed.errors import Failure, first_line, say
 from testbed.inference.evaluated_model import EvaluatedModel, look
 from testbed.inference.loading import add_model_flags
@@ -133,7 +133,7 @@ def _rates(text: str) -> list[float]:
 @program
 def main() -> int:
     """Check all that was typed, measure part after part, print the tables."""
-    wait_briefly()
+    limit_gomp_spinning()
     arguments = parse_arguments(sys.argv[1:])
     schemes = chosen_schemes(arguments.quantize)
     subject = look(arguments)

@@ -75,7 +75,7 @@ def main() -> None:
     except BrokenPipeError:  # as with `| head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (RuntimeError, MemoryError) as error:
-        from testbed.train.ending import is_out_of_memory
+        from testbed.profiling.device_limits import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

@@ -22,11 +22,11 @@ from testbed.config.settings import CheckedRun
 
 if TYPE_CHECKING:
     from testbed.config.automatic_run_type import Taken
-    from testbed.config.flags import Asked
+    from testbed.config.flags import ParsedFlags
     from testbed.distributed.launch import Launch
 
 
-def best_plan(asked: "Asked", launch: "Launch") -> "Taken | None":
+def best_plan(asked: "ParsedFlags", launch: "Launch") -> "Taken | None":
     """Return the plan's fastest run. Only `--run_type auto` loads the planner."""
     from testbed.planner import automatic
 
@@ -107,7 +107,7 @@ def leave_preempted(run: TrainingRun, step: int) -> NoReturn:
 
     Raises:
         RunPreempted: the checkpoint is on disk.
-        RunStopped: the ranks train apart, so there is nothing to go on from.
+        RunStopped: weights differ by rank; no checkpoint can be saved.
     """
     if run.settings.data_parallel.skip_gradient_sync:
         raise run.signals.as_exception()

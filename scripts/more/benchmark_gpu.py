@@ -38,7 +38,7 @@ from testbed.errors import InputError, say
 from testbed.experiments.gpu_paths import Row, compare, rows, why_left_out, with_what_they_need
 from testbed.io import write_text
 from testbed.program import program
-from testbed.run_files import METRICS
+from testbed.run_folder import METRICS
 
 if TYPE_CHECKING:
     from testbed.distributed.processes import Stop

@@ -27,7 +27,7 @@ from testbed.distributed.processes import Stop, run
 from testbed.errors import Failure, say
 from testbed.metrics.file import read_metrics
 from testbed.program import program
-from testbed.run_files import METRICS
+from testbed.run_folder import METRICS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # folder -> what is added to the run type of that name, or to the one named first

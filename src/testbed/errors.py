@@ -56,8 +56,7 @@ def say(text: object = "", **how: Any) -> None:
 
 
 def say_if_read(text: object, stream: TextIO | None = None) -> None:
-    """`say` at once, to stderr or `stream`. That nobody reads it (a closed terminal, `| tee` after Ctrl-C) costs
-    nothing."""
+    """`say` at once, to stderr or `stream`. A closed pipe or terminal is ignored."""
     with contextlib.suppress(OSError):
         say(text, file=stream or sys.stderr, flush=True)
 

@@ -10,8 +10,8 @@ from support.metrics_examples import example_metrics, save, v1_metrics, v20_metr
 from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.runs.verify import as_tsv, verify
-from testbed.metrics.run_directory import mark_complete
-from testbed.run_files import COMPLETE, FAILED, LAUNCHER
+from testbed.run_folder import COMPLETE, FAILED, LAUNCHER
+from testbed.run_folder.marks import mark_complete
 
 PROGRAM = "scripts/more/verify_run_artifacts.py"
 

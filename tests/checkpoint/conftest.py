@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.checkpoint_folders import Folder
 
-from testbed import run_lock
+from testbed.run_folder import run_lock
 
 
 @pytest.fixture

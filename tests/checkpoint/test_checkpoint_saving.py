@@ -157,7 +157,9 @@ def test_a_save_that_fails_in_the_background_is_not_passed_over(token_files, tmp
 
 @pytest.mark.launches
 def test_two_runs_cannot_write_into_one_folder_and_a_killed_one_locks_nothing(run):
-    code = f"from pathlib import Path; from testbed.run_lock import *; keep_others_out(Path({str(run.path)!r}))"
+    code = (
+        f"from pathlib import Path; from testbed.run_folder.run_lock import acquire; acquire(Path({str(run.path)!r}))"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print('held', flush=True); import time; time.sleep(60)"],
         stdout=subprocess.PIPE,

@@ -51,7 +51,7 @@ from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import load_tensors
 from testbed.profiling.trace import TraceUnreadable, read_trace
-from testbed.strategies import state_files, zero_state
+from testbed.strategies import deepspeed_state, state_files
 from testbed.strategies.description import read_description as read_tensors
 from testbed.strategies.old_description import plain_form_of
 
@@ -84,7 +84,7 @@ def read_random_state(folder: Path) -> None:
 
 
 def read_deepspeeds(folder: Path) -> None:
-    zero_state._load_tensors(str(folder / "optim_states.pt"))
+    deepspeed_state._load_tensors(str(folder / "optim_states.pt"))
 
 
 NEVER_READ = {
@@ -186,18 +186,18 @@ def test_a_stage_that_an_early_python_saved_by_its_name_is_its_number(tmp_path):
 
     path = tmp_path / "optim_states.pt"
     torch.save({"zero_stage": ByName(ZeroStageEnum, "gradients")}, path)
-    assert zero_state._load_tensors(str(path)) == {"zero_stage": 2}
+    assert deepspeed_state._load_tensors(str(path)) == {"zero_stage": 2}
     for enum, name in ((LossScaler, "__init__"), (ZeroStageEnum, "__init__"), (ZeroStageEnum, "mro")):
         torch.save({"zero_stage": ByName(enum, name)}, path)
         with pytest.raises(InputError, match="cannot be read as tensors"):
-            zero_state._load_tensors(str(path))
+            deepspeed_state._load_tensors(str(path))
 
 
 def test_what_deepspeed_reads_past_its_loader_runs_nothing_either(drill, monkeypatch):
     """Universal checkpoints are read by torch.load with weights_only=False, in DeepSpeed's own words."""
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    zero_state.load_only_tensors(SimpleNamespace(checkpoint_engine=SimpleNamespace(load=None)))
+    deepspeed_state.load_only_tensors(SimpleNamespace(checkpoint_engine=SimpleNamespace(load=None)))
     (drill.given / "fp32.pt").write_bytes(hostile_files.saved(hostile_files.Planted(drill.canary)))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(drill.given / "fp32.pt", weights_only=False)

@@ -14,14 +14,15 @@ from support.endings import ending_of
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY, run_program
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.checkpoint import manifest
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.distributed.launch import Launch
 from testbed.io import write_text
-from testbed.metrics import run_directory
+from testbed.metrics.environment import write_launcher_metadata
 from testbed.metrics.file import read_metrics
-from testbed.run_lock import FolderGone
+from testbed.run_folder import marks, reuse, run_lock
+from testbed.run_folder.run_lock import FolderGone
 from testbed.train import ending as run_ending
 from testbed.train.other_ranks import OtherRanks
 
@@ -87,11 +88,11 @@ def killed_early(folder: Folder, recorded: str) -> None:
     folder.path.mkdir()
     settings = folder.settings()
     if recorded == "settings":
-        write_text(folder.path / run_files.EFFECTIVE_CONFIG, json.dumps(settings.as_config()))
+        write_text(folder.path / run_folder.EFFECTIVE_CONFIG, json.dumps(settings.as_config()))
     elif recorded == "launcher":
-        run_directory.write_launcher_metadata(folder.path, launch(), "0123abc")
+        write_launcher_metadata(folder.path, launch(), "0123abc")
     elif recorded == "failed":
-        run_directory.mark_failed(folder.path, 1, "the device has gone")
+        marks.mark_failed(folder.path, 1, "the device has gone")
     (folder.path / "tensorboard").mkdir()
     (folder.path / "tensorboard" / "events").write_text("x")
 
@@ -120,17 +121,17 @@ def test_a_checkpoint_alone_shows_whose_the_folder_is(run):
 def test_a_start_with_overwrite_that_is_killed_halfway_leaves_a_folder_of_ours(run, monkeypatch):
     fill(run.path, MODEL[:3])
     killed_early_files = json.dumps(run.settings().as_config())
-    write_text(run.path / run_files.EFFECTIVE_CONFIG, killed_early_files)
-    delete, deleted = run_directory._delete, []
+    write_text(run.path / run_folder.EFFECTIVE_CONFIG, killed_early_files)
+    delete, deleted = reuse._delete, []
 
     def killed(path: Path) -> None:
-        if path.name == run_files.EFFECTIVE_CONFIG:
+        if path.name == run_folder.EFFECTIVE_CONFIG:
             raise OSError("killed")
         deleted.append(path.name)
         delete(path)
 
     with monkeypatch.context() as patched, pytest.raises(Exception, match="killed"):
-        patched.setattr(run_directory, "_delete", killed)
+        patched.setattr(reuse, "_delete", killed)
         run.begin("--overwrite")
     assert deleted[0] == "checkpoints" and "training_metrics.json" in deleted
     start = run.begin("--resume")
@@ -171,7 +172,7 @@ class Held(Folder):
 
     def __init__(self, token_files, path: Path):
         super().__init__(token_files, path)
-        run_lock.keep_others_out(path)
+        run_lock.acquire(path)
 
     def writer(self, strategy=None, *flags: str) -> CheckpointWriter:
         settings = self.settings(*flags)
@@ -186,7 +187,7 @@ class Held(Folder):
 def held(token_files, tmp_path) -> Held:
     folder = Held(token_files, tmp_path / "run")
     yield folder
-    run_lock.let_others_in(folder.path)
+    run_lock.release(folder.path)
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
@@ -206,9 +207,9 @@ def test_nothing_is_written_where_another_folder_is_now(held, tmp_path, vanish, 
         lambda: held.recorded.write("running"),
         lambda: held.recorded.close(None),
         lambda: writer.save(2),
-        lambda: run_directory.mark_complete(held.path, 1, None, 1.0),
-        lambda: run_directory.mark_preempted(held.path, "x", 1, held.path),
-        lambda: run_directory.write_launcher_metadata(held.path, launch(), "0123abc"),
+        lambda: marks.mark_complete(held.path, 1, None, 1.0),
+        lambda: marks.mark_preempted(held.path, "x", 1, held.path),
+        lambda: write_launcher_metadata(held.path, launch(), "0123abc"),
     ):
         with pytest.raises(FolderGone) as caught:
             write()
@@ -237,8 +238,8 @@ def test_a_folder_that_vanishes_while_a_checkpoint_is_written_leaves_nothing_in_
 def ending_in(held: Held, rank: int = 0) -> run_ending.RunEnding:
     ending = ending_of(held.token_files)
     ending.launch, ending.checkpoints, ending.recorder = Launch(rank, rank, 1, 1), None, held.recorded
-    ending._ranks = OtherRanks(ending.launch)
-    ending._ranks.directory = held.path
+    ending.ranks = OtherRanks(ending.launch, 60, ending.end_from_thread)
+    ending.ranks.directory = held.path
     return ending
 
 
@@ -251,7 +252,9 @@ def test_the_mark_goes_where_the_files_are(held, tmp_path, capsys, vanish, said,
     ending = ending_in(held)
     with pytest.raises(FolderGone) as caught:
         held.recorded.write("running")
-    assert ending._mark_failed(ending._reason_of(caught.value), 1) == 1
+    reason, code = ending.reason_and_code(caught.value)
+    ending.mark_failed(reason)
+    assert code == 1
     after = {name: content for name, content in everything(tmp_path).items() if not name.startswith("renamed")}
     assert after == before
     printed = capsys.readouterr().err
@@ -282,7 +285,7 @@ def test_a_disk_that_is_unmounted_under_a_run_is_not_written_beside(token_files,
                 write()
         assert list(path.iterdir()) == []
     finally:
-        run_lock.let_others_in(path)
+        run_lock.release(path)
 
 
 def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held, capsys):
@@ -290,8 +293,9 @@ def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held,
     rename(held.path)
     ending = ending_in(held)
     for error in (FileNotFoundError(2, "No such file"), RuntimeError("gloo: Connection closed by peer")):
-        assert "was renamed to" in ending._reason_of(error)
-    assert ending._reason_of(TypeError("a fault of the program")).startswith("TypeError: a fault"), "that is no reason"
+        assert "was renamed to" in ending.reason_and_code(error)[0]
+    reason, _ = ending.reason_and_code(TypeError("a fault of the program"))
+    assert reason.startswith("TypeError: a fault"), "that is no reason"
 
 
 def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(held):
@@ -304,6 +308,8 @@ def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(h
 @pytest.mark.launches
 def test_a_second_run_is_kept_out_though_the_lock_file_is_deleted(held):
     (held.path / ".lock").unlink()
-    code = f"from pathlib import Path; from testbed.run_lock import *; keep_others_out(Path({str(held.path)!r}))"
+    code = (
+        f"from pathlib import Path; from testbed.run_folder.run_lock import acquire; acquire(Path({str(held.path)!r}))"
+    )
     done = run_program([sys.executable, "-c", code], cwd=REPOSITORY / "src")
     assert done.returncode == 1 and "is being written by another run" in done.stderr

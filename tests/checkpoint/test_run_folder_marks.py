@@ -18,13 +18,13 @@ from support.endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, rank
 from support.programs import python_command
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.checkpoint import folder_owner, folders, manifest, weights
 from testbed.metrics import recorder as recorder_module
-from testbed.metrics import run_directory
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 from testbed.model.gpt2 import GPT2
-from testbed.train import ending as run_ending
+from testbed.run_folder import marks, run_lock
+from testbed.train import last_files
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -37,7 +37,7 @@ def test_weights_may_be_read_by_whom_the_umask_lets(run, umask):
         weights.export_weights(run.path, GPT2(settings.shape).state_dict(), settings, 299, "bpe:300", "{}")
     finally:
         os.umask(before)
-    modes = {name: (run.path / name).stat().st_mode & 0o777 for name in (*run_files.WEIGHTS, "tokenizer.json")}
+    modes = {name: (run.path / name).stat().st_mode & 0o777 for name in (*run_folder.WEIGHTS, "tokenizer.json")}
     assert set(modes.values()) == {0o666 & ~umask}, modes
 
 
@@ -58,8 +58,8 @@ def test_a_disk_that_is_full_when_the_best_weights_are_kept_is_one_sentence(run,
     changed = {path.name for path, content in contents(run.path).items() if before.get(path) != content}
     assert changed <= {"model.safetensors"} and set(contents(run.path)) == set(before)
     ending = ending_of(run.token_files)
-    ending._ranks.directory = run.path
-    ending._mark_failed(ending._reason_of(caught.value), 1)
+    ending.ranks.directory = run.path
+    ending.mark_failed(ending.reason_and_code(caught.value)[0])
     mark = (run.path / "RUN_FAILED.txt").read_text()
     assert f"{best / ('model.safetensors' if error else 'config.json')} could not be written (No space left" in mark
     assert f"last checkpoint: {run.checkpoints / 'step_000004'}" in mark and "go on with --resume" in mark
@@ -69,17 +69,17 @@ def test_a_disk_that_is_full_when_the_best_weights_are_kept_is_one_sentence(run,
 def test_a_mark_is_one_line_whatever_the_path(tmp_path):
     folder = tmp_path / "a\nb\x1b[31m"
     folder.mkdir()
-    line = run_directory.mark_complete(folder, 2, 10.0, 1.0)
+    line = marks.mark_complete(folder, 2, 10.0, 1.0)
     assert "\n" not in line and "\x1b" not in line and r"a\nb\x1b[31m world_size=2 tokens_per_sec=10.00" in line
-    run_directory.mark_preempted(folder, "terminated (SIGTERM)", 3, folder / "checkpoints" / "step_000003")
-    run_directory.mark_failed(folder, 0, f"full; last checkpoint: {folder}")
+    marks.mark_preempted(folder, "terminated (SIGTERM)", 3, folder / "checkpoints" / "step_000003")
+    marks.mark_failed(folder, 0, f"full; last checkpoint: {folder}")
     for path in folder.glob("RUN_*.txt"):
         assert path.read_text().count("\n") == 1 and path.read_text().endswith("\n"), path
 
 
 def test_marking_a_folder_that_is_a_file_now_is_a_sentence(tmp_path):
     (tmp_path / "run").write_text("a file")
-    words = run_directory.mark_failed(tmp_path / "run", 0, "the folder has gone")
+    words = marks.mark_failed(tmp_path / "run", 0, "the folder has gone")
     assert words == "the folder has gone (and RUN_FAILED.txt could not be written: Not a directory)"
 
 
@@ -99,17 +99,17 @@ def test_a_rank_says_in_rank_0s_stead_how_the_run_ended(run, tmp_path):
     (run.path / ".lock").touch()
     holder = os.open(run.path / ".lock", os.O_RDWR)
     run_lock.fcntl.flock(holder, run_lock.fcntl.LOCK_EX)
-    run_ending.write_in_rank_0s_stead(run.path, "rank 0 is dead")
+    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     assert path.read_bytes() == before
     os.close(holder)
-    run_ending.write_in_rank_0s_stead(run.path, "rank 0 is dead")
+    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     metrics = read_metrics(path)
     check_metrics(metrics)
     assert metrics["status"] == "failed" and metrics["failure"] == {"reason": "rank 0 is dead", "step": 5}
     assert metrics["segments"][-1]["ended"] == "failed"
     closed = metrics | {"failure": {"reason": "what rank 0 wrote", "step": 5}}
     write_metrics(path, closed)
-    run_ending.write_in_rank_0s_stead(run.path, "rank 0 is dead")
+    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     assert read_metrics(path) == closed
     assert run.begin("--resume").step == 4, "and the lock is free"
 
@@ -156,7 +156,7 @@ def test_rank_0_killed_is_a_failure_in_the_metrics_too(token_files, tmp_path):
 def test_what_stands_as_the_mark_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "RUN_FAILED.txt")
 
-    words = run_directory.mark_failed(tmp_path, 0, "the disk failed")
+    words = marks.mark_failed(tmp_path, 0, "the disk failed")
 
     assert words.startswith("the disk failed (and what stands as RUN_FAILED.txt cannot be read: it is a FIFO")
     assert not folder_owner.is_run(tmp_path)
@@ -188,12 +188,12 @@ def test_two_runs_whose_checkpoints_are_one_folder_are_kept_apart(run, token_fil
 
     assert "where the checkpoints of another run lie" in refusal(other, "--resume")
     assert contents(tmp_path / "larger") == before
-    run_lock.let_others_in(other.path)
+    run_lock.release(other.path)
     run_lock.lock_linked(run.checkpoints)
     try:
         assert "where another run writes" in refusal(other, "--resume")
     finally:
-        run_lock.let_others_in(run.path)
+        run_lock.release(run.path)
 
 
 def test_what_no_run_wrote_among_the_checkpoints_is_neither_deleted_nor_moved_away_for_good(run):
@@ -255,6 +255,6 @@ def test_a_folder_renamed_while_its_metrics_are_being_written_gets_them_itself(r
     try:
         recorder.write("running")
     finally:
-        run_lock.let_others_in(run.path)
+        run_lock.release(run.path)
     assert not any(run.path.iterdir())
     assert [row["step"] for row in read_metrics(tmp_path / "renamed" / "training_metrics.json")["steps"]] == [1, 2]

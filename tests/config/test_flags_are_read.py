@@ -68,7 +68,7 @@ def test_every_flag_is_read():
     forgotten = set(unread(FLAGS, found)) - WITHOUT_EFFECT.keys()
     assert not forgotten, "no code reads them: use settings.GROUP.FIELD where it takes effect, or remove the row"
     assert WITHOUT_EFFECT.keys() <= set(unread(FLAGS, found)), "what is read needs no exception"
-    assert all(FLAGS[name].kind is Kind.LOOK for name in WITHOUT_EFFECT)
+    assert all(FLAGS[name].kind is Kind.OUTPUT for name in WITHOUT_EFFECT)
 
 
 @pytest.mark.parametrize(

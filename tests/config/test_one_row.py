@@ -19,12 +19,12 @@ ROWS = {
     "training_flags.py": (
         "    epochs: int = flag(\n",
         '    new_work: int = flag("how much (default: %(default)s)", WORK, type=positive, default=1, before=1)\n'
-        '    new_spread: int = flag("how far (default: %(default)s)", SPREAD, type=positive, default=1, before=1)\n',
+        '    new_spread: int = flag("ranks (default: %(default)s)", PARALLELISM, type=positive, default=1, before=1)\n',
     ),
     "system_flags.py": (
         "    steps_per_print: int = flag(\n",
-        '    new_how: int = flag("by what (default: %(default)s)", HOW, type=positive, default=1, before=1)\n'
-        '    new_look: int = flag("how shown (default: %(default)s)", LOOK, type=positive, default=1)\n',
+        '    new_how: int = flag("by what (default: %(default)s)", EXECUTION, type=positive, default=1, before=1)\n'
+        '    new_look: int = flag("how shown (default: %(default)s)", OUTPUT, type=positive, default=1)\n',
     ),
 }
 # what the copy's code must do; each line of it is a claim about a flag that has nothing but its row

@@ -10,10 +10,9 @@ from support.programs import TINY_RUN, data_flags
 
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
-from testbed.distributed import process_group
+from testbed.distributed import average, process_group
 from testbed.distributed.launch import Launch
 from testbed.model.gpt2 import GPT2
-from testbed.strategies import average
 from testbed.train.run import build
 
 

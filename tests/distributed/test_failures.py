@@ -8,7 +8,7 @@ import pytest
 
 from testbed.checkpoint.folders import CheckpointFailed
 from testbed.distributed import failures
-from testbed.run_lock import FolderGone
+from testbed.run_folder.run_lock import FolderGone
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.distributed import flight_recorder
 from testbed.distributed.flight_recorder import _first_open, collective_under_way
-from testbed.metrics import run_directory
+from testbed.run_folder import marks
 
 
 @pytest.mark.launches
@@ -63,9 +63,9 @@ from testbed.train.other_ranks import OtherRanks
 flight_recorder._recorded = lambda: ctypes.PyDLL(None).sleep(600)
 ending = object.__new__(RunEnding)
 ending.launch, ending.recorder, ending.signals = Launch(0, 0, 2, 2), None, SimpleNamespace(number=0)
-ending._ranks = OtherRanks(ending.launch)
-ending._ranks.directory = Path(sys.argv[1])
-ending._end_for_stuck_rank("rank 1 is late")
+ending.ranks = OtherRanks(ending.launch, 60, ending.end_from_thread)
+ending.ranks.directory = Path(sys.argv[1])
+ending.ranks.end_for_stuck_rank("rank 1 is late")
 """
 
 
@@ -78,11 +78,11 @@ def test_a_recorder_that_hangs_with_the_interpreter_s_lock_costs_neither_the_mar
 
 
 def test_the_collective_is_added_to_the_mark_of_the_rank_that_wrote_it(tmp_path):
-    run_directory.mark_failed(tmp_path, 1, "rank 0 is late")
+    marks.mark_failed(tmp_path, 1, "rank 0 is late")
     before = (tmp_path / "RUN_FAILED.txt").read_text()
-    run_directory.add_to_failure(tmp_path, 0, "rank 0 was inside another one")
+    marks.add_to_failure(tmp_path, 0, "rank 0 was inside another one")
     assert (tmp_path / "RUN_FAILED.txt").read_text() == before
-    run_directory.add_to_failure(tmp_path, 1, "rank 1 was inside gloo:all_reduce")
+    marks.add_to_failure(tmp_path, 1, "rank 1 was inside gloo:all_reduce")
     reason, _, timestamp = before.partition(" timestamp_utc=")
     added = f"{reason}; rank 1 was inside gloo:all_reduce timestamp_utc={timestamp}"
     assert (tmp_path / "RUN_FAILED.txt").read_text() == added

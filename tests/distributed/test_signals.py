@@ -40,7 +40,7 @@ try:
     time.sleep(600)
 except stops.RunStopped as stop:
     signals.defer()
-    stops.end_deaf()
+    stops.ignore_signals_until_exit()
     sys.exit(stop.exit_code)
 """
 # It sends itself what a terminal sends, and its clock stands still until the second signal has been weighed: however

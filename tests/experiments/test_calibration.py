@@ -12,7 +12,7 @@ import torch
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import Stop
 from testbed.experiments.calibration import operations, sizes
-from testbed.experiments.calibration.calibrate import Asked, calibrate, link_of, with_link, work_of
+from testbed.experiments.calibration.calibrate import CalibrationRequest, calibrate, link_of, with_link, work_of
 from testbed.experiments.calibration.whole_steps import check_setting, time_steps
 from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Setting, Work
 from testbed.experiments.made_up_tokens import write_made_up_tokens
@@ -74,14 +74,14 @@ def test_every_calibrated_setting_is_one_that_gpt2_accepts(tmp_path, kind):
 
 
 def test_two_starts_become_one_file():
-    asked = Asked(device="cpu", devices=2, precision="fp32", seconds=60, is_quick=True)
+    asked = CalibrationRequest(device="cpu", devices=2, precision="fp32", seconds=60, is_quick=True)
     assert asked.numbers_of_ranks == [1, 2]
     assert dataclasses.replace(asked, devices=64).numbers_of_ranks == [1, 2, 8]
     assert dataclasses.replace(asked, devices=1).numbers_of_ranks == [1]
 
 
 def test_work_is_read_as_it_was_written(tmp_path):
-    asked = Asked(device="cpu", devices=2, precision="fp32", seconds=60)
+    asked = CalibrationRequest(device="cpu", devices=2, precision="fp32", seconds=60)
     work = work_of(asked, tmp_path, 2, 10.0)
     work.write(tmp_path / "work.json")
     read = Work.read(tmp_path / "work.json")
@@ -110,7 +110,7 @@ def test_a_machine_is_calibrated_and_planned_with(tmp_path, monkeypatch):
     kinds = {name: FLAGS_OF_KIND[name] for name in ("baseline", "ddp", "pipeline 1f1b", "tensor")}
     monkeypatch.setattr(module, "FLAGS_OF_KIND", kinds)
     said: list[str] = []
-    asked = Asked(device="cpu", devices=2, precision="fp32", seconds=300, is_quick=True)
+    asked = CalibrationRequest(device="cpu", devices=2, precision="fp32", seconds=300, is_quick=True)
     with Stop() as stop:
         calibrate(asked, stop, said.append).write(tmp_path / "calibration.json")
     calibration = read_calibration(tmp_path / "calibration.json")

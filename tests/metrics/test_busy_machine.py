@@ -15,7 +15,7 @@ from support.settings import stand_in
 
 from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.runs.load import load_run
-from testbed.distributed.openmp import SPINS, wait_briefly
+from testbed.distributed.openmp import SPINS, limit_gomp_spinning
 from testbed.metrics.busy_machine import cores_used, signs_of_other_work
 from testbed.metrics.recorder import RunRecorder
 
@@ -26,7 +26,7 @@ from testbed.metrics.recorder import RunRecorder
 )
 def test_threads_wait_briefly_unless_the_user_said_how(given, spins):
     with mock.patch.dict(os.environ, given, clear=True):
-        wait_briefly()
+        limit_gomp_spinning()
         assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 

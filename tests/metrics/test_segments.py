@@ -13,8 +13,9 @@ from testbed.checkpoint.folders import read_description
 from testbed.checkpoint.writer import LAST_WAIT_S, CheckpointWriter
 from testbed.distributed import watchdog
 from testbed.io import write_text
-from testbed.metrics import run_directory, segments
+from testbed.metrics import segments
 from testbed.metrics.file import check_metrics, read_metrics
+from testbed.run_folder import marks
 
 
 @pytest.fixture
@@ -141,15 +142,15 @@ def test_a_repeated_command_continues_from_another_runs_checkpoint(run, token_fi
 
 def test_a_run_is_preempted_or_failed_never_both(tmp_path, monkeypatch):
     """Two ranks write their marks at the same moment: the failure stands, whichever came first."""
-    write = run_directory.write_text
+    write = marks.write_text
 
     def fails_meanwhile(path, text):
         write(path, text)
-        run_directory.mark_failed(tmp_path, 1, "killed")
+        marks.mark_failed(tmp_path, 1, "killed")
 
-    monkeypatch.setattr(run_directory, "write_text", fails_meanwhile)
-    with pytest.raises(run_directory.RunAlreadyFailed):
-        run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path)
+    monkeypatch.setattr(marks, "write_text", fails_meanwhile)
+    with pytest.raises(marks.RunAlreadyFailed):
+        marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["RUN_FAILED.txt"]
 
 

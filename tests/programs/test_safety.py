@@ -22,13 +22,13 @@ from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY
 from support.report_cases import load, run_metrics
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.analysis.charts.training import write_charts
 from testbed.analysis.report.build import write_html, write_markdown
 from testbed.analysis.runs.verify import verify
 from testbed.data.sources import find_source
 from testbed.data.token_file import open_token_file, sidecar_path
-from testbed.metrics import run_directory
+from testbed.run_folder import reuse, run_lock
 from testbed.sweep.request import folder_name
 
 # Each line runs or unpacks what it reads; most of them are rules of ruff (pyproject.toml), the last are FLAGS.
@@ -220,9 +220,9 @@ def test_overwriting_a_run_takes_links_away_and_not_what_they_lead_to(tmp_path):
     (outside / "precious").write_text("x")
     run = tmp_path / "run"
     run.mkdir()
-    (run / run_files.CHECKPOINTS).symlink_to(outside)
-    (run / run_files.METRICS).symlink_to(outside / "precious")
-    run_directory.claim(run, overwrite=True)
+    (run / run_folder.CHECKPOINTS).symlink_to(outside)
+    (run / run_folder.METRICS).symlink_to(outside / "precious")
+    reuse.claim(run, overwrite=True)
     assert (outside / "precious").read_text() == "x"
     assert list(run.iterdir()) == []
 
@@ -233,5 +233,5 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / run_lock.LOCK).symlink_to(victim)
     with pytest.raises(ValueError, match="cannot be written"):
-        run_lock.keep_others_out(tmp_path / "run")
+        run_lock.acquire(tmp_path / "run")
     assert victim.read_text() == "precious"

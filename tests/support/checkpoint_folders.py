@@ -11,7 +11,6 @@ import torch
 
 from support.metrics_examples import SHA_TRAIN, SHA_VAL, example_metrics
 from support.programs import TINY_RUN, data_flags
-from testbed import run_lock
 from testbed.checkpoint import resume
 from testbed.checkpoint.decide import Start
 from testbed.checkpoint.writer import CheckpointWriter
@@ -19,6 +18,7 @@ from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
 from testbed.metrics.recorder import RunRecorder
+from testbed.run_folder import run_lock
 
 SHA256 = {"train": SHA_TRAIN, "val": SHA_VAL}
 STEPS = 10
@@ -96,7 +96,7 @@ class Folder:
         try:
             return resume.begin(settings, launch(world_size), lambda: sha256 or SHA256, None)
         finally:
-            run_lock.let_others_in(self.path)
+            run_lock.release(self.path)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.iterdir())

@@ -11,7 +11,7 @@ from testbed.distributed.launch import Launch, launcher
 from testbed.train import console
 
 ONE, TWO, FOUR = Launch(0, 0, 1, 1), Launch(0, 0, 2, 2), Launch(0, 0, 4, 4)
-ALONE = "one rank, because plain python starts one: --run_type ddp shares nothing out; torchrun --nproc-per-node 2 src/"
+ALONE = "plain python starts one: ddp with one rank has nothing to distribute; torchrun --nproc-per-node 2 src/"
 COUNTS_NO_CORES = "one rank, because the deepspeed command counts no cores: .*; deepspeed --num_gpus 2 src/gpt2.py"
 
 
@@ -37,7 +37,7 @@ def test_a_note_says_what_may_not_have_been_meant(monkeypatch, by, run_type, dev
     monkeypatch.setattr(console, "usable_cores", lambda: 2)
     monkeypatch.setattr(console, "launcher", lambda: by)
     settings = stand_in(run_type=run_type, device=device, threads_per_rank=threads)
-    notes = console.notes_of_place(settings, launch)
+    notes = console.launch_warnings(settings, launch)
     assert len(notes) == len(expected)
     for note, words in zip(notes, expected, strict=True):
         assert note.startswith("note: ") and "\n" not in note

@@ -100,7 +100,7 @@ def test_a_signal_again_within_two_seconds_is_the_same_and_later_ends_at_once(fi
 def test_a_stop_that_cannot_save_is_a_failure_with_the_signals_exit_code(files):
     ending = ending_of(files)
     ending.signals = SimpleNamespace(agreed=0, number=signal.SIGTERM, as_exception=lambda: stop_of(signal.SIGTERM))
-    reason, code = ending._reason_and_code(CheckpointFailed("the checkpoint of step 3 could not be written"))
+    reason, code = ending.reason_and_code(CheckpointFailed("the checkpoint of step 3 could not be written"))
     assert code == 143
     assert reason == "terminated (SIGTERM), and nothing could be saved: the checkpoint of step 3 could not be written"
 

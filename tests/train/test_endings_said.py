@@ -19,9 +19,9 @@ from support.programs import REPOSITORY, TINY_RUN, data_flags
 from testbed.analysis.runs.verify import verify
 from testbed.config.flags import parse_command_line
 from testbed.distributed import watchdog
-from testbed.metrics import run_directory
 from testbed.metrics.file import check_metrics, write_metrics
-from testbed.strategies import deepspeed_build_locks
+from testbed.run_folder import marks
+from testbed.train import deepspeed_build_locks, reasons
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
 
@@ -57,15 +57,19 @@ def test_memory_that_ran_out_gets_advice_on_the_micro_batch(files, exhaust):
     """Real errors of the libraries, whose words change with their versions."""
     with pytest.raises((RuntimeError, MemoryError)) as raised:
         exhaust()
-    reason = ending_of(files)._reason_of(raised.value)
+    reason = ending_of(files).reason_and_code(raised.value)[0]
     assert reason.startswith("out of memory with --micro_batch_size_per_gpu 2; give a smaller one, or auto")
 
 
 def test_what_is_no_lack_of_memory_gets_no_such_advice(files, capsys):
     ending = ending_of(files)
-    assert ending._reason_of(RuntimeError("mat1 and mat2 shapes cannot be multiplied")).startswith("RuntimeError: mat1")
-    assert "out of memory" in ending._reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert "another rank is gone" in ending._reason_of(RuntimeError("[gloo/transport] Connection closed by peer"))
+
+    def reason_of(error: Exception) -> str | None:
+        return reasons.reason_of(error, ending.settings, ending.ranks)
+
+    assert reason_of(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert "out of memory" in reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert "another rank is gone" in reason_of(RuntimeError("[gloo/transport] Connection closed by peer"))
 
 
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
@@ -105,14 +109,14 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 
 def test_a_run_has_one_end(tmp_path):
     saved = tmp_path / "checkpoints" / "step_000003"
-    run_directory.mark_failed(tmp_path, 1, "first")
-    assert "reason=first" in run_directory.mark_failed(tmp_path, 0, "second")
-    with pytest.raises(run_directory.RunAlreadyFailed):
-        run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
-    assert not (tmp_path / PREEMPTED).exists() and run_directory.closing_mark(tmp_path) is None
+    marks.mark_failed(tmp_path, 1, "first")
+    assert "reason=first" in marks.mark_failed(tmp_path, 0, "second")
+    with pytest.raises(marks.RunAlreadyFailed):
+        marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
+    assert not (tmp_path / PREEMPTED).exists() and marks.closing_mark(tmp_path) is None
     (tmp_path / FAILED).unlink()
-    run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
-    assert run_directory.closing_mark(tmp_path) == PREEMPTED
+    marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
+    assert marks.closing_mark(tmp_path) == PREEMPTED
 
 
 def test_a_preempted_run_is_not_finished_for_whoever_reads_it(tmp_path):
@@ -121,7 +125,7 @@ def test_a_preempted_run_is_not_finished_for_whoever_reads_it(tmp_path):
     with pytest.raises(ValueError, match="failure"):
         check_metrics(metrics | {"failure": {"reason": "it did not fail", "step": 3}})
     write_metrics(tmp_path / "training_metrics.json", metrics)
-    run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path)
+    marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path)
     (tmp_path / "launcher_metadata.json").write_text('{"world_size": 2}')
     assert [verdict.status for verdict in verify(tmp_path)] == ["incomplete"]
     (tmp_path / COMPLETE).write_text("x")

@@ -13,8 +13,8 @@ def test_an_exit_of_a_library_ends_the_run_as_failed(token_files, code, monkeypa
     ending, marked = ending_of(token_files), []
     ending.signals = SimpleNamespace(agreed=0, number=0, defer=lambda: None)
     ending.checkpoints = None
-    monkeypatch.setattr(ending, "_mark_failed", lambda reason, code, **_: marked.append(reason) or code)
-    monkeypatch.setattr(ending, "leave", lambda code: code)
+    monkeypatch.setattr(ending, "mark_failed", lambda reason, **_: marked.append(reason))
+    monkeypatch.setattr(ending, "_leave", lambda code: code)
     with ending:
         raise SystemExit(code)
     assert ending.exit_code == 1

@@ -31,7 +31,7 @@ class Noted:
         self.report = SimpleNamespace(
             begin_training=lambda startup_s: None,
             profiled=contextlib.nullcontext,
-            step=lambda step, world, learning_rate: note(f"report {step}"),
+            step=lambda step, world, learning_rate, clock: note(f"report {step}"),
         )
         self.signals = SimpleNamespace(
             number=0, defer=lambda: None, agree=lambda number: number, as_exception=lambda: RunStopped("stopped", 143)

@@ -182,8 +182,8 @@ def waiting_for_rank_1(files, folder: Path, process: int) -> tuple[run_ending.Ru
     """Rank 0 of two in the exchange of step 12, and rank 1 in the barrier before it, where it was last seen."""
     ending = ending_of(files)
     ending.launch = Launch(0, 0, 2, 2)
-    ending._ranks = other_ranks.OtherRanks(ending.launch)
-    ending._ranks.directory = folder
+    ending.ranks = other_ranks.OtherRanks(ending.launch, 60, ending.end_from_thread)
+    ending.ranks.directory = folder
     place_of(folder, 0, "exchange", 12)
     return ending, place_of(folder, 1, "barrier", 12, process)
 
@@ -197,7 +197,7 @@ def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp
     ending, _ = waiting_for_rank_1(files, tmp_path, other.pid)
     shown = iter([psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING])
     monkeypatch.setattr(watchdog, "_status", lambda process: next(shown, psutil.STATUS_ZOMBIE))
-    reason = ending._reason_of(BROKEN)
+    reason = ending.reason_and_code(BROKEN)[0]
     assert reason.startswith("rank 1 is dead, its last sign was from the barrier before a step of step 12"), reason
 
 
@@ -206,7 +206,7 @@ def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, oth
     ending, file = waiting_for_rank_1(files, tmp_path, other.pid)
     looks = []
     monkeypatch.setattr(other_ranks.time, "sleep", lambda seconds: looks.append(seconds) or file.beat())
-    reason = ending._reason_of(BROKEN)
+    reason = ending.reason_and_code(BROKEN)[0]
     assert re.match(r"rank 1 is in the barrier before a step of step 12 since \d s; rank 0 waited", reason), reason
     assert len(looks) == 1, "and nobody waits longer"
 
@@ -357,11 +357,11 @@ def test_a_run_on_a_gpu_watches_its_own_device(files, tmp_path, monkeypatch):
         is_complete=False, checkpoint=None, sha256={"train": "", "val": ""}))  # fmt: skip
     monkeypatch.setattr(setup, "decide", lambda settings, launch, device: (settings, []))
     watches = []
-    monkeypatch.setattr(run_ending.run_lock, "hold", lambda directory: None)
-    monkeypatch.setattr(run_ending.watchdog, "begin", lambda directory, rank: None)
-    monkeypatch.setattr(run_ending.watchdog, "Watch", lambda *_, is_cuda, **__: watches.append(is_cuda))
+    monkeypatch.setattr(other_ranks.run_lock, "hold", lambda directory: None)
+    monkeypatch.setattr(other_ranks.watchdog, "begin", lambda directory, rank: None)
+    monkeypatch.setattr(other_ranks.watchdog, "Watch", lambda *_, is_cuda, **__: watches.append(is_cuda))
     monkeypatch.setattr(other_ranks.run_lock, "by_handle", lambda directory: directory)
     ending, _ = waiting_for_rank_1(files, tmp_path, 0)
-    ending.signals, ending.watch_startup = SimpleNamespace(interrupt=lambda: None), lambda: None
+    ending.signals, ending.ranks.watch_startup = SimpleNamespace(interrupt=lambda: None), lambda: None
     setup.set_up(checked, Launch(0, 0, 2, 2), ending)
     assert watches == [True]

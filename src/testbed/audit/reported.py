@@ -17,7 +17,7 @@ from testbed.analysis.runs.load import Run, breaks_down_wall_clock
 from testbed.audit.finding import Audited
 from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
-from testbed.run_files import LAUNCHER
+from testbed.run_folder import LAUNCHER
 
 ANY = ()  # rules that read files of every form
 # Next to a run these say that a profiler ran with it.

@@ -23,7 +23,7 @@ from testbed.errors import InputError, value_text
 
 FREE_TO_CHANGE = flags_where(lambda flag: flag.resume is Resume.FREE)
 SETTING_THE_MATHEMATICS = flags_where(lambda flag: flag.resume is Resume.MATHEMATICS)
-WAYS_OF_SPREADING = flags_where(lambda flag: flag.resume is Resume.SPREAD) | SETTING_THE_MATHEMATICS
+WAYS_OF_SPREADING = flags_where(lambda flag: flag.resume is Resume.ROUNDING) | SETTING_THE_MATHEMATICS
 NEVER_TO_CHANGE = flags_where(lambda flag: flag.resume is Resume.NEVER)
 OTHER_MATHEMATICS = "math_changes"
 

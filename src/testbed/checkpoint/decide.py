@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed import run_files
+from testbed import run_folder
 from testbed.checkpoint import folder_owner
 from testbed.checkpoint.changed_settings import (
     changes_of_data,
@@ -63,9 +63,9 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
     """Begin with the first step: there is no whole checkpoint. What an earlier start recorded counts as lost."""
     directory = Path(settings.checkpointing.checkpoint_path)
     metrics = None
-    if (directory / run_files.METRICS).exists():
+    if (directory / run_folder.METRICS).exists():
         try:
-            metrics = read_metrics(directory / run_files.METRICS)
+            metrics = read_metrics(directory / run_folder.METRICS)
         except ValueError as error:
             raise InputError(
                 f"--resume: {directory} holds no whole checkpoint to go on from, and of its run nothing is known "
@@ -131,7 +131,7 @@ def _fitting_start(
     folder, directory = found.folder, Path(settings.checkpointing.checkpoint_path)
     assert folder is not None
     checkpoint = read_description(folder)
-    copy = read_metrics(folder / run_files.METRICS)
+    copy = read_metrics(folder / run_folder.METRICS)
     is_other_run = not is_checkpoint_of(directory, folder)
     if not is_other_run:
         folder_owner.check_not_shared(directory, checkpoint, copy)
@@ -176,10 +176,10 @@ def _check_not_finished_later(metrics: dict, checkpoint: Checkpoint) -> None:
 def _metrics_of_run(directory: Path, checkpoint: Checkpoint, copy: dict) -> dict:
     """Return the run's own file, which has what came after the checkpoint, or the checkpoint's copy of it."""
     try:
-        metrics = read_metrics(directory / run_files.METRICS)
+        metrics = read_metrics(directory / run_folder.METRICS)
         rows = [row["step"] for row in metrics["steps"] if row["step"] <= checkpoint.step]
         if metrics["run_id"] != copy["run_id"] or rows != [row["step"] for row in copy["steps"]]:
-            raise InputError(f"{run_files.METRICS} lacks rows of steps that {checkpoint.directory} has done")
+            raise InputError(f"{run_folder.METRICS} lacks rows of steps that {checkpoint.directory} has done")
         return metrics
     except (KeyError, ValueError) as error:
         say(f"--resume: {error}; the copy in the checkpoint is used, and what came after it is not known", flush=True)

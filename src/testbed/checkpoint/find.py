@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.checkpoint.folders import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, step_folders
 from testbed.checkpoint.manifest import MANIFEST, why_damaged
 from testbed.config.settings import RunSettings
 from testbed.errors import InputError, say
 from testbed.metrics.file import read_metrics
+from testbed.run_folder import run_lock
 
 PERHAPS_WHOLE = "perhaps whole, but "  # how the reason for a checkpoint begins that cannot be read
 
@@ -54,17 +55,17 @@ def lock(directory: Path) -> None:
     Raises:
         InputError: another run writes into one of them.
     """
-    run_lock.keep_others_out(directory)
-    run_lock.lock_linked(directory / run_files.CHECKPOINTS)
+    run_lock.acquire(directory)
+    run_lock.lock_linked(directory / run_folder.CHECKPOINTS)
 
 
 def _is_begun_with(directory: Path, other: Path) -> bool:
     """Return whether the folder holds an unfinished run that began with this checkpoint of another run.
 
-    A launcher (--max-restarts) or a queue repeats commands: then the run itself is gone on with.
+    A launcher (--max-restarts) or a queue repeats commands: then resume that run.
     """
     try:
-        metrics = read_metrics(directory / run_files.METRICS)
+        metrics = read_metrics(directory / run_folder.METRICS)
     except ValueError:
         return False
     begun_with = (metrics.get("segments") or [{}])[0].get("resumed_from")
@@ -83,10 +84,10 @@ def latest_valid(directory: Path) -> tuple[Path | None, dict[Path, str]]:
         InputError: none is whole, and one cannot be read: it may be whole, so the run must not begin again. Or a whole
             one has the name of another step: what follows would rename or delete it.
     """
-    for folder in step_folders(directory / run_files.CHECKPOINTS):
+    for folder in step_folders(directory / run_folder.CHECKPOINTS):
         _check_name(folder)
     skipped: dict[Path, str] = {}
-    for folder in reversed(step_folders(directory / run_files.CHECKPOINTS)):
+    for folder in reversed(step_folders(directory / run_folder.CHECKPOINTS)):
         fault = _fault_of(folder)
         if fault is None:
             return folder, skipped
@@ -155,7 +156,7 @@ def is_checkpoint_of(directory: Path, folder: Path) -> bool:
 
     Links are followed: the folder of checkpoints may be on a larger disk, and so may one of them.
     """
-    own = [*(directory / run_files.CHECKPOINTS).glob("step_*")]
+    own = [*(directory / run_folder.CHECKPOINTS).glob("step_*")]
     return any(path.samefile(folder) for path in own if path.exists())
 
 
@@ -164,7 +165,7 @@ def quarantine(directory: Path, step: int, skipped: dict[Path, str]) -> None:
 
     Only the damaged ones are deleted later on.
     """
-    for folder in step_folders(directory / run_files.CHECKPOINTS):
+    for folder in step_folders(directory / run_folder.CHECKPOINTS):
         ending = DAMAGED if not skipped.get(folder, PERHAPS_WHOLE).startswith(PERHAPS_WHOLE) else ABANDONED
         if folder in skipped or int(folder.name.removeprefix("step_")) > step:
             aside = free_name(folder.with_name(folder.name + ending))

@@ -14,8 +14,7 @@ from testbed.checkpoint.folders import Checkpoint, read_description
 from testbed.errors import InputError
 from testbed.io import read_json, read_text
 from testbed.metrics.file import read_metrics
-from testbed.metrics.run_directory import held_files
-from testbed.run_files import (
+from testbed.run_folder import (
     BEST,
     CHECKPOINTS,
     COMPLETE,
@@ -28,6 +27,7 @@ from testbed.run_files import (
     PROFILER_LOGS,
     TENSORBOARD,
 )
+from testbed.run_folder.reuse import held_files
 
 _SAYS = {  # of each file of settings, some that every version wrote
     EFFECTIVE_CONFIG: {"checkpoint_path", "run_type", "seed"},

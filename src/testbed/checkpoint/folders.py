@@ -23,7 +23,7 @@ STEP_FOLDER = re.compile(r"step_(\d+)")
 DAMAGED_FOLDER = re.compile(r"step_\d+\.damaged(\.\d+)?")
 DAMAGED, ABANDONED = ".damaged", ".abandoned"  # endings of folders that no start goes on from
 VISIBLE_WITHIN_S = 60.0  # a network file system shows a folder's new files after at most this time
-FULL_STATE = "full_state"  # where an engine whose own files fit one form only leaves what every form can load
+FULL_STATE = "full_state"  # DeepSpeed's copy of the state that any strategy can load
 
 
 class CheckpointFailed(Exception):

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed import run_lock
 from testbed.checkpoint import folder_owner
 from testbed.checkpoint.changed_settings import changes_of_work, in_words
 from testbed.checkpoint.decide import Start, decide
@@ -23,7 +22,7 @@ from testbed.distributed import process_group, watchdog
 from testbed.distributed.failures import raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, say
-from testbed.metrics import run_directory
+from testbed.run_folder import reuse, run_lock
 
 if TYPE_CHECKING:
     from testbed.metrics.recorder import RunRecorder
@@ -93,15 +92,15 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
         folder_owner.refuse_stranger(directory)
     if settings.checkpointing.resume is None:
         lock(directory)
-        if settings.checkpointing.overwrite and (held := run_directory.held_files(directory)):
+        if settings.checkpointing.overwrite and (held := reuse.held_files(directory)):
             say(f"--overwrite: replaces in {directory}: {folder_owner.names_of(held)}", flush=True)
-        run_directory.claim(directory, settings.checkpointing.overwrite)
+        reuse.claim(directory, settings.checkpointing.overwrite)
         return Start(sha256)
     found = find(settings)
     steps_done = watchdog.steps_done(directory)  # before the folder is cleared
     start = decide(settings, launch, sha256, found, steps_done)
     if start.is_complete:
-        run_lock.let_others_in(directory)
+        run_lock.release(directory)
         say(f"--resume: {directory} is already complete, {settings.last_step} steps; nothing is left to do", flush=True)
         return start
     _take_folder(directory, settings, start, found)
@@ -117,11 +116,11 @@ def _take_folder(directory: Path, settings: RunSettings, start: Start, found: Fo
         InputError: it begins with another run's checkpoint, and the folder holds a run already.
     """
     if not start.is_other_run:
-        run_directory.reopen(directory, from_the_start=start.checkpoint is None)
+        reuse.reopen(directory, from_the_start=start.checkpoint is None)
         quarantine(directory, start.step, found.skipped)
     elif found.is_repeated:
-        run_directory.claim(directory, overwrite=True)
-    elif held := run_directory.held_files(directory):
+        reuse.claim(directory, overwrite=True)
+    elif held := reuse.held_files(directory):
         raise InputError(
             f"--resume {settings.checkpointing.resume} begins a new run from another run's checkpoint, but "
             "--checkpoint_path "

@@ -19,7 +19,7 @@ from testbed.io import open_regular, replacing, write_text
 from testbed.model.gpt2 import from_transformers, to_transformers
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.model.tensor_archive import check_finite
-from testbed.run_files import TOKENIZER
+from testbed.run_folder import TOKENIZER
 
 MOST_BUFFERS = 1 << 30  # bytes of what lies beside parameters in files of others: masks, one for each layer
 HUB = "https://huggingface.co"

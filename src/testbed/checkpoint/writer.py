@@ -38,8 +38,8 @@ from testbed.distributed import process_group, watchdog
 from testbed.distributed.failures import RanksDiffer, raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
 from testbed.io import now_utc
-from testbed.run_files import CHECKPOINTS, METRICS
-from testbed.run_lock import FolderGone, check_held, place_of, why_gone
+from testbed.run_folder import CHECKPOINTS, METRICS
+from testbed.run_folder.run_lock import FolderGone, check_held, place_of, why_gone
 
 if TYPE_CHECKING:
     from testbed.metrics.recorder import RunRecorder
@@ -154,7 +154,7 @@ class CheckpointWriter:
         raise_on_any_rank(error, cause, first=FolderGone)  # it is the reason why other ranks find no place
 
     def _discard(self, temporary: Path) -> None:
-        """Delete half a checkpoint, which would keep a full disk full.
+        """Delete an incomplete checkpoint to free disk space.
 
         A thread may be about to give it its name: then it stays, and is removed when the run is resumed.
         """

@@ -15,7 +15,7 @@ from typing import Any
 
 from testbed.config.choice_file import DEFAULT_CHOICE, WORK, Choice, hash_of, misfit, read_choice, spelled
 from testbed.config.deepspeed_file import read_deepspeed_file, with_deepspeed_file
-from testbed.config.flags import Asked, checked_like_a_flag
+from testbed.config.flags import ParsedFlags, checked_like_a_flag
 from testbed.config.run_types import PLAIN, REFERENCE, STRATEGIES, run_types_with
 from testbed.config.settings import CheckedRun
 from testbed.config.table import FLAGS
@@ -38,11 +38,11 @@ class Taken:
     sha256: str | None = None
 
 
-Check = Callable[[Asked, Launch], CheckedRun]
-Planner = Callable[[Asked, Launch], Taken | None]
+Check = Callable[[ParsedFlags, Launch], CheckedRun]
+Planner = Callable[[ParsedFlags, Launch], Taken | None]
 
 
-def with_automatic_run_type(asked: Asked, launch: Launch, check: Check, planner: Planner | None) -> CheckedRun:
+def with_automatic_run_type(asked: ParsedFlags, launch: Launch, check: Check, planner: Planner | None) -> CheckedRun:
     """Return the checked run with the run type that is taken, and the sentence about it in `notes`.
 
     Args:
@@ -52,7 +52,7 @@ def with_automatic_run_type(asked: Asked, launch: Launch, check: Check, planner:
     Raises:
         InputError: the settings break a rule, or a --choice that was given does not fit.
     """
-    asked = asked.having({"checkpoint_path": asked.values["checkpoint_path"] or DEFAULT_FOLDER})
+    asked = asked.replace({"checkpoint_path": asked.values["checkpoint_path"] or DEFAULT_FOLDER})
     if asked.values["deepspeed_config"] is not None:
         file = read_deepspeed_file(Path(asked.values["deepspeed_config"]))
         asked = with_deepspeed_file(asked, file)
@@ -68,7 +68,7 @@ def with_automatic_run_type(asked: Asked, launch: Launch, check: Check, planner:
     return _checked(dataclasses.replace(planned, why=f"{planned.why}; {found}"), asked, launch, check)
 
 
-def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
+def _by_choice(asked: ParsedFlags, launch: Launch, check: Check) -> CheckedRun | str:
     """Return the run with the type of choice.json, or why that is not taken.
 
     Raises:
@@ -96,7 +96,7 @@ def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
     return checked
 
 
-def _with_work_of(choice: Choice, asked: Asked) -> tuple[Asked, str]:
+def _with_work_of(choice: Choice, asked: ParsedFlags) -> tuple[ParsedFlags, str]:
     """Return a start that names no model, length or batch with the choice's, and the words that say so.
 
     Precision is taken with any work: a race on a CPU is in fp32 unless it was typed, and a start may choose bf16.
@@ -107,7 +107,7 @@ def _with_work_of(choice: Choice, asked: Asked) -> tuple[Asked, str]:
         precision = checked_like_a_flag(FLAGS["precision"], choice.work["precision"], "precision")
         words = f", and its --precision {value_text(precision)}, as no flag names another"
         return dataclasses.replace(
-            asked.having({"precision": precision}), configured=asked.configured | {"precision"}
+            asked.replace({"precision": precision}), configured=asked.configured | {"precision"}
         ), words
     work = {
         name: checked_like_a_flag(FLAGS[name], value, name)
@@ -115,17 +115,17 @@ def _with_work_of(choice: Choice, asked: Asked) -> tuple[Asked, str]:
         if name not in asked.given
     }
     words = " ".join(f"--{name} {value_text(value)}" for name, value in work.items() if name in SIZES)
-    asked = dataclasses.replace(asked.having(work), configured=asked.configured | work.keys())
+    asked = dataclasses.replace(asked.replace(work), configured=asked.configured | work.keys())
     return asked, f", and its work, as no flag names another: {words}"
 
 
-def _checked(taken: Taken, asked: Asked, launch: Launch, check: Check) -> CheckedRun:
+def _checked(taken: Taken, asked: ParsedFlags, launch: Launch, check: Check) -> CheckedRun:
     """Return the run with what is taken, as if a --config file had it."""
     flags = {name: value for name, value in taken.flags.items() if name not in asked.given}
     kept = {name: asked.values[name] for name in taken.flags.keys() & asked.given}
     kept = {name: value for name, value in kept.items() if value != taken.flags[name]}
     asked = dataclasses.replace(
-        asked.having({**flags, "run_type": taken.run_type}), configured=asked.configured | flags.keys()
+        asked.replace({**flags, "run_type": taken.run_type}), configured=asked.configured | flags.keys()
     )
     try:
         checked = check(asked, launch)

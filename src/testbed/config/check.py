@@ -21,7 +21,7 @@ from testbed.config.choice_file import hash_of
 from testbed.config.compatibility import check_combination, check_schedule, math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
 from testbed.config.flag_types import AUTO, MOST_THREADS
-from testbed.config.flags import Asked, parse_command_line
+from testbed.config.flags import ParsedFlags, parse_command_line
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import mesh_sizes, options_of_run_type, stages_per_rank
 from testbed.config.recorded_flags import with_recorded_flags
@@ -46,7 +46,7 @@ from testbed.config.trained_run import as_trained, origin_of_refused
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, read_launch, refuse, threads_per_rank
 from testbed.distributed.mesh import MeshSizes
-from testbed.distributed.openmp import wait_briefly
+from testbed.distributed.openmp import limit_gomp_spinning
 from testbed.distributed.signals import end_on_signals
 from testbed.distributed.store_port import check_port
 from testbed.errors import InputError, one_line
@@ -65,7 +65,7 @@ def check_command_line(arguments: list[str], planner: Planner | None = None) -> 
         planner: the plan's best for --run_type auto.
     """
     end_on_signals()
-    wait_briefly()
+    limit_gomp_spinning()
     launch = None
     try:
         launch = read_launch()
@@ -79,7 +79,7 @@ def check_command_line(arguments: list[str], planner: Planner | None = None) -> 
         raise SystemExit(refuse(launch, one_line(said))) from None
 
 
-def check_run(asked: Asked, launch: Launch, planner: Planner | None = None) -> CheckedRun:
+def check_run(asked: ParsedFlags, launch: Launch, planner: Planner | None = None) -> CheckedRun:
     """Fill in the settings and check all that can be checked without a device.
 
     Args:
@@ -104,7 +104,7 @@ def check_run(asked: Asked, launch: Launch, planner: Planner | None = None) -> C
         raise InputError(f"{error}; {origin}") from None
 
 
-def _resolve_resumed(asked: Asked, file: Path, launch: Launch) -> CheckedRun:
+def _resolve_resumed(asked: ParsedFlags, file: Path, launch: Launch) -> CheckedRun:
     """Fill in the settings of a run that is resumed, and say where those that were not typed come from."""
     try:
         checked = _resolve(asked, launch)
@@ -115,7 +115,7 @@ def _resolve_resumed(asked: Asked, file: Path, launch: Launch) -> CheckedRun:
     return dataclasses.replace(checked, notes=(note,), flags_sha256=hash_of(checked.settings.as_config()))
 
 
-def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
+def _resolve(asked: ParsedFlags, launch: Launch) -> CheckedRun:
     """Fill in the settings, with those of DeepSpeed's file."""
     _check_torch()
     _check_ranks(asked.values["run_type"], launch)
@@ -128,7 +128,7 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
         raise InputError(f"{error}{deepspeed_file.origin_of(str(error))}") from None
 
 
-def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | None) -> CheckedRun:
+def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile | None) -> CheckedRun:
     """Fill in the settings. Each step sees the results of the steps before it."""
     values = {**asked.values, **options_of_run_type(asked.values, asked.typed)}
     values |= _values_of_older_switches(values)
@@ -203,7 +203,7 @@ def _check_ranks(run_type: str, launch: Launch) -> None:
         )
 
 
-def _deepspeed_file(asked: Asked) -> DeepSpeedFile | None:
+def _deepspeed_file(asked: ParsedFlags) -> DeepSpeedFile | None:
     """Read the file of --deepspeed_config, which a baseline may name too, to do the same work."""
     named = asked.values["deepspeed_config"]
     if named is None and STRATEGIES[asked.values["run_type"]].engine != "deepspeed":

@@ -139,7 +139,7 @@ def content_of(
 
 
 def misfit(choice: Choice, settings: RunSettings, world_size: int) -> str | None:
-    """Return in what a start is not what the choice was made for; None if the choice fits."""
+    """Return why the saved choice does not apply to a start; None if it does."""
     pairs = [
         ("ranks", choice.ranks, devices_of(settings, world_size)),
         ("the device", choice.device, device_name(settings.compute.device)),

@@ -19,7 +19,7 @@ from testbed.config.deepspeed_keys import faults_of_keys, passed_on
 from testbed.config.deepspeed_scheduler import Decision, OpenEnd, flags_of_scheduler, shown
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag_types import AUTO
-from testbed.config.flags import Asked, checked_like_a_flag
+from testbed.config.flags import ParsedFlags, checked_like_a_flag
 from testbed.config.table import FLAGS
 from testbed.errors import InputError
 from testbed.io import not_a_file, parse_json, read_regular
@@ -222,7 +222,7 @@ def _look_up(content: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return value
 
 
-def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
+def with_deepspeed_file(asked: ParsedFlags, file: DeepSpeedFile) -> ParsedFlags:
     """Return the flags, with the file's values for those that were not given.
 
     Raises:
@@ -247,4 +247,4 @@ def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
             f"--deepspeed_config {file.path}; change one of them"
         )
     decided = {flag: decision.value for flag, decision in file.decided.items()}
-    return dataclasses.replace(asked.having(decided), from_deepspeed=frozenset(decided))
+    return dataclasses.replace(asked.replace(decided), from_deepspeed=frozenset(decided))

@@ -13,17 +13,17 @@ class Kind(Enum):
     """Treatment of a flag in which two compared runs differ."""
 
     WORK = "what is computed: must be equal"
-    SPREAD = "how work is spread over ranks: may differ, names the configuration"
-    HOW = "how a rank computes: may differ, names the configuration, with a warning"
-    LOOK = "files, printing, profiling: never matters"
+    PARALLELISM = "how work is spread over ranks: may differ, names the configuration"
+    EXECUTION = "how a rank computes: may differ, names the configuration, with a warning"
+    OUTPUT = "files, printing, profiling: never matters"
 
 
 class Resume(Enum):
     """Freedom of a resumed run to change a flag."""
 
     FREE = "may change"
-    SPREAD = "may change: losses move by rounding, and the change is recorded"
-    MATHEMATICS = "as SPREAD if the mathematics stay the same, else as CONSENT"
+    ROUNDING = "may change: losses move by rounding, and the change is recorded"
+    MATHEMATICS = "as ROUNDING if the mathematics stay the same, else as CONSENT"
     CONSENT = "may change with --allow-setting-change"
     NEVER = "may not change: the checkpoint's tensors would not fit"
 
@@ -37,7 +37,12 @@ class Filled(Enum):
     DECIDED = "the value; null in effective_config.json, as it follows from the device"
 
 
-_RESUME = {Kind.WORK: Resume.CONSENT, Kind.SPREAD: Resume.SPREAD, Kind.HOW: Resume.CONSENT, Kind.LOOK: Resume.FREE}
+_RESUME = {
+    Kind.WORK: Resume.CONSENT,
+    Kind.PARALLELISM: Resume.ROUNDING,
+    Kind.EXECUTION: Resume.CONSENT,
+    Kind.OUTPUT: Resume.FREE,
+}
 OF_RUN_TYPE = object()  # default of a flag of some run types only; run_types.py has the real one
 
 
@@ -60,7 +65,7 @@ class Flag:
         in_config: its name in `training_config` of the metrics file. None: only `settings` has it.
         compared_as: the field of equal work that holds it, if not its own name.
         is_task: runs that are timed to a loss must agree in it; other WORK may be what they compare.
-        names_arm: runs that differ in it get it into their name. Default: SPREAD and HOW.
+        names_arm: runs that differ in it get it into their name. Default: PARALLELISM and EXECUTION.
         varies: repeats of one configuration may differ in it.
         is_instrument: it changes the timing of steps, so the run is marked as instrumented.
     """
@@ -108,7 +113,7 @@ class Flag:
 
 def row(help: str | None, kind: Kind, *, name: str = "", resume: Resume | None = None, **columns: Any) -> Flag:
     """Return a row that is not a field of the settings."""
-    named = columns.pop("names_arm", kind in (Kind.SPREAD, Kind.HOW))
+    named = columns.pop("names_arm", kind in (Kind.PARALLELISM, Kind.EXECUTION))
     return Flag(help, kind, resume or _RESUME[kind], named, name=name, **columns)
 
 

@@ -23,7 +23,7 @@ DATA_SHA256 = "data_sha256"  # in effective_config.json, beside the flags
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedFlags:
     """The flags of a start, and where their values come from.
 
     Attributes:
@@ -50,12 +50,12 @@ class Asked:
         """Flags that are not defaults."""
         return self.explicit | self.from_deepspeed
 
-    def having(self, values: Mapping[str, Any]) -> Asked:
+    def replace(self, values: Mapping[str, Any]) -> ParsedFlags:
         """Return the same with other values for some flags."""
         return dataclasses.replace(self, values={**self.values, **values})
 
 
-def parse_command_line(arguments: list[str]) -> Asked:
+def parse_command_line(arguments: list[str]) -> ParsedFlags:
     """Return the given flags: the command line wins over the --config file, the file over the defaults.
 
     Raises:
@@ -76,7 +76,7 @@ def parse_command_line(arguments: list[str]) -> Asked:
     from_file, data_sha256 = _read_config_file(Path(values["config"])) if values["config"] else ({}, {})
     merged = {**values, **{name: value for name, value in from_file.items() if name not in typed}}
     configured = frozenset(name for name, value in from_file.items() if value is not None) - typed
-    return Asked(merged, typed, configured, data_sha256=data_sha256)
+    return ParsedFlags(merged, typed, configured, data_sha256=data_sha256)
 
 
 def _typed(arguments: list[str]) -> set[str]:

@@ -14,7 +14,7 @@ from testbed.data.token_file import TokenFile
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_regular
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
-from testbed.run_files import TOKENIZER
+from testbed.run_folder import TOKENIZER
 
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
 # What the forward pass does whatever config.json says; first what it means where it does not say.

@@ -6,19 +6,19 @@ import dataclasses
 from pathlib import Path
 
 from testbed.config.flag_types import AUTO
-from testbed.config.flags import Asked, checked_like_a_flag
+from testbed.config.flags import ParsedFlags, checked_like_a_flag
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.table import FLAGS, flags_where
 from testbed.errors import InputError
 from testbed.io import read_json
-from testbed.run_files import EFFECTIVE_CONFIG
+from testbed.run_folder import EFFECTIVE_CONFIG
 
 # where the run lies now, where this start is to stop, and what only measured an earlier start
 _NOT_TAKEN = frozenset({"run_type", "checkpoint_path", "stop_at_step"}) | flags_where(lambda flag: flag.is_instrument)
 _TAKEN = flags_where(lambda flag: bool(flag.field) and flag.recorded and not flag.of_one_start) - _NOT_TAKEN
 
 
-def with_recorded_flags(asked: Asked) -> tuple[Asked, Path | None]:
+def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
     """Return the flags of a start that resumes a run, with recorded values for those that were not given.
 
     Returns:
@@ -46,10 +46,10 @@ def with_recorded_flags(asked: Asked) -> tuple[Asked, Path | None]:
         if content.get(name) is not None
     }
     taken["run_type"] = run_type
-    return dataclasses.replace(asked.having(taken), configured=asked.configured | taken.keys() - asked.typed), file
+    return dataclasses.replace(asked.replace(taken), configured=asked.configured | taken.keys() - asked.typed), file
 
 
-def _record_of(asked: Asked) -> Path | None:
+def _record_of(asked: ParsedFlags) -> Path | None:
     """Return the effective_config.json of the run that is resumed, which may be named by one of its checkpoints."""
     resume = asked.values["resume"]
     if resume is None:

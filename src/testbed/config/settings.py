@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.config.deepspeed_file import DeepSpeedFile
 from testbed.config.flag import Filled
-from testbed.config.flags import Asked
+from testbed.config.flags import ParsedFlags
 from testbed.config.table import FLAGS, GROUPS, FlagGroups, flags_where
 from testbed.data.token_file import TokenFile
 from testbed.distributed.mesh import MeshSizes
@@ -136,7 +136,7 @@ PLACES: dict[str, tuple[str, str]] = {name: (flag.group, flag.field) for name, f
 class CheckedRun:
     """All that is known before torch is imported."""
 
-    asked: Asked
+    asked: ParsedFlags
     settings: RunSettings
     train_file: TokenFile
     val_file: TokenFile

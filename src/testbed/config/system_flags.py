@@ -7,7 +7,7 @@ from typing import ClassVar
 from testbed.config.flag import OF_RUN_TYPE, Filled, Flag, Kind, Resume, flag, row
 from testbed.config.flag_types import bucket_size, not_negative, on_off_or_auto, positive, sample_length, thread_count
 
-WORK, SPREAD, HOW, LOOK = Kind.WORK, Kind.SPREAD, Kind.HOW, Kind.LOOK
+WORK, PARALLELISM, EXECUTION, OUTPUT = Kind.WORK, Kind.PARALLELISM, Kind.EXECUTION, Kind.OUTPUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,15 +16,15 @@ class Compute:
 
     device: str = flag(  # compared as hardware
         "auto = CUDA if PyTorch finds it (default: %(default)s)",
-        LOOK, choices=["auto", "cpu", "cuda"], default="auto", resume=Resume.CONSENT)
+        OUTPUT, choices=["auto", "cpu", "cuda"], default="auto", resume=Resume.CONSENT)
     backend: str = flag(
         "moves data between ranks: auto = nccl on CUDA, gloo on the CPU. gloo on CUDA lets allreduce and ddp run "
         "several ranks on one GPU, to try them out; it is slow (default: %(default)s)",
-        HOW, choices=["auto", "nccl", "gloo"], default="auto", before="auto", resume=Resume.SPREAD)
+        EXECUTION, choices=["auto", "nccl", "gloo"], default="auto", before="auto", resume=Resume.ROUNDING)
     deterministic: bool = flag(
         "use only kernels that give the same bits every time, so that a resumed run repeats an uninterrupted one "
         "bit for bit on CUDA too; slower there, and an operation without such a kernel ends the run",
-        HOW, default=False, before=False)
+        EXECUTION, default=False, before=False)
     precision: str = flag(
         "precision of matrix products; weights and optimizer state stay fp32 (fp16 with optimized: DeepSpeed's fp16 "
         "mode). auto = bf16 if a trial shows it is faster, else fp32 (default: %(default)s)",
@@ -32,29 +32,29 @@ class Compute:
     mixed_precision: str | None = flag(
         "autocast = fp32 weights and bf16 products, as the baseline computes; native = bf16 weights and activations with fp32 "
         "master weights (--precision bf16): less memory and traffic, recorded as other mathematics (default: autocast)",
-        SPREAD, choices=["autocast", "native"], default=OF_RUN_TYPE, resume=Resume.MATHEMATICS)
+        PARALLELISM, choices=["autocast", "native"], default=OF_RUN_TYPE, resume=Resume.MATHEMATICS)
     activation_checkpointing: str = flag(
         "recompute in backward to save memory: block = whole blocks; selective = all but matrix products and attention "
         "(default: %(default)s)",
-        HOW, choices=["none", "block", "selective"], default="none", resume=Resume.SPREAD, in_config="activation_checkpointing")
+        EXECUTION, choices=["none", "block", "selective"], default="none", resume=Resume.ROUNDING, in_config="activation_checkpointing")
     compile: bool | None = flag(
         "torch.compile each transformer block, in the first step. auto = on CUDA, for run types tested to compute the same; bare flag: on "
         "(default: auto)",
-        HOW, type=on_off_or_auto, const=True, metavar="auto|on|off", filled=Filled.DECIDED, before=False, in_config="compile")
+        EXECUTION, type=on_off_or_auto, const=True, metavar="auto|on|off", filled=Filled.DECIDED, before=False, in_config="compile")
     matmul: str = flag(
         "fp8 = linear layers of the blocks multiply in 8 bits (torchao float8, tensorwise scales) on Hopper or newer, recorded "
         "as other mathematics (default: %(default)s, as --precision)",
         WORK, choices=["default", "fp8"], default="default", before="default", in_config="matmul", compared_as="math_changes", names_arm=True)
     threads_per_rank: int = flag(
         "CPU threads of each rank (default: OMP_NUM_THREADS, else an even share of the cores)",
-        HOW, type=thread_count, metavar="N", resume=Resume.FREE, filled=Filled.BY_RANKS)  # segments[] names how many
+        EXECUTION, type=thread_count, metavar="N", resume=Resume.FREE, filled=Filled.BY_RANKS)  # segments[] names how many
     bind_cores: bool = flag(
         "bind each rank to its share of the node's cores (Linux; not if the launcher binds ranks)",
-        HOW, default=False, resume=Resume.FREE, before=False)
-    local_rank: ClassVar[Flag] = row(argparse.SUPPRESS, LOOK, type=int, default=-1, of_one_start=True)
+        EXECUTION, default=False, resume=Resume.FREE, before=False)
+    local_rank: ClassVar[Flag] = row(argparse.SUPPRESS, OUTPUT, type=int, default=-1, of_one_start=True)
     quiet_nccl_monitor: bool = flag(
         "set TORCH_NCCL_ENABLE_MONITORING=0",
-        HOW, default=False, resume=Resume.FREE, names_arm=False)
+        EXECUTION, default=False, resume=Resume.FREE, names_arm=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +64,20 @@ class DataParallel:
     skip_gradient_sync: str | None = flag(
         "measure the cost of synchronisation by leaving it out, in all steps or every even one. Ranks train apart, so the run "
         "is marked as no training and leaves no weights (default: synchronise; bare flag: all)",
-        SPREAD, choices=["all", "alternate"], const="all", metavar="all|alternate", default=OF_RUN_TYPE, resume=Resume.MATHEMATICS, is_instrument=True)
+        PARALLELISM, choices=["all", "alternate"], const="all", metavar="all|alternate", default=OF_RUN_TYPE, resume=Resume.MATHEMATICS, is_instrument=True)
     bucket_cap_mb: float | None = flag(
         "size of gradient buckets averaged during backward (default: 25)",
-        SPREAD, type=bucket_size, metavar="MIB", default=OF_RUN_TYPE)
+        PARALLELISM, type=bucket_size, metavar="MIB", default=OF_RUN_TYPE)
     gradient_compression: str | None = flag(
         "average gradients in bf16: half the traffic, recorded as other mathematics (default: none)",
-        SPREAD, choices=["none", "bf16"], default=OF_RUN_TYPE, resume=Resume.MATHEMATICS)
+        PARALLELISM, choices=["none", "bf16"], default=OF_RUN_TYPE, resume=Resume.MATHEMATICS)
     reshard_after_forward: str | None = flag(
         "free weights after forward and gather them again for backward; off = less traffic, more memory (default: on)",
-        SPREAD, choices=["on", "off"], default=OF_RUN_TYPE)
+        PARALLELISM, choices=["on", "off"], default=OF_RUN_TYPE)
     shard_size: int | None = flag(
         "ranks that share one copy of the weights; fewer than all = hybrid sharding, for example the ranks of a node "
         "(default: all)",
-        SPREAD, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
+        PARALLELISM, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,22 +87,22 @@ class DeepSpeed:
     deepspeed_config: str | None = flag(
         'DeepSpeed\'s configuration; "auto" in it = decided by flags. A baseline that names the file does the same work '
         "(default: src/deepspeed_config.json)",
-        SPREAD, metavar="FILE.json", resume=Resume.FREE)
+        PARALLELISM, metavar="FILE.json", resume=Resume.FREE)
     zero_stage: int | None = flag(
         "1 shards optimizer state, 2 also gradients, 3 also weights (default: the file's, else 1)",
-        SPREAD, type=int, choices=[0, 1, 2, 3], default=OF_RUN_TYPE, in_config="zero_stage")
+        PARALLELISM, type=int, choices=[0, 1, 2, 3], default=OF_RUN_TYPE, in_config="zero_stage")
     offload: str | None = flag(
         "keep optimizer state in host memory, with parameters (stage 3) also the weights (default: the file's, else none)",
-        SPREAD, choices=["none", "optimizer", "parameters"], default=OF_RUN_TYPE)
+        PARALLELISM, choices=["none", "optimizer", "parameters"], default=OF_RUN_TYPE)
     reduce_bucket_size: int | None = flag(
         "size of gradient buckets (default: the file's, else 200000000)",
-        SPREAD, type=positive, metavar="ELEMENTS", default=OF_RUN_TYPE)
+        PARALLELISM, type=positive, metavar="ELEMENTS", default=OF_RUN_TYPE)
     allgather_bucket_size: int | None = flag(
         "size of buckets of updated weights; an even number (default: the file's, else 200000000)",
-        SPREAD, type=positive, metavar="ELEMENTS", default=OF_RUN_TYPE)
+        PARALLELISM, type=positive, metavar="ELEMENTS", default=OF_RUN_TYPE)
     overlap_comm: str | None = flag(
         "reduce gradients during backward (default: the file's, else on)",
-        SPREAD, choices=["on", "off"], default=OF_RUN_TYPE)
+        PARALLELISM, choices=["on", "off"], default=OF_RUN_TYPE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,48 +111,48 @@ class ModelParallel:
 
     pipeline_stages: int | None = flag(
         "ranks that the layers are split over, balanced by cost (default: all)",
-        SPREAD, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
+        PARALLELISM, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
     pipeline_schedule: str | None = flag(
         "order of forward and backward passes (default: 1f1b)",
-        SPREAD, choices=["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"], default=OF_RUN_TYPE)
+        PARALLELISM, choices=["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"], default=OF_RUN_TYPE)
     stages_per_rank: int | None = flag(
         "stages on each rank (default: 2 for interleaved_1f1b and zero_bubble, else 1)",
-        SPREAD, type=positive, metavar="N", default=OF_RUN_TYPE, filled=Filled.DERIVED)
+        PARALLELISM, type=positive, metavar="N", default=OF_RUN_TYPE, filled=Filled.DERIVED)
     tensor_parallel_size: int | None = flag(
         "ranks that attention heads, MLP and vocabulary are split over (default: all)",
-        SPREAD, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
+        PARALLELISM, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """files"""
 
-    checkpoint_path: str = flag("folder of the run (default: checkpoint/<run_type>)", LOOK, metavar="DIR")
+    checkpoint_path: str = flag("folder of the run (default: checkpoint/<run_type>)", OUTPUT, metavar="DIR")
     overwrite: bool = flag(
         "replace the run that --checkpoint_path holds, and files with the names of one",
-        LOOK, default=False, of_one_start=True)
+        OUTPUT, default=False, of_one_start=True)
     resume: str | None = flag(  # auto, or the path of a checkpoint or a run
         "auto, or bare flag: continue the run in --checkpoint_path from its newest valid checkpoint; begin it if there is "
         "none; exit with 0 if it is complete. PATH: continue from this checkpoint or run; another run's begins a new run in "
         "--checkpoint_path. See docs/checkpoints.md (default: begin, and refuse a folder that holds a run)",
-        LOOK, const="auto", metavar="auto|PATH", of_one_start=True)
+        OUTPUT, const="auto", metavar="auto|PATH", of_one_start=True)
     allow_setting_change: bool = flag(
         "let --resume change settings that change the work; each is recorded (default: refuse)",
-        LOOK, default=False, spelled="--allow-setting-change", of_one_start=True)
+        OUTPUT, default=False, spelled="--allow-setting-change", of_one_start=True)
     save_every: int | None = flag(
         "save a checkpoint every STEPS optimizer steps (default: only at --stop_at_step and at the end)",
-        LOOK, type=positive, metavar="STEPS")
+        OUTPUT, type=positive, metavar="STEPS")
     save_at_end: str = flag(
         "save the last state with the optimizer's, so that the run can be extended (default: %(default)s)",
-        LOOK, choices=["on", "off"], default="on")
+        OUTPUT, choices=["on", "off"], default="on")
     keep_last: int = flag(
         "keep the newest K checkpoints (default: %(default)s)",
-        LOOK, type=positive, default=2, metavar="K")
+        OUTPUT, type=positive, default=2, metavar="K")
     async_mode: str = flag(
         "async = write checkpoints in the background, after a copy to host memory, which can slow the next steps; not with "
         "--run_type optimized (default: %(default)s)",
-        HOW, choices=["disabled", "async"], default="disabled", resume=Resume.FREE, before="disabled")
-    keep_best: bool = flag("keep the weights with the lowest validation loss in DIR/best", LOOK, default=False)
+        EXECUTION, choices=["disabled", "async"], default="disabled", resume=Resume.FREE, before="disabled")
+    keep_best: bool = flag("keep the weights with the lowest validation loss in DIR/best", OUTPUT, default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,37 +161,37 @@ class Measuring:
 
     steps_per_print: int = flag(
         "a line of progress every STEPS, without a terminal (default: %(default)s)",
-        LOOK, type=positive, default=10, metavar="STEPS")
+        OUTPUT, type=positive, default=10, metavar="STEPS")
     timing_warmup_steps: int = flag(
         "first steps left out of medians and throughput (default: %(default)s)",
-        HOW, type=not_negative, default=5, metavar="STEPS", resume=Resume.FREE, names_arm=False)
+        EXECUTION, type=not_negative, default=5, metavar="STEPS", resume=Resume.FREE, names_arm=False)
     timing_sample_every: int = flag(
         "no effect, for older commands: every step is timed (default: %(default)s)",
-        LOOK, type=positive, default=1, metavar="STEPS")
+        OUTPUT, type=positive, default=1, metavar="STEPS")
     profile: bool = flag(
         "trace --profile_steps steps after warm-up with torch.profiler in DIR/profiler_logs, and attribute their time in "
         "training_metrics.json; marks the run as instrumented",
-        LOOK, default=False, is_instrument=True)
+        OUTPUT, default=False, is_instrument=True)
     profile_steps: int = flag(
         "steps that --profile traces (default: %(default)s)",
-        HOW, type=positive, default=5, metavar="STEPS", resume=Resume.FREE, names_arm=False)
+        EXECUTION, type=positive, default=5, metavar="STEPS", resume=Resume.FREE, names_arm=False)
     profile_mode: bool = flag(
         "for Nsight: NVTX ranges around step, phases and validation, no progress bar; marks the run as instrumented",
-        LOOK, default=False, is_instrument=True)
+        OUTPUT, default=False, is_instrument=True)
     log_collectives: bool = flag(
         "log when each rank enters and leaves each collective in DIR/evidence, see docs/evidence.md; marks the run as "
         "instrumented",
-        LOOK, default=False, is_instrument=True)
+        OUTPUT, default=False, is_instrument=True)
     tensorboard: bool = flag(
         "log loss, gradient norm, learning rate, step time and tokens/s to DIR/tensorboard",
-        LOOK, default=False)
+        OUTPUT, default=False)
     sample_prompt: str = flag(
         "prompt of the text generated at the end (default: %(default)r)",
-        LOOK, default="import ", metavar="TEXT")
+        OUTPUT, default="import ", metavar="TEXT")
     sample_tokens: int = flag(
         "length of that text; 0 = none (default: %(default)s)",
-        LOOK, type=sample_length, default=64, metavar="TOKENS")
+        OUTPUT, type=sample_length, default=64, metavar="TOKENS")
     run_inference_benchmark: bool = flag(
         "time generation at the end on rank 0 (100 greedy tokens, batch 1, key-value cache) and record inference_latency and "
         "inference_throughput, see docs/inference.md",
-        LOOK, default=False, before=False)
+        OUTPUT, default=False, before=False)

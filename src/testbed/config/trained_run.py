@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.io import read_json
-from testbed.run_files import METRICS
+from testbed.run_folder import METRICS
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings

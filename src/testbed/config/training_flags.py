@@ -21,7 +21,7 @@ from testbed.config.flag_types import (
 from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.model.shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
 
-WORK, SPREAD, HOW, LOOK = Kind.WORK, Kind.SPREAD, Kind.HOW, Kind.LOOK
+WORK, PARALLELISM, EXECUTION, OUTPUT = Kind.WORK, Kind.PARALLELISM, Kind.EXECUTION, Kind.OUTPUT
 LR_SCHEDULES = {
     "cosine": "cosine decay",
     "wsd": "constant, then linear decay over --decay_share of the steps",
@@ -36,14 +36,14 @@ class Training:
     run_type: str = flag(
         "parallelism strategy: " + "; ".join(f"{name} = {entry.summary}" for name, entry in STRATEGIES.items())
         + "; auto = what --choice or else the plan says is fastest, see docs/find_fastest.md (default: %(default)s)",
-        SPREAD, choices=[*STRATEGIES, "auto"], default=REFERENCE, in_config="run_type")
+        PARALLELISM, choices=[*STRATEGIES, "auto"], default=REFERENCE, in_config="run_type")
     config: ClassVar[Flag] = row(
         "settings from a file, such as a run's effective_config.json; flags win over it (default: none)",
-        LOOK, metavar="FILE.json", of_one_start=True)
+        OUTPUT, metavar="FILE.json", of_one_start=True)
     choice: ClassVar[Flag] = row(
         "with --run_type auto: what scripts/find_fastest.py wrote; refused if it is for other work, ranks or devices "
         "(default: checkpoint/fastest/choice.json, passed over if it does not fit)",
-        LOOK, metavar="FILE.json", of_one_start=True)
+        OUTPUT, metavar="FILE.json", of_one_start=True)
     epochs: int = flag(
         "passes over the training data; without effect where --max_train_steps is given (default: %(default)s)",
         WORK, type=positive, default=1, metavar="N", in_config="epochs", compared_as="total_steps")
@@ -58,7 +58,7 @@ class Training:
         WORK, type=not_negative, metavar="BATCHES", resume=Resume.FREE, compared_as="val_tokens", is_task=True)
     eval_every: int | None = flag(
         "also validate every STEPS optimizer steps (default: only at the end of an epoch)",
-        HOW, type=positive, metavar="STEPS", resume=Resume.FREE, names_arm=False)
+        EXECUTION, type=positive, metavar="STEPS", resume=Resume.FREE, names_arm=False)
     eval_only: bool = flag(
         "validate the weights of --init_from without training. If they are a run's, its sequence length, token files, "
         "global batch and --max_val_steps are the defaults, so the loss is the run's own. --val_data_path alone is enough data",
@@ -69,11 +69,11 @@ class Training:
     grace_seconds: float = flag(
         "time to finish the step and save a checkpoint after SIGTERM or SIGUSR1, before the process ends; see "
         "docs/faults.md (default: %(default)g)",
-        LOOK, type=waiting_time, default=20.0, metavar="SECONDS")
+        OUTPUT, type=waiting_time, default=20.0, metavar="SECONDS")
     collective_timeout: float = flag(
         "a rank that waits longer for another rank fails and names it. Give more than rank 0 needs to write the weights, "
         "and than ranks differ in loading PyTorch (default: %(default)g)",
-        LOOK, type=waiting_time, default=120.0, metavar="SECONDS")
+        OUTPUT, type=waiting_time, default=120.0, metavar="SECONDS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +111,10 @@ class Model:
         WORK, default="scratch", metavar="scratch|gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIR", in_config="init_from", is_task=True)
     attention: str = flag(
         "attention kernel. auto = the fastest in a trial on CUDA, PyTorch's choice on the CPU (default: %(default)s)",
-        HOW, choices=["auto", "flash", "cudnn", "efficient", "math"], default="auto", filled=Filled.DECIDED, before="auto")
+        EXECUTION, choices=["auto", "flash", "cudnn", "efficient", "math"], default="auto", filled=Filled.DECIDED, before="auto")
     use_flash_attention: ClassVar[Flag] = row(
         "older name of --attention flash",
-        HOW, default=False, sets=("attention", "flash"))
+        EXECUTION, default=False, sets=("attention", "flash"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Data:
         WORK, type=positive, default=512, metavar="TOKENS", in_config="seq_len", is_task=True)
     num_workers: int | None = flag(
         "steps that a background thread reads ahead; 0 = read inside the step (default: 1 on CUDA, 0 on the CPU)",
-        HOW, type=steps_ahead, metavar="STEPS", resume=Resume.FREE, filled=Filled.DECIDED)
+        EXECUTION, type=steps_ahead, metavar="STEPS", resume=Resume.FREE, filled=Filled.DECIDED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +147,14 @@ class Batch:
         "docs/automatic_choices.md (default: auto on CUDA with baseline, allreduce, ddp, fsdp and optimized, unless "
         "--grad_accum_steps is given; else the largest up to 4 that divides a rank's share of the batch, smaller in a "
         "pipeline, the whole share with model_parallel)",
-        SPREAD, type=positive_or_auto, metavar="SEQUENCES|auto", also=("--train_micro_batch_size_per_gpu",),
+        PARALLELISM, type=positive_or_auto, metavar="SEQUENCES|auto", also=("--train_micro_batch_size_per_gpu",),
         filled=Filled.BY_RANKS, in_config="micro_batch_size_per_gpu")
     grad_accum_steps: int = flag(
         "forward passes per optimizer step on one rank (default: follows from the global batch)",
-        SPREAD, type=positive, metavar="N", filled=Filled.BY_RANKS, recorded=False, in_config="grad_accum_steps")
+        PARALLELISM, type=positive, metavar="N", filled=Filled.BY_RANKS, recorded=False, in_config="grad_accum_steps")
     enforce_global_batch_size: int | None = flag(
         "fail if the global batch is another (default: no check)",
-        LOOK, type=positive, metavar="SEQUENCES")
+        OUTPUT, type=positive, metavar="SEQUENCES")
 
 
 @dataclass(frozen=True, kw_only=True)

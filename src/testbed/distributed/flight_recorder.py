@@ -20,7 +20,7 @@ STDERR = 2
 def collective_under_way() -> str | None:
     """Name the first collective that this rank has entered and that is not over. None: none is known.
 
-    Ranks that name different operations under the same number and group did not call alike.
+    If ranks name different operations under the same number and group, they issued collectives in different orders.
 
     Call it when all else is written: a recorder that has not answered after PATIENCE_S ends the process with exit code
     1 and the threads' stacks on stderr. It keeps the interpreter's lock while it asks CUDA, so that no Python code

@@ -193,7 +193,7 @@ def seed_of_rank(seed: int, rank: int, *step: int) -> int:
 
 
 class RanksDiffer(Exception):
-    """Ranks that must hold the same do not: training them together would be another experiment."""
+    """Ranks hold different values where they must be the same, such as initial weights."""
 
 
 def agree_on_stop(stop: int, device: torch.device) -> int:

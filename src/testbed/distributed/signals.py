@@ -71,7 +71,7 @@ def end_process(leave_mark: Callable[[], object], exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def end_deaf() -> None:
+def ignore_signals_until_exit() -> None:
     """Ignore stop signals from now on, because all is written and the exit code is known.
 
     On its way out the interpreter puts the default handlers back, and a signal that comes then would end the process

@@ -25,7 +25,7 @@ from testbed.inference.loading import (
 from testbed.inference.prompts import prompts_of_pairs
 from testbed.inference.schemes import chosen_schemes
 from testbed.model.shape import ModelShape
-from testbed.run_files import INFERENCE
+from testbed.run_folder import INFERENCE
 
 REQUESTS_PER_SLOT = 4  # of each loop at least: fewer fill the batch and are over before a queue could grow
 TOKENS_READ = 1 << 16  # by default, windows that overlap counted twice: minutes for GPT-2 124M on a few cores

@@ -18,7 +18,7 @@ from testbed.data.tokenizer_file import load_tokenizer_file
 from testbed.errors import InputError
 from testbed.io import not_a_folder
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.run_files import TOKENIZER, WEIGHTS
+from testbed.run_folder import TOKENIZER, WEIGHTS
 
 if TYPE_CHECKING:
     import torch

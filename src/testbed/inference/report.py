@@ -22,7 +22,7 @@ from testbed.errors import InputError, one_line
 from testbed.inference.fields import InferenceMetrics
 from testbed.inference.schemes import NONE as REFERENCE
 from testbed.inference.schemes import SCHEMES
-from testbed.run_files import INFERENCE
+from testbed.run_folder import INFERENCE
 
 SERVED = "bf16"  # what models are served in: speed is compared with it too
 WORSE, BETTER = "worse", "better"

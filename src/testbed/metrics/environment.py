@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
 import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from testbed.config.device_name import cpu_name
-from testbed.config.environment_variables import slurm_facts
+from testbed.config.environment_variables import nccl_variables, recorded_variables, slurm_facts
 from testbed.distributed.launch import Launch, usable_cores
-from testbed.io import SOURCE
+from testbed.io import SOURCE, write_text
+from testbed.run_folder import LAUNCHER
+from testbed.run_folder.run_lock import check_held
 
 
 def facts(device: torch.device, *packages: str) -> dict[str, Any]:
@@ -90,3 +94,20 @@ def scheduler() -> dict[str, str] | None:
     """Return the facts of the Slurm job; None elsewhere."""
     slurm = slurm_facts()
     return None if slurm is None else {"type": "slurm", **slurm}
+
+
+def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) -> None:
+    """Write how the run was started, and the variables of communication libraries."""
+    check_held(directory)
+    content = {
+        "checkpoint_path": str(directory),
+        "rank0_host": socket.gethostname(),
+        "world_size": launch.world_size,
+        "git_commit": git_commit,
+        "env": recorded_variables(),
+        "nccl_env": nccl_variables(),
+    }
+    slurm = slurm_facts()
+    if slurm is not None:
+        content["slurm"] = slurm
+    write_text(directory / LAUNCHER, json.dumps(content, indent=2) + "\n")

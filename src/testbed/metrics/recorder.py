@@ -12,18 +12,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed import run_lock
 from testbed.config.settings import RunSettings
 from testbed.errors import counted
 from testbed.io import now_utc
 from testbed.metrics.busy_machine import signs_of_other_work
 from testbed.metrics.derived import epoch_figures, speed, summary, timing, tokens_per_s
 from testbed.metrics.file import write_metrics
-from testbed.metrics.run_directory import mark_complete
 from testbed.metrics.segments import Starts, larger_peaks, take_over_facts
 from testbed.profiling import utilization
 from testbed.profiling.attribution import words_on_attribution
-from testbed.run_files import COMPLETE, METRICS
+from testbed.run_folder import COMPLETE, METRICS, run_lock
+from testbed.run_folder.marks import mark_complete
 
 if TYPE_CHECKING:
     from testbed.metrics.world_step import WorldStep

@@ -120,7 +120,7 @@ def segment_of(earlier: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def failed_in_its_stead(metrics: dict[str, Any], reason: str) -> dict[str, Any]:
+def closed_as_failed(metrics: dict[str, Any], reason: str) -> dict[str, Any]:
     """Return the file of a killed rank 0, marked as failed."""
     last = metrics["steps"][-1]["step"] if metrics["steps"] else None
     segments = metrics["segments"]

@@ -9,7 +9,7 @@ from testbed.config.automatic_run_type import Taken
 from testbed.config.check import check_run
 from testbed.config.choice_file import SETS
 from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
-from testbed.config.flags import Asked, parse_command_line
+from testbed.config.flags import ParsedFlags, parse_command_line
 from testbed.config.run_types import PLAIN, REFERENCE
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
@@ -49,7 +49,7 @@ def job_on(settings: RunSettings, machine: Machine) -> Job:
     return job_of(values, settings.plan.mesh, settings.shape, machine)
 
 
-def best_plan(asked: Asked, launch: Launch) -> Taken | None:
+def best_plan(asked: ParsedFlags, launch: Launch) -> Taken | None:
     """Return the fastest run that fits on the ranks of this start; None if nothing can be planned here."""
     plain = PLAIN if launch.is_distributed else REFERENCE
     own = {name: asked.values[name] for name in asked.explicit & _GIVEN if asked.values[name] is not None}
@@ -76,10 +76,10 @@ def best_plan(asked: Asked, launch: Launch) -> Taken | None:
     return Taken(best.run_type, flags, why)
 
 
-def _without(asked: Asked, names: dict[str, None], run_type: str) -> Asked:
+def _without(asked: ParsedFlags, names: dict[str, None], run_type: str) -> ParsedFlags:
     """Return what was asked, for a run type and without flags that others have."""
     given = frozenset(names)
-    return Asked(
+    return ParsedFlags(
         {**asked.values, **names, "run_type": run_type, "choice": None, "resume": None},
         asked.typed - given - {"choice"},
         asked.configured - given,

@@ -90,7 +90,7 @@ def constants_of_calibration(calibration: Calibration, name: str = "calibration.
 
 
 def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Return the score that 90 % lie below, a new one with the mean weight counted as the largest."""
+    """Return the weighted 90 % conformal quantile. A new score, with the mean weight, counts as the largest."""
     if not len(scores):
         return math.inf
     order = np.argsort(scores)

@@ -20,7 +20,7 @@ from testbed.distributed.process_group import gather_rows
 from testbed.profiling.profiler import first_profiled_step, trace_file
 from testbed.profiling.step_clock import synchronize
 from testbed.profiling.trace import POINT_TO_POINT, Collective, Trace, TraceUnreadable, bus_bytes, read_trace
-from testbed.run_files import PROFILER_LOGS
+from testbed.run_folder import PROFILER_LOGS
 
 LARGEST_TRIAL_BYTES = 100 * 2**20  # of the all-reduce that is measured alone
 # part of a step -> its field; they add up to the step

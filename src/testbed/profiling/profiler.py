@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from testbed.run_lock import check_held
+from testbed.run_folder.run_lock import check_held
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings

@@ -1,4 +1,4 @@
-"""The seam between the training loop and the parallelism strategies.
+"""Strategy interface called by the training loop.
 
 One step, not one micro batch, is what all strategies share: DeepSpeed counts its own accumulation boundary, a pipeline
 schedule takes all micro batches at once, DDP wants to know the last one. To add a strategy, write one file with a class

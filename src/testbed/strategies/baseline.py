@@ -96,7 +96,7 @@ class Baseline:
     def casts_kept(self, num_micro_batches: int) -> contextlib.AbstractContextManager:
         """Keep weights cast to the run's precision for all micro batches of a step.
 
-        autocast keeps its casts until the outermost context ends, and this one does nothing but last that long. The
+        autocast keeps its casts until the outermost context ends. This one only extends the cache's lifetime. The
         casts stay through backward, and so do gradients in their precision: 2 + 2 bytes per parameter. Compiled blocks
         cast inside their graph, once per micro batch, and keep nothing here (AOTAutograd).
         """

@@ -51,9 +51,9 @@ class DDP(Replicated):
         """Go through one backward pass, so that the first step finds the buckets as every later one does.
 
         DDP lays its buckets out again after the first backward pass, in the order in which the gradients were ready. A
-        sum over three ranks or more depends on where in its bucket a number lies, so a run that went on with DDP's
-        first layout would part from the uninterrupted one by a bit. The pass is a step's last micro batch in all but
-        its tokens: same shapes, so nothing is compiled for it alone; the random state stays.
+        sum over three ranks or more depends on where in its bucket a number lies, so a run that resumed with DDP's
+        first layout would not be bitwise identical to an uninterrupted one. The pass is a step's last micro batch in
+        all but its tokens: same shapes, so nothing is compiled for it alone; the random state stays.
         """
         shape = self.settings.batch.micro_batch_size_per_gpu, self.settings.data.seq_length
         tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)

@@ -20,7 +20,7 @@ from testbed.model.gpt2 import GPT2
 from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm, set_learning_rate
 from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
-from testbed.strategies import state_files, zero_state
+from testbed.strategies import deepspeed_state, state_files
 from testbed.strategies.deepspeed_config import effective_config
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class DeepSpeedZero:
             config=effective_config(settings),
             dist_init_required=False,
         )
-        zero_state.load_only_tensors(self.engine)
+        deepspeed_state.load_only_tensors(self.engine)
         self._gathered_parameters = deepspeed.zero.GatheredParameters
         self._master_weight = deepspeed.utils.safe_get_full_fp32_param
 
@@ -125,18 +125,18 @@ class DeepSpeedZero:
 
     def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
         """DeepSpeed's own files, for as many ranks and the same stage, and the whole state by name for any others."""
-        zero_state.save_own_files(self.engine, directory, CHECKPOINT_TAG, self.file_group)
-        zero_state.save(self.engine, directory / FULL_STATE, self.file_group)
+        deepspeed_state.save_own_files(self.engine, directory, CHECKPOINT_TAG, self.file_group)
+        deepspeed_state.save(self.engine, directory / FULL_STATE, self.file_group)
         return None
 
     def load_checkpoint(self, directory: Path) -> None:
         path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise InputError(f"DeepSpeed found no checkpoint in {directory}")
-        zero_state.check_finite(self.engine, directory / CHECKPOINT_TAG)
+        deepspeed_state.check_finite(self.engine, directory / CHECKPOINT_TAG)
 
     def load_full_state(self, directory: Path) -> None:
-        zero_state.load(self.engine, directory, self.file_group)
+        deepspeed_state.load(self.engine, directory, self.file_group)
 
     @functools.cached_property
     def file_group(self) -> dist.ProcessGroup | None:

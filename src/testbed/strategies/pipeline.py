@@ -22,13 +22,13 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from testbed.distributed.average import average_
 from testbed.distributed.process_group import device_mesh, gather_objects
 from testbed.memory_model.stages import Stage, balanced_stages
 from testbed.model.gpt2 import GPT2, token_loss_sum
 from testbed.optim.optimizer import global_grad_norm, gradient_of
 from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
-from testbed.strategies.average import average_
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class _TimedStage(PipelineStage):
     """What a schedule calls, as phases of the step: what remains of the schedule is waiting, its bubble."""
 
     def _get_init_p2p_neighbors_ops(self):
-        """Return PyTorch 2.11's greetings to the neighbours of a stage, but for those to the rank itself.
+        """Return PyTorch 2.11's P2P warm-up operations of a stage, except sends to the rank itself.
 
         Where a V of stages turns, both neighbours are on one rank, and gloo cannot send to its own rank. PyTorch 2.12
         makes itself known to neighbours in another way, and does not call this.

@@ -254,7 +254,7 @@ class _Writer(dcp.FileSystemWriter):
 
 class Reader(dcp.FileSystemReader):
     """Reads what `save` wrote, and what PyTorch's own writer wrote for it before format 1. It unpickles tensors alone,
-    and only with the machine that PyTorch made for files of strangers (`weights_only`)."""
+    and only with torch.load(weights_only=True)."""
 
     def __init__(self, directory: Path):
         super().__init__(directory)

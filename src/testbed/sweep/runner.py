@@ -19,9 +19,9 @@ from testbed.distributed.processes import Stop, run
 from testbed.errors import Failure, InputError, counted, say
 from testbed.io import now_utc
 from testbed.model.flops import flops_per_token_palm
-from testbed.run_files import FAILED as FAILED_MARK
-from testbed.run_files import PREEMPTED as PREEMPTED_MARK
-from testbed.run_files import TOKENIZER, WEIGHTS
+from testbed.run_folder import FAILED as FAILED_MARK
+from testbed.run_folder import PREEMPTED as PREEMPTED_MARK
+from testbed.run_folder import TOKENIZER, WEIGHTS
 from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell, oversubscription
 from testbed.sweep.request import Machine
 from testbed.sweep.state import Sweep, is_run_of, metrics_of

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from testbed.errors import InputError, counted
 from testbed.io import holding_together, now_utc, read_json, write_text
 from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
-from testbed.run_files import METRICS
+from testbed.run_folder import METRICS
 from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, work_arguments
 
 SWEEP_FILE = "sweep.json"

@@ -63,7 +63,7 @@ def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[
 
 
 def _pairs_in_words(windows: Windows) -> str:
-    """Return how many pairs fit, and how much of what is computed is learned, in words."""
+    """Return how many pairs fit, and which share of the tokens are targets."""
     num_pairs, longest = windows.token_file.num_documents, longest_pair(windows.token_file)
     assert num_pairs is not None  # a file of pairs counts them
     some = len(windows) < num_pairs
@@ -71,15 +71,15 @@ def _pairs_in_words(windows: Windows) -> str:
     return (
         f"pairs: {f'{len(windows):,} of' if some else 'all'} {num_pairs:,} fit whole into --seq_length "
         f"{windows.seq_length}{', the others are left out' if some else ''}; the longest needs {longest}. {share:.1%} "
-        "of what passes through the model is learned, the rest are prompts and filling"
+        "of tokens are targets; the rest are prompts and padding"
     )
 
 
-def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
-    """Return a line for each way in which ranks are fewer, or threads more, than was perhaps meant."""
+def launch_warnings(settings: RunSettings, launch: Launch) -> list[str]:
+    """Return warnings about too few ranks or too many threads."""
     notes, cores, run_type = [], usable_cores(), settings.training.run_type
     if STRATEGIES[run_type].is_distributed and launch.world_size == 1:
-        alone = f"--run_type {run_type} shares nothing out"
+        alone = f"{run_type} with one rank has nothing to distribute"
         if launcher() == "python":
             notes.append(
                 f"note: one rank, because plain python starts one: {alone}; torchrun --nproc-per-node {max(2, cores)} "

@@ -6,40 +6,23 @@ import contextlib
 import os
 import sys
 import traceback
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
 
-from testbed import run_files, run_lock
-from testbed.autotune.choices import ChoiceContradicts
-from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.settings import RunSettings
-from testbed.distributed import flight_recorder, process_group, watchdog
-from testbed.distributed.launch import Launch, refuse, tell_torchrun
-from testbed.distributed.rendezvous import StartupWatch, this_process
-from testbed.distributed.signals import RunStopped, StopSignals, end_deaf, end_process
+from testbed.distributed import process_group, watchdog
+from testbed.distributed.launch import Launch, refuse
+from testbed.distributed.signals import RunStopped, StopSignals, end_process, ignore_signals_until_exit
 from testbed.errors import first_line, say_if_read
-from testbed.metrics import run_directory
-from testbed.metrics.file import read_metrics, write_metrics
-from testbed.metrics.segments import failed_in_its_stead
-from testbed.profiling.device_limits import is_out_of_memory
+from testbed.train.last_files import mark_failed, mark_preempted
 from testbed.train.other_ranks import OtherRanks
-from testbed.train.reasons import (
-    EXPECTED,
-    NO_ROOM,
-    is_broken_collective,
-    last_checkpoint,
-    no_room_advice,
-    out_of_memory_advice,
-)
+from testbed.train.reasons import is_broken_collective, reason_of, with_exit_code
 
 if TYPE_CHECKING:
     from testbed.metrics.recorder import RunRecorder
-
-WRITER_PATIENCE_S = 1.0  # a connection breaks a moment before the kernel lets go of a killed process's lock
 
 
 class Refused(Exception):
@@ -51,13 +34,14 @@ class RunPreempted(Exception):
 
 
 class RunEnding:
-    """Ends this rank's part of a run: the marks in its folder, the last state of its metrics, the exit code.
+    """Ends this rank's part of a run: `reasons` says why, `last_files` writes it, and this leaves with the exit code.
 
     Used as `with RunEnding(...) as ending:`. Afterwards `exit_code` is set, unless there are other ranks: then the
     process ends there.
 
     Attributes:
         signals: what may ask the run to end, from now on.
+        ranks: what is known of the other ranks.
         recorder: set it once there is one, so that its rows are kept.
         checkpoints: set it once there is one, so that what it writes in the background is kept.
     """
@@ -65,10 +49,10 @@ class RunEnding:
     def __init__(self, settings: RunSettings, launch: Launch):
         self.settings, self.launch = settings, launch
         self.signals = StopSignals(settings.training.grace_seconds, self._mark_in_time, launch.rank == 0)
+        self.ranks = OtherRanks(launch, settings.training.collective_timeout, self.end_from_thread)
         self.recorder: RunRecorder | None = None
         self.checkpoints: CheckpointWriter | None = None
         self.exit_code: int | None = None
-        self._ranks = OtherRanks(launch)
 
     def __enter__(self) -> RunEnding:
         return self
@@ -77,58 +61,23 @@ class RunEnding:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is None:
-            self.exit_code = self.leave(0)
+            self.exit_code = self._leave(0)
         elif isinstance(error, Refused):
-            self._end_startup_watch()
-            self.exit_code = self.leave(refuse(self.launch, str(error)))
+            self.ranks.end_startup_watch()
+            self.exit_code = self._leave(refuse(self.launch, str(error)))
         elif isinstance(error, (Exception, RunStopped)):
-            self.exit_code = self.after(error)
+            self.exit_code = self._leave_after(error)
         elif isinstance(error, SystemExit):  # a library called exit(): no end of a run, whatever its code says
             ended = RuntimeError(f"something called exit({error.code!r}) before the run's end")
-            self.exit_code = self.after(ended.with_traceback(trace))
+            self.exit_code = self._leave_after(ended.with_traceback(trace))
         else:
             return False
         return True
 
-    def watch_startup(self) -> None:
-        """Watch the other ranks' processes until the ranks train. All ranks call it, once they have joined."""
-        if self.launch.is_distributed:
-            processes = process_group.gather_objects(this_process())
-            timeout_s = self.settings.training.collective_timeout
-            watch = StartupWatch(self.launch, processes, timeout_s, self._end_for_rank_missing_at_startup)
-            self._ranks.startup = watch.begin()
-
-    def claim_directory(self, directory: Path, is_cuda: bool) -> None:
-        """Take the folder for this run: each rank keeps a progress file there, and watches those of the others."""
-        self._ranks.directory = directory
-        run_lock.hold(directory)
-        progress_folder, rank = self._ranks.progress_folder, self.launch.rank
-        watchdog.begin(progress_folder, rank)
-        if self.launch.is_distributed:
-            timeout_s = self.settings.training.collective_timeout
-            watchdog.Watch(
-                progress_folder, rank, self.launch.world_size, timeout_s, self._end_for_stuck_rank, is_cuda=is_cuda
-            )
-
-    def arm_timeouts(self) -> None:
-        """Let no rank wait longer for another one than --collective_timeout from now on, whatever that one does."""
-        process_group.limit_waiting(self.settings.training.collective_timeout)
-        self._end_startup_watch()
-        self._ranks.startup = None
-
-    @property
-    def _directory(self) -> Path | None:
-        """Return the run's folder, once this rank may leave its mark there."""
-        return self._ranks.directory
-
-    def _end_startup_watch(self) -> None:
-        if self._ranks.startup is not None:
-            self._ranks.startup.close()
-
-    def after(self, error: Exception | RunStopped) -> int:
+    def _leave_after(self, error: Exception | RunStopped) -> int:
         """Mark what ended the run, then leave. Returns the exit code."""
         self.signals.defer()  # from here on nothing interrupts closing down
-        self._end_startup_watch()
+        self.ranks.end_startup_watch()
         if isinstance(error, RunPreempted):
             try:
                 return self._leave_preempted()
@@ -136,15 +85,27 @@ class RunEnding:
                 error = failure
         if self.checkpoints is not None:
             self.checkpoints.let_finish()
-        return self.leave(self._mark_failed(*self._reason_and_code(error), has_waited=is_broken_collective(error)))
+        reason, exit_code = self.reason_and_code(error)
+        self.mark_failed(reason, has_waited=is_broken_collective(error))
+        return self._leave(exit_code)
 
-    def leave(self, exit_code: int) -> int:
+    def _leave_preempted(self) -> int:
+        """Mark the run on rank 0. The others wait for it, so that no launcher ends rank 0 before."""
+        stop = self.signals.as_exception()
+        if self.launch.rank == 0:
+            assert self.ranks.directory is not None and self.recorder is not None  # it has trained
+            mark_preempted(self.ranks.directory, self.recorder, stop)
+        process_group.wait_for_everyone()
+        watchdog.end(is_good=True)
+        return self._leave(stop.exit_code)
+
+    def _leave(self, exit_code: int) -> int:
         """End the process group after a success. After a failure the other ranks may be gone, so do not wait for them.
 
         With other ranks it does not return: gloo's threads sometimes abort the interpreter's own way out.
         """
         self.signals.defer()
-        self._end_startup_watch()
+        self.ranks.end_startup_watch()
         watchdog.end(is_good=exit_code == 0)
         empty_streams()
         has_joined = torch.distributed.is_initialized()
@@ -157,144 +118,34 @@ class RunEnding:
                         self.recorder.note_process_group_ended()
             empty_streams()
             os._exit(exit_code)
-        end_deaf()
+        ignore_signals_until_exit()
         return exit_code
 
-    def _leave_preempted(self) -> int:
-        """Write the mark on rank 0, last of all. The others wait for it, so that no launcher ends rank 0 before."""
-        stop = self.signals.as_exception()
-        if self.launch.rank == 0:
-            assert self._directory is not None and self.recorder is not None  # it has trained
-            run_lock.check_held(self._directory)
-            saved = step_folders(self._directory / run_files.CHECKPOINTS)
-            if not saved:  # it began with another run's checkpoint, and no step since
-                raise CheckpointFailed("this start has done no step yet")
-            run_directory.check_not_failed(self._directory)
-            step = self.recorder.last_step
-            self.recorder.write("preempted")
-            run_directory.mark_preempted(self._directory, stop.reason, step, saved[-1])
-            words = f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume"
-            say_if_read(words, sys.stdout)
-            tell_torchrun(words)
-        process_group.wait_for_everyone()
-        watchdog.end(is_good=True)
-        return self.leave(stop.exit_code)
+    def reason_and_code(self, error: Exception | RunStopped) -> tuple[str, int]:
+        """Return one sentence for what ended the run, and the exit code. Prints the traceback of a fault."""
+        settings = self.settings if self.recorder is None else self.recorder.settings  # with what was chosen
+        reason = reason_of(error, settings, self.ranks)
+        if reason is None:
+            say_if_read("".join(traceback.format_exception(error)))
+            reason = first_line(error)
+        is_asked_to_stop = self.signals.agreed or self.signals.number
+        return with_exit_code(error, reason, self.signals.as_exception() if is_asked_to_stop else None)
 
-    def _reason_and_code(self, error: Exception | RunStopped) -> tuple[str, int]:
-        """Return one sentence for what ended the run, and the exit code. After a stop the code is the stop's."""
-        if isinstance(error, RunStopped):
-            return error.reason, error.exit_code
-        exit_code = 2 if isinstance(error, ChoiceContradicts) else 1
-        reason = self._reason_of(error)
-        if self.signals.agreed or self.signals.number:
-            stop = self.signals.as_exception()
-            return f"{stop.reason}, and nothing could be saved: {reason}", stop.exit_code
-        return reason, exit_code
-
-    def _reason_of(self, error: Exception) -> str:
-        if isinstance(error, EXPECTED):
-            return str(error)
-        if is_out_of_memory(error):
-            settings = self.settings if self.recorder is None else self.recorder.settings  # with what was chosen
-            return out_of_memory_advice(settings, error)
-        if gone := self._why_gone(error):
-            return gone
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            return no_room_advice(error)
-        if is_broken_collective(error):
-            return f"{self._ranks.blocking()}; {self._ranks.waited()} ({first_line(error)})"
-        say_if_read("".join(traceback.format_exception(error)))
-        return first_line(error)
-
-    def _why_gone(self, error: Exception) -> str | None:
-        """Say what became of the run's folder, where that is why this rank finds no file or no other rank."""
-        if self._directory is None or not (isinstance(error, OSError) or is_broken_collective(error)):
-            return None
-        return run_lock.why_gone(self._directory)
+    def mark_failed(self, reason: str, has_waited: bool = False) -> None:
+        """Write that the run failed, where this start has claimed a folder."""
+        mark_failed(self.ranks.directory, self.recorder, self.launch.rank, reason, has_waited)
 
     def _mark_in_time(self, stop: RunStopped) -> None:
         """Mark the run from the second thread of StopSignals, which then ends the process."""
-        missing = self._ranks.missing()
+        missing = self.ranks.missing()
         words = f"; {missing}" if missing else ""
-        reason = f"{stop.reason}; {self._ranks.waited()}{words}" if self._directory else stop.reason
-        self._mark_failed(reason, stop.exit_code, has_waited=True)
+        reason = f"{stop.reason}; {self.ranks.waited()}{words}" if self.ranks.directory else stop.reason
+        self.mark_failed(reason, has_waited=True)
 
-    def _end_for_stuck_rank(self, missing: str) -> None:
-        """End from the watching thread: a rank is dead or stopped, and this one would wait for ever."""
-        self._mark_failed_and_exit(f"{missing}; {self._ranks.waited()}, longer than --collective_timeout allows")
-
-    def _end_for_rank_missing_at_startup(self, missing: str) -> None:
-        """End from the watching thread: a rank died or was stopped before the ranks train."""
-        self._mark_failed_and_exit(f"{missing}; {self._ranks.waited()}")
-
-    def _mark_failed_and_exit(self, reason: str) -> None:
+    def end_from_thread(self, reason: str) -> None:
+        """Mark the run as failed and end the process, from a thread that watches the other ranks."""
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
-        end_process(lambda: self._mark_failed(reason, exit_code, has_waited=True), exit_code)
-
-    def _mark_failed(self, reason: str, exit_code: int, has_waited: bool = False) -> int:
-        """Mark the run as failed, keep its rows, say where the last checkpoint is. Returns the exit code.
-
-        What goes wrong after a run has closed its files changes nothing about them.
-
-        Args:
-            has_waited: this rank waited for others. Then the collective that it is in is added.
-        """
-        rank, directory = self.launch.rank, self._directory
-        folder = run_lock.place_of(directory) if directory else None  # a renamed one gets its mark where it is
-        closed = run_directory.closing_mark(folder) if folder else None
-        if closed:
-            say_if_read(f"rank {rank}: {reason}; the run's files were closed before ({closed})")
-            return exit_code
-        reason = reason.splitlines()[0]
-        if folder is not None:
-            reason = f"{reason}; {last_checkpoint(folder)}"
-        say_if_read(f"rank {rank} failed: {reason}")
-        tell_torchrun(f"rank {rank} failed: {reason}")
-        standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
-        watchdog.enter("ended")
-        if folder is not None:
-            self._close_metrics(folder, standing_reason)
-        if has_waited:
-            self._add_collective(folder, reason)
-        return exit_code
-
-    def _close_metrics(self, folder: Path, standing_reason: str) -> None:
-        """Keep the rows of a failed run, with the reason."""
-        rank = self.launch.rank
-        try:
-            if self.recorder is not None and self.recorder.is_writer:
-                self.recorder.directory = folder
-                step = self.recorder.last_step or None
-                self.recorder.write("failed", failure={"reason": standing_reason, "step": step})
-            elif rank > 0:
-                write_in_rank_0s_stead(folder, standing_reason)
-        except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
-            say_if_read(f"rank {rank}: the metrics could not be updated: {error}")
-
-    def _add_collective(self, folder: Path | None, reason: str) -> None:
-        """Add the collective that this rank is in to its message and mark. This may end the process, so it is last."""
-        collective = flight_recorder.collective_under_way()
-        if collective is None:
-            return
-        words = f"rank {self.launch.rank} was inside {collective}"
-        say_if_read(words)
-        tell_torchrun(f"rank {self.launch.rank} failed: {reason}; {words}")
-        if folder is not None:
-            run_directory.add_to_failure(folder, self.launch.rank, words)
-
-
-def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
-    """Close the metrics of a run whose rank 0, which alone writes them, was killed before it could.
-
-    Raises:
-        OSError, InputError: it could not be written, or what is there is damaged.
-    """
-    path = folder / run_files.METRICS
-    with run_lock.in_the_writers_stead(folder, WRITER_PATIENCE_S) as is_dead:
-        if is_dead and path.exists():
-            metrics = read_metrics(path)
-            if metrics["status"] == "running":
-                write_metrics(path, failed_in_its_stead(metrics, reason))
+        end_process(lambda: self.mark_failed(reason, has_waited=True), exit_code)
 
 
 def empty_streams() -> None:

@@ -1,4 +1,4 @@
-"""Find out which rank blocks this one: dead, stopped or behind."""
+"""Watch the other ranks, and find out which one blocks this one: dead, stopped or behind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from testbed import run_lock
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
-from testbed.distributed.rendezvous import StartupWatch
+from testbed.distributed.rendezvous import StartupWatch, this_process
+from testbed.run_folder import run_lock
 
 SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
 
@@ -17,15 +17,54 @@ SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
 class OtherRanks:
     """Knowledge of the other ranks, from their progress files and, until they train, from their processes.
 
+    Args:
+        timeout_s: --collective_timeout.
+        end_run: ends this process with a reason, from a thread that watches.
+
     Attributes:
         directory: the run's folder, once this start has claimed it.
         startup: from when the ranks have joined until they train.
     """
 
-    def __init__(self, launch: Launch):
-        self.launch = launch
+    def __init__(self, launch: Launch, timeout_s: float, end_run: Callable[[str], None]):
+        self.launch, self._timeout_s, self._end_run = launch, timeout_s, end_run
         self.directory: Path | None = None
         self.startup: StartupWatch | None = None
+
+    def watch_startup(self) -> None:
+        """Watch the other ranks' processes until the ranks train. All ranks call it, once they have joined."""
+        if self.launch.is_distributed:
+            processes = process_group.gather_objects(this_process())
+            self.startup = StartupWatch(self.launch, processes, self._timeout_s, self.end_for_missing_rank).begin()
+
+    def claim_directory(self, directory: Path, is_cuda: bool) -> None:
+        """Hold the run's folder, start this rank's progress file there, and the thread that watches the others'."""
+        self.directory = directory
+        run_lock.hold(directory)
+        folder, rank = self.progress_folder, self.launch.rank
+        watchdog.begin(folder, rank)
+        if self.launch.is_distributed:
+            world_size, timeout_s = self.launch.world_size, self._timeout_s
+            watchdog.Watch(folder, rank, world_size, timeout_s, self.end_for_stuck_rank, is_cuda=is_cuda)
+
+    def arm_timeouts(self) -> None:
+        """Let no rank wait longer for another one than --collective_timeout from now on, whatever that one does."""
+        process_group.limit_waiting(self._timeout_s)
+        self.end_startup_watch()
+        self.startup = None
+
+    def end_startup_watch(self) -> None:
+        """Stop watching the processes of ranks that start. Nothing else ends."""
+        if self.startup is not None:
+            self.startup.close()
+
+    def end_for_stuck_rank(self, missing: str) -> None:
+        """End from the watching thread: a rank is dead or stopped, and this one would wait for ever."""
+        self._end_run(f"{missing}; {self.waited()}, longer than --collective_timeout allows")
+
+    def end_for_missing_rank(self, missing: str) -> None:
+        """End from the watching thread: a rank died or was stopped before the ranks train."""
+        self._end_run(f"{missing}; {self.waited()}")
 
     @property
     def progress_folder(self) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from testbed import run_files, run_lock
+from testbed import run_folder
 from testbed.autotune.choices import ChoiceContradicts
 from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.weights import WeightsUnavailable
@@ -16,10 +16,14 @@ from testbed.data.disk_array import FileChanged
 from testbed.distributed.addresses import Unreachable
 from testbed.distributed.process_group import RanksDiffer
 from testbed.distributed.rendezvous import RankMissing
+from testbed.distributed.signals import RunStopped
 from testbed.distributed.store_port import PortTaken
 from testbed.errors import first_line
-from testbed.metrics.run_directory import RunAlreadyFailed
+from testbed.profiling.device_limits import is_out_of_memory
+from testbed.run_folder import run_lock
+from testbed.run_folder.marks import RunAlreadyFailed
 from testbed.train.divergence import TrainingDiverged
+from testbed.train.other_ranks import OtherRanks
 
 
 class ModelDoesNotFit(Exception):
@@ -32,6 +36,43 @@ EXPECTED += (ModelDoesNotFit,)
 EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken, RankMissing, Unreachable)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+
+
+def reason_of(error: BaseException, settings: RunSettings, ranks: OtherRanks) -> str | None:
+    """Return one sentence for what ended the run; None for an error that says nothing to a user.
+
+    Args:
+        settings: with what was chosen, where it was.
+    """
+    if isinstance(error, RunStopped):
+        return error.reason
+    if isinstance(error, EXPECTED):
+        return str(error)
+    if is_out_of_memory(error):
+        return out_of_memory_advice(settings, error)
+    is_broken = is_broken_collective(error)
+    if ranks.directory is not None and (isinstance(error, OSError) or is_broken):
+        gone = run_lock.why_gone(ranks.directory)  # no file or no other rank is found, as the folder is not there
+        if gone:
+            return gone
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return no_room_advice(error)
+    if is_broken:
+        return f"{ranks.blocking()}; {ranks.waited()} ({first_line(error)})"
+    return None
+
+
+def with_exit_code(error: BaseException, reason: str, stop: RunStopped | None) -> tuple[str, int]:
+    """Return the reason and the exit code. After a stop the code is the stop's, whatever ended the run.
+
+    Args:
+        stop: what the run was asked to end for before the error, if anything.
+    """
+    if isinstance(error, RunStopped):
+        return reason, error.exit_code
+    if stop is not None:
+        return f"{stop.reason}, and nothing could be saved: {reason}", stop.exit_code
+    return reason, 2 if isinstance(error, ChoiceContradicts) else 1
 
 
 def is_broken_collective(error: BaseException) -> bool:
@@ -48,11 +89,11 @@ def no_room_advice(error: OSError) -> str:
 
 def last_checkpoint(folder: Path) -> str:
     """Name the checkpoint to resume from. --resume checks that it is whole."""
-    saved = step_folders(folder / run_files.CHECKPOINTS)
+    saved = step_folders(folder / run_folder.CHECKPOINTS)
     return f"last checkpoint: {saved[-1]}" if saved else "no checkpoint was saved"
 
 
-def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
+def out_of_memory_advice(settings: RunSettings, error: BaseException) -> str:
     """Name the micro batch that was too large, and what to give instead."""
     advice = "give a smaller one, or auto; the global batch stays the same"
     if settings.batch.micro_batch_size_per_gpu == 1:

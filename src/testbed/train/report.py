@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from testbed import run_files
+from testbed import run_folder
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
@@ -45,7 +45,7 @@ class Report:
         self._peak, self._sampler = peak, UtilizationSampler(device)
         self._rss_before_model = rss_before_model
         self._profile_step = lambda: None
-        self._traces = recorder.directory / run_files.PROFILER_LOGS
+        self._traces = recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
         """Start the clocks of the run. Call it right before the first step."""

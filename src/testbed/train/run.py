@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from testbed import run_files
+from testbed import run_folder
 from testbed.checkpoint import resume
 from testbed.checkpoint.load import load
 from testbed.checkpoint.weights import export_weights
@@ -22,7 +22,7 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.signals import StopSignals
 from testbed.io import write_text
-from testbed.metrics import run_directory
+from testbed.metrics.environment import write_launcher_metadata
 from testbed.metrics.facts import facts_of_run
 from testbed.metrics.recorder import RunRecorder
 from testbed.metrics.tensorboard import Scalars
@@ -30,11 +30,11 @@ from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
 from testbed.profiling.step_clock import StepClock
-from testbed.run_lock import by_handle, check_held
+from testbed.run_folder.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
-from testbed.strategies.deepspeed_build_locks import warnings_of_locks
 from testbed.train.batches import TrainingBatches, ValidationBatches
-from testbed.train.console import Console, notes_of_place, what_runs
+from testbed.train.console import Console, launch_warnings, what_runs
+from testbed.train.deepspeed_build_locks import warnings_of_locks
 from testbed.train.ending import RunEnding
 from testbed.train.reasons import model_does_not_fit
 from testbed.train.report import Report
@@ -113,10 +113,10 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     console = Console(settings, start.step, is_speaking=is_rank_0)
     _say_notes(console, setup)
     if is_rank_0:
-        run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
+        write_launcher_metadata(directory, launch, facts["git_commit"])
         config = settings.as_config() | {DATA_SHA256: start.sha256}
-        write_text(directory / run_files.EFFECTIVE_CONFIG, json.dumps(config, indent=2) + "\n")
-    curves = by_handle(directory) / run_files.TENSORBOARD  # the library opens it again at every flush
+        write_text(directory / run_folder.EFFECTIVE_CONFIG, json.dumps(config, indent=2) + "\n")
+    curves = by_handle(directory) / run_folder.TENSORBOARD  # the library opens it again at every flush
     scalars = Scalars(settings, curves, start.step, is_writer=is_rank_0)
     tokenizer_text = tokenizer_of_data(setup.checked.train_file) if is_rank_0 else None
 
@@ -138,7 +138,7 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     for line in what_runs(settings, batches.windows, start.step):
         console.say(line)
     peak = begin_peak_rate(device, settings.compute.precision)
-    ending.arm_timeouts()
+    ending.ranks.arm_timeouts()
     return TrainingRun(
         checked=setup.checked,
         settings=settings,
@@ -190,5 +190,5 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
 def _say_notes(console: Console, setup: Setup) -> None:
     settings = setup.settings
     notes = [*of_the_run(settings, setup.start.sha256), *setup.notes, *warnings_of_locks(settings.training.run_type)]
-    for line in notes + notes_of_place(settings, setup.launch):
+    for line in notes + launch_warnings(settings, setup.launch):
         console.say(line)

@@ -71,7 +71,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
         patience_s=patience_s(settings.training.collective_timeout),
         backend=settings.compute.backend,
     )
-    ending.watch_startup()
+    ending.ranks.watch_startup()
     check_same_flags(checked.flags_sha256)
     if settings.measuring.log_collectives:
         log_collectives(directory, launch, backend)
@@ -82,7 +82,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
         raise Refused(str(error)) from error
     if start.is_complete:
         return Setup(checked, launch, device, backend, start)
-    ending.claim_directory(directory, is_cuda=device.type == "cuda")
+    ending.ranks.claim_directory(directory, is_cuda=device.type == "cuda")
     if settings.checkpointing.resume and start.checkpoint is None:
         weights, refusal = initial_weights(settings)
         if refusal is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from testbed import run_files
+from testbed import run_folder
 from testbed.distributed import process_group, watchdog
 from testbed.metrics.world_step import gather_loss
 from testbed.profiling.step_clock import named_range
@@ -48,6 +48,6 @@ def validate(run: TrainingRun, step: int) -> int:
             run.settings.checkpointing.keep_best
         ):  # before the row: if this fails, the start that resumes validates again
             state_dict = run.strategy.full_state_dict()
-            process_group.by_rank_0(lambda: run.export(state_dict, run.directory / run_files.BEST))
+            process_group.by_rank_0(lambda: run.export(state_dict, run.directory / run_folder.BEST))
     run.report.validation(step, loss, num_tokens, run.validation.num_sequences, seconds)
     return 0

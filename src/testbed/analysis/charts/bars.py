@@ -1,4 +1,4 @@
-"""Bars of runs and of repeats: the bar is the median, the whisker its 95 % interval, a dot one run."""
+"""Bars of PNG files and of the report: of repeats (median, 95 % interval, a dot for each run), and of parts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from testbed.analysis.charts.style import (
     colour,
     colour_of,
     figure_with_footer,
+    ink_on,
     not_shown,
     row_inches,
     rows_on,
@@ -32,6 +33,7 @@ from testbed.analysis.runs.comparability import marks_of
 from testbed.analysis.runs.load import Run, load_run
 from testbed.errors import InputError
 
+SMALLEST_LABELLED = 0.075  # part of a bar of parts, of the longest bar
 MEANING_OF_MARKS = "Bar: median over runs. Dot: one run. Whisker: 95 % interval of the median, from five runs on."
 
 
@@ -96,6 +98,46 @@ def draw_bars(axis: Axes, bars: Sequence[Bar]) -> None:
             fontsize=9.5, color="#222222",
         )  # fmt: skip
     axis.set_xlim(0, max(bar.reach for bar in bars) * 1.02 or 1)
+    axis.xaxis.set_major_formatter("{x:,g}")
+    axis.grid(axis="x")
+
+
+def draw_stacks(
+    axis: Axes,
+    rows: Sequence[Mapping[str, float]],
+    colours: Mapping[str, str],
+    totals: Sequence[str],
+    form: Callable[[float], str] = digits,
+    reach: float = 0.0,
+) -> None:
+    """Draw the rows from the top, each as parts side by side, with a part's number in it where there is room.
+
+    Args:
+        rows: part -> its size.
+        colours: of every part, in the order in which parts are drawn; a part that no row has is left out.
+        totals: a text for the end of each row.
+        form: writes the size of a part.
+        reach: the axis will show at least this much.
+    """
+    parts = [part for part in colours if any(row.get(part) for row in rows)]
+    longest = max(sum(row.values()) for row in rows) or 1.0
+    for number, (row, total) in enumerate(zip(rows, totals, strict=True)):
+        left = 0.0
+        for part in parts:
+            width, colour = row.get(part, 0.0), colours[part]
+            axis.barh(
+                number, width, left=left, height=0.6, color=colour, edgecolor="white", linewidth=0.7,
+                label=part if number == 0 else None,
+            )  # fmt: skip
+            if width > SMALLEST_LABELLED * max(longest, reach):
+                place = (left + width / 2, number)
+                axis.text(*place, form(width), ha="center", va="center", fontsize=8.5, color=ink_on(colour))
+            left += width
+        axis.annotate(
+            total, (left, number), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9.5,
+            color="#222222", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}, zorder=5,
+        )  # fmt: skip
+    axis.set_xlim(0, longest * 1.16)
     axis.xaxis.set_major_formatter("{x:,g}")
     axis.grid(axis="x")
 

@@ -160,6 +160,12 @@ def colour(number: int) -> str:
     return to_hex((red, green, blue))
 
 
+def ink_on(colour: str) -> str:
+    """Return the colour of letters on a bar of this colour."""
+    red, green, blue = to_rgb(colour)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.57 else "#222222"
+
+
 def colour_of(runs: Sequence[Run], run: Run) -> str:
     return colour(runs.index(run))
 

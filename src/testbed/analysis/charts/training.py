@@ -198,7 +198,7 @@ def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
 
 def _median_run(entry: Entry) -> Run:
     """Return the run of median throughput, named as what it is, with all seeds of its configuration."""
-    runs = entry.measured
+    runs = entry.measured_runs
     count = f"the median run of {len(runs)}" if len(runs) > 1 else "one run"
     seeds = " ".join(sorted({str(run.work.get("seed")) for run in runs}))
     run = entry.median_run

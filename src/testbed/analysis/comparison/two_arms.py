@@ -15,12 +15,11 @@ import numpy as np
 from testbed.analysis.comparison.confounders import other_explanations
 from testbed.analysis.runs.arms import Arm, arm_names, automatic_choices, configuration, without_copies
 from testbed.analysis.runs.comparability import (
-    UNKNOWN,
-    Difference,
     differing_validation,
     differing_work,
     instruments_in_words,
     loss_noise,
+    unlike_seeds,
 )
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import (
@@ -166,22 +165,19 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None, allow_ins
 
 
 def mismatches(a: Arm, b: Arm) -> list[Mismatch]:
-    """Return where the work of two arms is unequal, or not known to be equal. The same set of seeds is equal."""
-    found = []
-    for difference in differing_work((*a.runs, *b.runs)):
-        values_a, values_b = _by_arm(difference, len(a.runs))
-        if difference.field != "seed" or UNKNOWN in values_a + values_b or set(values_a) != set(values_b):
-            text_a, text_b = (", ".join(dict.fromkeys(values)) for values in (values_a, values_b))
-            found.append(Mismatch(difference.field, text_a, text_b, difference.is_unknown_only))
+    """Return where the work of two arms is unequal, or not known to be equal."""
+    found, same_seeds = [], not unlike_seeds(a.runs, b.runs)
+    for item in differing_work((*a.runs, *b.runs)):
+        if item.field == "seed" and same_seeds and None not in item.recorded:
+            continue
+        sides: tuple[dict[str, None], dict[str, None]] = ({}, {})  # each value once, in order
+        for number, value in zip(item.numbers, item.values, strict=True):
+            sides[number > len(a.runs)][value] = None
+        found.append(Mismatch(item.field, ", ".join(sides[0]), ", ".join(sides[1]), item.is_unknown_only))
     meanings = [", ".join(sorted({run.tokens_per_s_meaning for run in arm.runs})) for arm in (a, b)]
     if meanings[0] != meanings[1]:
         found.append(Mismatch("throughput", f"'{meanings[0]}'", f"'{meanings[1]}'", False))
     return found
-
-
-def _by_arm(difference: Difference, num_a: int) -> tuple[list[str], list[str]]:
-    pairs = list(zip(difference.numbers, difference.values, strict=True))
-    return [value for number, value in pairs if number <= num_a], [value for number, value in pairs if number > num_a]
 
 
 def _counted(

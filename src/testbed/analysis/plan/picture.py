@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from testbed.analysis.charts.bars import draw_stacks
 from testbed.analysis.charts.style import STYLE, WARNING_COLOUR, figure_with_footer, rows_on
 from testbed.analysis.document.words import digits
 from testbed.planner.plan import PlannedRun, name_of, settings_of
@@ -40,8 +42,6 @@ TIME_COLOURS = {
     "stragglers": "#CFCFCF",
 }
 OTHERS = ("#6A51A3", "#F0C808", "#222222")
-DARK = ("#12395B", "#2C7FB8", "#009E73", "#6A51A3", "#D55E00", "#8A8A8A", "#8C6D31", "#222222")
-SMALLEST_LABELLED = 0.08  # of the axis
 Bars = Sequence[Mapping[str, float]]
 
 
@@ -76,33 +76,15 @@ def plan_figure(runs: Sequence[PlannedRun], title: str, notes: list[str]) -> Fig
 
 
 def _stack(axis: Axes, rows: Bars, colours: Mapping[str, str], totals: Sequence[str], limit: float = 0.0) -> None:
-    """Draw the rows, each part in its colour and with its number where there is room on an axis that shows `limit`."""
-    names = dict.fromkeys([*colours, *(name for row in rows for name in row)])
-    parts = [part for part in names if any(row.get(part) for row in rows)]
-    others = iter(OTHERS)
-    colour_of = {part: colours.get(part) or next(others, "#222222") for part in parts}
-    longest = max(sum(row.values()) for row in rows) or 1.0
-    for number, row in enumerate(rows):
-        left = 0.0
-        for part in parts:
-            width, colour = row.get(part, 0.0), colour_of[part]
-            axis.barh(
-                number, width, left=left, height=0.56, color=colour, edgecolor="white", linewidth=0.6,
-                label=part if number == 0 else None,
-            )  # fmt: skip
-            if width > SMALLEST_LABELLED * max(longest, limit):
-                ink = "white" if colour in DARK else "#222222"
-                text = digits(width) if width >= 100 else f"{width:.2g}"
-                axis.text(left + width / 2, number, text, ha="center", va="center", fontsize=8.5, color=ink)
-            left += width
-    for number, row in enumerate(rows):
-        axis.annotate(
-            totals[number], (sum(row.values()), number), xytext=(6, 0), textcoords="offset points", va="center",
-            fontsize=9.5, color="#222222", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}, zorder=5,
-        )  # fmt: skip
-    axis.set_xlim(0, longest * 1.16)
-    axis.grid(axis="x")
+    """Draw the rows on an axis that shows `limit`; parts without a colour of their own get one of OTHERS."""
+    unnamed = dict.fromkeys(name for row in rows for name in row if name not in colours)
+    others = dict(itertools.zip_longest(unnamed, OTHERS[: len(unnamed)], fillvalue="#222222"))
+    draw_stacks(axis, rows, {**colours, **others}, totals, _two_digits, limit)
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=8.5, borderaxespad=0.2)
+
+
+def _two_digits(value: float) -> str:
+    return digits(value) if value >= 100 else f"{value:.2g}"
 
 
 def _limit(axis: Axes, limit: float) -> None:

@@ -100,7 +100,7 @@ def _choices(subject: Subject) -> list[Caution]:
     """Return what the program chose differently, within a configuration or between those that are compared."""
     found = []
     for workload in subject.workloads:
-        sides = [entry.measured for entry in workload.measured]
+        sides = [entry.measured_runs for entry in workload.measured]
         choices = {item.what: item for entry in workload.entries for item in differing_choices(entry.runs)}
         for other in sides[1:]:
             choices |= {item.what: item for item in differing_choices(sides[0], other)}
@@ -125,7 +125,7 @@ def _unequal_work(subject: Subject) -> list[Caution]:
         found.append(
             Caution("Work not known", f"Not recorded in every file: {joined(unknown)}. Equal work is not shown.")
         )
-    seeds = [{run.work.get("seed") for run in entry.measured} for entry in subject.measured]
+    seeds = [{run.work.get("seed") for run in entry.measured_runs} for entry in subject.measured]
     if any(one != seeds[0] for one in seeds):
         found.append(Caution("Seeds", "The configurations were not repeated with the same seeds."))
     return found

@@ -112,7 +112,7 @@ def machine_use(subject: Subject) -> Section | None:
             "model GFLOP/s": lambda entry: _median_flops(entry, "model_flops_per_s"),
             "peak per device (GFLOP/s)": lambda entry: _median_flops(entry, peak),
             "source of the peak": lambda entry: joined(
-                sorted({str(run.record["flops"]["peak_source"]) for run in entry.measured})
+                sorted({str(run.record["flops"]["peak_source"]) for run in entry.measured_runs})
             ),
         }
         note = (
@@ -178,7 +178,7 @@ def _attributions(subject: Subject) -> list[Attributed]:
 
 
 def _median_flops(entry: Entry, name: str) -> Number:
-    values = [run.record["flops"][name] for run in entry.measured if run.record["flops"][name]]
+    values = [run.record["flops"][name] for run in entry.measured_runs if run.record["flops"][name]]
     return Number(float(np.median(values)) / 1e9 if values else None, digits)
 
 

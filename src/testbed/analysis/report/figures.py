@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from testbed.analysis.charts.bars import Bar, draw_bars
+from testbed.analysis.charts.bars import Bar, draw_bars, draw_stacks
 from testbed.analysis.charts.loss import Curve, draw_curves
 from testbed.analysis.charts.style import row_inches, strategy_colour, strategy_hatch, wrapped
 from testbed.analysis.document.model import Link
@@ -28,9 +28,7 @@ LEGEND_CHARACTER_INCHES = 0.072
 PART_COLOURS = dict(
     zip(PARTS, ("#F0C808", "#9BC8E3", "#2C7FB8", "#6D6D6D", "#12395B", "#D55E00", "#CFCFCF"), strict=True)
 )
-DARK_PARTS = ("backward", "synchronise", "optimizer", "exposed communication")
 FULL_MARKERS = ("o", "s", "^", "D", "v", "p", "<", "h", ">", "d")  # of about one weight, unlike + and x
-SMALLEST_LABELLED = 0.07  # of the longest bar
 
 
 def link_to(entry: Entry) -> Link:
@@ -62,26 +60,9 @@ def repeats_figure(
 
 def breakdown_figure(breakdowns: Sequence[tuple[str, Breakdown]]) -> Figure:
     """Draw where an optimizer step's time goes: a stacked bar per configuration, in milliseconds."""
-    shown = [part for part in PARTS if any(parts.seconds.get(part) for _, parts in breakdowns)]
     figure, axis = _rows([name for name, _ in breakdowns], above_inches=0.34)
-    longest = max(sum(parts.seconds.values()) for _, parts in breakdowns) * 1e3
-    for row, (_, parts) in enumerate(breakdowns):
-        left = 0.0
-        for part in shown:
-            width = parts.seconds.get(part, 0.0) * 1e3
-            axis.barh(
-                row, width, left=left, height=0.62, color=PART_COLOURS[part], edgecolor="white", linewidth=0.8,
-                label=part if row == 0 else None,
-            )  # fmt: skip
-            if width > SMALLEST_LABELLED * longest:
-                colour = "white" if part in DARK_PARTS else "#222222"
-                axis.text(left + width / 2, row, digits(width), ha="center", va="center", fontsize=8.5, color=colour)
-            left += width
-        total = f"{digits(left)} ms"
-        axis.annotate(total, (left, row), xytext=(7, 0), textcoords="offset points", va="center", fontsize=9.5)
-    axis.set_xlim(0, longest * 1.14)
-    axis.xaxis.set_major_formatter("{x:,g}")
-    axis.grid(axis="x")
+    rows = [{part: seconds * 1e3 for part, seconds in found.seconds.items()} for _, found in breakdowns]
+    draw_stacks(axis, rows, PART_COLOURS, [f"{digits(sum(row.values()))} ms" for row in rows])
     axis.set_xlabel("ms per optimizer step")
     figure.legend(
         *axis.get_legend_handles_labels(), loc="outside upper left", ncols=7, frameon=False, fontsize=8.5,

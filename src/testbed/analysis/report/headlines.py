@@ -69,7 +69,7 @@ def _mfu(workload: Workload) -> str:
     if not entries:
         return "not known; the runs record no peak rate of the device"
     medians = [float(np.median(entry.values("mfu"))) for entry in entries]
-    flops = [run.record.get("flops") or {} for entry in entries for run in entry.measured if run.mfu is not None]
+    flops = [run.record.get("flops") or {} for entry in entries for run in entry.measured_runs if run.mfu is not None]
     sources = sorted({str(each.get("peak_source") or "not recorded") for each in flops})
     source = sources[0]
     if len(sources) > 1:

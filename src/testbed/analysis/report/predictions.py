@@ -74,7 +74,11 @@ def _judged(entry: Entry) -> Judged | None:
     if prediction is None:
         return None
     return Judged(
-        entry, prediction, float(np.median(steps)), _memory(entry, prediction), breakdown(entry.measured or entry.runs)
+        entry,
+        prediction,
+        float(np.median(steps)),
+        _memory(entry, prediction),
+        breakdown(entry.measured_runs or entry.runs),
     )
 
 
@@ -83,7 +87,7 @@ def _memory(entry: Entry, prediction: Prediction) -> tuple[float, float] | None:
     if not prediction.job.on_cpu:
         measured, predicted = entry.values("peak_memory_bytes"), prediction.allocated_bytes
     else:
-        measured, predicted = [grown for run in entry.measured if (grown := _growth(run))], prediction.needs_bytes
+        measured, predicted = [grown for run in entry.measured_runs if (grown := _growth(run))], prediction.needs_bytes
     return (predicted, float(np.median(measured))) if measured else None
 
 

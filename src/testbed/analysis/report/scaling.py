@@ -42,7 +42,7 @@ def studies(subject: Subject, target: float | None) -> list[ScalingStudy]:
         cells = {run.path.parent: folders[run.path.absolute().parent] for run in runs}
         groups.append((sweep["protocol"], runs, cells, sweep.get("target_val_loss") if target is None else target))
         taken |= set(runs)
-    rest = [run for entry in subject.measured for run in entry.measured if run not in taken]
+    rest = [run for entry in subject.measured for run in entry.measured_runs if run not in taken]
     found = []
     for protocol, runs, cells, aim in [*groups, ("strong", rest, {}, target)]:
         try:

@@ -141,7 +141,7 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
         [subject.measured] if "time_to_loss" in subject.protocols else [each.measured for each in subject.workloads]
     )
     for number, group in enumerate(groups, start=1):
-        entries = [entry for entry in group if any(run.validation_losses for run in entry.measured)]
+        entries = [entry for entry in group if any(run.validation_losses for run in entry.measured_runs)]
         chosen = _reachable(entries) if target is None else target
         if entries and chosen is not None:
             why = "the lowest that every run reached; no target was set" if target is None else "the target"
@@ -150,9 +150,9 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
 
 
 def _time_to_loss_of_group(entries: list[Entry], target: float, why: str, number: int) -> list[Block]:
-    reached = {entry: time_to_loss_of_arm(entry.measured, target) for entry in entries}
+    reached = {entry: time_to_loss_of_arm(entry.measured_runs, target) for entry in entries}
     timed = [entry for entry in entries if reached[entry]["train_time_s"]["values"]]
-    drawn = [entry for entry in entries if any(len(run.train_times_s) for run in entry.measured)]
+    drawn = [entry for entry in entries if any(len(run.train_times_s) for run in entry.measured_runs)]
 
     def of(name: str) -> Callable[[Entry], Cell]:
         def cell(entry: Entry) -> Cell:
@@ -233,9 +233,9 @@ def memory(subject: Subject) -> Section | None:
             "MiB",
         )
         parts.append(Picture(f"memory_{number}", "Peak memory of the largest rank", caption, links_to(alike), draw))
-    ranked = [entry for entry in entries if max(len(run.memory_bytes_per_rank) for run in entry.measured) > 1]
+    ranked = [entry for entry in entries if max(len(run.memory_bytes_per_rank) for run in entry.measured_runs) > 1]
     if ranked:
-        most = max(len(run.memory_bytes_per_rank) for entry in ranked for run in entry.measured)
+        most = max(len(run.memory_bytes_per_rank) for entry in ranked for run in entry.measured_runs)
         columns: dict[str, Callable[[Entry], Cell]] = {"configuration": link_to}
         columns |= {f"rank {rank}": functools.partial(_memory_of, rank) for rank in range(min(most, MOST_RANKS))}
         left = f"; of {most} ranks the first {MOST_RANKS}" if most > MOST_RANKS else ""
@@ -244,13 +244,15 @@ def memory(subject: Subject) -> Section | None:
 
 
 def _memory_of(rank: int, entry: Entry) -> str:
-    peaks = [run.memory_bytes_per_rank for run in entry.measured if len(run.memory_bytes_per_rank) > rank]
+    peaks = [run.memory_bytes_per_rank for run in entry.measured_runs if len(run.memory_bytes_per_rank) > rank]
     return f"{np.median([each[rank] for each in peaks]) / MIB:,.0f}" if peaks else ""
 
 
 def step_breakdown(subject: Subject) -> Section | None:
     """Return stacked bars of the mean step, the attributed ones apart from those that only the clock describes."""
-    found = [(entry, breakdown(entry.measured or entry.runs)) for entry in subject.entries if entry.is_synchronised]
+    found = [
+        (entry, breakdown(entry.measured_runs or entry.runs)) for entry in subject.entries if entry.is_synchronised
+    ]
     parts: list[Block] = []
     for is_attributed in (True, False):
         groups: dict[tuple, list[tuple[Entry, Breakdown]]] = {}
@@ -292,7 +294,7 @@ def _by_meaning(entries: Sequence[Entry], name: str) -> dict[str, list[Entry]]:
 
 def _reachable(entries: Sequence[Entry]) -> float | None:
     """Return the lowest validation loss that every measured run reached."""
-    losses = [run.validation_losses for entry in entries for run in entry.measured if run.validation_losses]
+    losses = [run.validation_losses for entry in entries for run in entry.measured_runs if run.validation_losses]
     if not losses or any(len(each) < 2 for each in losses):
         return None  # a single validation at the end would give the whole run's time
     return max(min(point.loss for point in each) for each in losses)

@@ -46,7 +46,7 @@ class EntryPair:
 @functools.lru_cache(maxsize=1024)  # tables, pictures and words ask for the same pairs
 def compared(entry: Entry, reference: Entry) -> EntryPair:
     """Return the two arms by throughput, one number per run, and by their losses."""
-    return EntryPair(entry, reference, compare_arms(entry.arm, reference.arm, (entry.name, reference.name)))
+    return EntryPair(entry, reference, compare_arms(entry, reference, (entry.name, reference.name)))
 
 
 def verdicts(subject: Subject, margin: float = DEFAULT_MARGIN) -> list[Verdict]:

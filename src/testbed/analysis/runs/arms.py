@@ -19,10 +19,10 @@ from testbed.config.table import flags_where
 
 # Settings in which repeats of one configuration may differ: where they wrote, what they said, where the data lies (what
 # it holds is compared), and the seed, which a protocol may vary on purpose (see comparability.py).
-NOT_PART_OF_AN_ARM = flags_where(lambda flag: flag.varies or (flag.kind is Kind.LOOK and not flag.is_instrument))
+NOT_PART_OF_AN_ARM = flags_where(lambda flag: flag.varies or (flag.kind is Kind.OUTPUT and not flag.is_instrument))
 # Settings that do not make another strategy: work is told as unequal work, the rest is only how a run is looked at.
 _NOT_IN_A_NAME = flags_where(lambda flag: not flag.names_arm)
-_SPREADS = flags_where(lambda flag: flag.kind is Kind.SPREAD)
+_SPREADS = flags_where(lambda flag: flag.kind is Kind.PARALLELISM)
 # Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
 _FOLLOW_RANKS = flags_where(lambda flag: flag.filled is Filled.BY_RANKS)
 # What the program may choose itself where nobody did. Precision and micro batch have rules of their own: the one makes
@@ -45,6 +45,15 @@ class Arm:
 
     label: str
     runs: tuple[Run, ...]
+
+    @property
+    def example(self) -> Run:
+        """Return the run that stands for all: one that may enter a headline, where there is one."""
+        return (*self.measured_runs, *self.runs)[0]
+
+    @property
+    def ranks(self) -> int | None:
+        return rank_count(self.example)
 
     @property
     def tokens_per_s(self) -> list[float]:

@@ -3,15 +3,17 @@
 import itertools
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from testbed.analysis.document.words import joined, ranges
+from testbed.analysis.runs.arms import rank_count
 from testbed.analysis.runs.load import Run
-from testbed.analysis.runs.work import VALIDATION_FIELDS, WORK_FIELDS
+from testbed.analysis.runs.work import TASK_FIELDS, VALIDATION_FIELDS, WORK_FIELDS
 from testbed.analysis.statistics import all_known
 from testbed.errors import value_text
 
@@ -28,11 +30,18 @@ LOSS_NOISE_OF_ONE_RUN = 0.1
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which runs differ, or which some file does not record; `values` are of the runs `numbers`, from 1."""
+    """A field in which runs differ, or which some file does not record.
+
+    `recorded` are the values of the runs `numbers`, from 1; None: not in the file.
+    """
 
     field: str
-    values: tuple[str, ...]
+    recorded: tuple[Any, ...]
     numbers: tuple[int, ...]
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return tuple(UNKNOWN if value is None else _text(value) for value in self.recorded)
 
     @property
     def is_unknown_only(self) -> bool:
@@ -40,10 +49,28 @@ class Difference:
         return len(set(self.values) - {UNKNOWN}) <= 1
 
 
-def differing_work(runs: Sequence[Run]) -> list[Difference]:
-    """Return the fields of equal work that differ or are not in every file. Empty: the runs did equal work."""
-    work = _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
+def differing_work(runs: Sequence[Run], protocol: str = "strong") -> list[Difference]:
+    """Return the fields of equal work that differ or are not in every file. Empty: the runs did equal work.
+
+    All that compares runs asks here. `protocol` is that of a sweep:
+
+    - strong: all of WORK_FIELDS are equal.
+    - weak: the global batch and the tokens are in proportion to the ranks, the rest is equal.
+    - time_to_loss: the task is the same, validation included. Batch, schedule, optimizer and steps may differ.
+    """
+    numbered = list(enumerate(runs, start=1))
+    if protocol == "time_to_loss":
+        found = _differences({number: run.work | run.validation for number, run in numbered}, TASK_FIELDS)
+        return [*found, *compiler_with_strategy(runs)]
+    ranks = {number: rank_count(run) for number, run in numbered} if protocol == "weak" else {}
+    work = _differences({number: run.work for number, run in numbered}, WORK_FIELDS, ranks)
     return [*work, *unlike_skips(runs), *compiler_with_strategy(runs)]
+
+
+def unlike_seeds(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    """Return whether two arms drew seeds of their own. Repeats may have different ones, but both arms from one list."""
+    of_a, of_b = ({run.work.get("seed") for run in runs} for runs in (a, b))
+    return not (of_a <= of_b or of_b <= of_a)
 
 
 def unlike_skips(runs: Sequence[Run]) -> list[Difference]:
@@ -202,12 +229,18 @@ def _difference_text(difference: Difference) -> str:
     return f"{difference.field.replace('_', ' ')} {' / '.join(texts)}"
 
 
-def _differences(records: dict[int, dict], fields: Sequence[str]) -> list[Difference]:
+def _differences(
+    records: dict[int, dict], fields: Sequence[str], ranks: Mapping[int, int | None] | None = None
+) -> list[Difference]:
+    """Return the fields in which records differ; with `ranks`, of those IN_PROPORTION the values per rank."""
     found = []
     for name in fields if len(records) > 1 else ():
-        values = tuple(UNKNOWN if record.get(name) is None else _text(record[name]) for record in records.values())
-        if len(set(values)) > 1 or UNKNOWN in values:
-            found.append(Difference(name, values, tuple(records)))
+        recorded = tuple(record.get(name) for record in records.values())
+        compared: list[Any] = [value_text(value) for value in recorded]
+        if ranks and name in IN_PROPORTION and all(isinstance(value, int) for value in recorded):
+            compared = [Fraction(record[name], ranks[number] or 1) for number, record in records.items()]
+        if len(set(compared)) > 1 or None in recorded:
+            found.append(Difference(name, recorded, tuple(records)))
     return found
 
 

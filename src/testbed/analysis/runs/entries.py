@@ -17,7 +17,6 @@ from testbed.analysis.runs.arms import (
     device_of,
     differing_settings,
     group_into_arms,
-    rank_count,
     strategies_of,
 )
 from testbed.analysis.runs.comparability import differing_work
@@ -31,46 +30,22 @@ LONGEST_TITLE_IN_A_NAME = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
-    """One configuration: an arm as reports show it. Runs are numbered through the whole report, from 1.
+class Entry(Arm):
+    """One configuration: an arm as reports show it.
 
     `look` is the number of its strategy among all: pictures show a strategy in one colour.
     """
 
     number: int
-    first_run: int
-    arm: Arm
     strategy: str
     name: str
     look: int
 
     @property
-    def runs(self) -> tuple[Run, ...]:
-        return self.arm.runs
-
-    @property
-    def measured(self) -> tuple[Run, ...]:
-        """Return the runs that may enter a headline."""
-        return self.arm.measured_runs
-
-    @property
-    def example(self) -> Run:
-        """Return the run that stands for the work of all."""
-        return _example(self.arm)
-
-    @property
     def median_run(self) -> Run:
         """The run of median throughput; without a measured one, the first."""
-        runs = sorted(self.measured, key=lambda run: run.tokens_per_s or 0.0)
+        runs = sorted(self.measured_runs, key=lambda run: run.tokens_per_s or 0.0)
         return runs[(len(runs) - 1) // 2] if runs else self.runs[0]
-
-    @property
-    def ranks(self) -> int | None:
-        return rank_count(self.example)
-
-    @property
-    def tokens_per_s(self) -> list[float]:
-        return self.arm.tokens_per_s
 
     @property
     def is_instrumented(self) -> bool:
@@ -83,7 +58,7 @@ class Entry:
 
     def values(self, name: str) -> list[float]:
         """Return the attribute `name` of every measured run that has it."""
-        found = [getattr(run, name) for run in self.measured]
+        found = [getattr(run, name) for run in self.measured_runs]
         return [value for value in found if value is not None]
 
 
@@ -151,17 +126,16 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     strategies = {arm: name for group in groups for arm, name in _strategy_names(group).items()}
     rates: dict[tuple, list[float]] = {}
     for arm in arms:
-        rates.setdefault((strategies[arm], rank_count(_example(arm))), []).extend(arm.tokens_per_s)
+        rates.setdefault((strategies[arm], arm.ranks), []).extend(arm.tokens_per_s)
     order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith(REFERENCE), strategy))
     names, titles = _names_and_titles(groups, strategies)
     entries: list[Entry] = []
-    workloads, first_run = [], 1
+    workloads = []
     for group, title in zip(groups, titles, strict=True):
         before = len(entries)
         for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
             look = order.index(strategies[arm])
-            entries.append(Entry(len(entries) + 1, first_run, arm, strategies[arm], names[arm], look))
-            first_run += len(arm.runs)
+            entries.append(Entry(arm.label, arm.runs, len(entries) + 1, strategies[arm], names[arm], look))
         workloads.append(Workload(title, tuple(entries[before:])))
     return Subject(tuple(entries), tuple(workloads), sweeps_above(run.path for run in runs))
 
@@ -170,7 +144,7 @@ def _groups_of_equal_work(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Return the arms by their work, the group with the most measured runs first."""
     groups: list[list[Arm]] = []
     for arm in arms:
-        alike = (group for group in groups if _did_equal_work(_example(group[0]), _example(arm)))
+        alike = (group for group in groups if _did_equal_work(group[0].example, arm.example))
         if group := next(alike, None):
             group.append(arm)
         else:
@@ -194,10 +168,6 @@ def _names_and_titles(groups: Sequence[Sequence[Arm]], strategies: dict[Arm, str
         for arm in group:
             names[arm] += f", {added}" if counts[names[arm]] > 1 and title else ""
     return _numbered(names), titles
-
-
-def _example(arm: Arm) -> Run:
-    return (*arm.measured_runs, *arm.runs)[0]
 
 
 def _did_equal_work(one: Run, other: Run) -> bool:
@@ -256,16 +226,15 @@ def _is_said_to_be_instrumented(run: Run) -> bool:
 
 def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:
     """Sort few ranks first, then the highest median throughput. A profiled arm stands where its strategy does."""
-    ranks = rank_count(_example(arm))
-    known = arm.tokens_per_s or rates[strategy, ranks]
-    return (bool(arm.runs[0].instrumented), ranks or math.inf, -float(np.median(known or [0.0])), strategy)
+    known = arm.tokens_per_s or rates[strategy, arm.ranks]
+    return (bool(arm.runs[0].instrumented), arm.ranks or math.inf, -float(np.median(known or [0.0])), strategy)
 
 
 def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:
     """Return for each group of equal work the fields in which the groups differ; empty where there is one group."""
     if len(groups) == 1:
         return [""]
-    examples = [_example(group[0]) for group in groups]
+    examples = [group[0].example for group in groups]
     shown = [
         difference
         for difference in differing_work(examples)

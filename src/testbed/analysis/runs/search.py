@@ -6,7 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
-from testbed.run_files import CHECKPOINTS
+from testbed.run_folder import CHECKPOINTS
 
 _STEP_FOLDER = re.compile(r"\.?step_\d+")
 

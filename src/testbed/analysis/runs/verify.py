@@ -22,7 +22,7 @@ from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_text
 from testbed.metrics.file import metrics_version, read_metrics
-from testbed.run_files import COMPLETE, FAILED, LAUNCHER, PREEMPTED
+from testbed.run_folder import COMPLETE, FAILED, LAUNCHER, PREEMPTED
 
 LOG = "train.log"
 OK, NOT_APPLICABLE = "ok", "not_applicable"

@@ -13,8 +13,8 @@ from typing import Any
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Document, Section, Table, Text
 from testbed.analysis.document.words import BRACKETS, Number
+from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Point, Run
-from testbed.analysis.runs.work import TASK_FIELDS
 from testbed.analysis.scaling.time_to_loss import TimeToLoss, time_to_loss
 from testbed.analysis.statistics import median_interval
 from testbed.errors import InputError
@@ -63,10 +63,11 @@ def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedP
 
 
 def _pair(seed: int, run: Run, reference: Run) -> SeedPair:
-    for name in (*TASK_FIELDS, "global_batch_size"):
-        known = [{**each.work, **each.validation}.get(name) for each in (run, reference)]
-        if known[0] != known[1] or None in known:
-            raise InputError(f"{run.path} and {reference.path} differ in {name}: {known[0]} and {known[1]}")
+    pair = (run, reference)
+    batch = [item for item in differing_work(pair) if item.field == "global_batch_size"]
+    if unequal := [*differing_work(pair, "time_to_loss"), *batch]:
+        words = "; ".join(f"{item.field} ({' and '.join(item.values)})" for item in unequal)
+        raise InputError(f"{run.path} and {reference.path} differ in {words}")
     for each in (run, reference):
         if not each.validation_losses or None in (
             each.validation_losses[-1].step,

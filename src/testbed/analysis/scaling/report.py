@@ -308,7 +308,7 @@ def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[P
     for strategy in dict.fromkeys(arm.strategy for arm in arms):
         of_strategy = [arm for arm in arms if arm.strategy == strategy]
         for item in differing_choices([run for arm in of_strategy for run in arm.runs]):
-            name = of_strategy[0].strategy_name
+            name = of_strategy[0].label
             found.append(f"{name}: {item.what} differs from run to run ({', '.join(item.a)}); set it by hand")
     for row in rows:
         place = row["name"]

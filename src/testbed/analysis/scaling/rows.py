@@ -36,7 +36,7 @@ def arm_row(
     row: dict[str, Any] = {
         "name": arm.name,
         "strategy": arm.strategy,
-        "strategy_name": arm.strategy_name,
+        "strategy_name": arm.label,
         "batch_size": arm.batch_size,
         "batch_size_is": "per rank" if protocol == "weak" else "global",
         "ranks": arm.ranks,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from testbed.analysis.runs.arms import (
     DEVICE_FIELDS,
+    Arm,
     arm_name,
     conditions,
     differing_conditions,
@@ -24,14 +25,8 @@ from testbed.analysis.runs.arms import (
     strategies_of,
     without_copies,
 )
-from testbed.analysis.runs.comparability import (
-    IN_PROPORTION,
-    INSTRUMENTS,
-    compiler_with_strategy,
-    instruments_in_words,
-)
+from testbed.analysis.runs.comparability import INSTRUMENTS, differing_work, instruments_in_words, unlike_seeds
 from testbed.analysis.runs.load import Run
-from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 from testbed.config.run_types import REFERENCE
 
 INSTRUMENTED = "instrumented (a profiler or a debug switch was on): no throughput from it"
@@ -39,25 +34,29 @@ ALLOWED = "--allow-mismatch gives its figure, labelled"
 
 
 @dataclass(frozen=True, eq=False)
-class ScalingArm:
-    """Repeats of one strategy at one batch size on `ranks` devices; `batch_size` is per rank in weak scaling.
+class ScalingArm(Arm):
+    """Repeats of one strategy at one batch size on one number of ranks; `batch_size` is per rank in weak scaling.
 
-    `strategy` is what tells strategies apart, the plan's variant where there is one; `strategy_name` is for readers.
+    `strategy` is what tells strategies apart, the plan's variant where there is one; `label` is its name for readers.
     """
 
     strategy: str
-    strategy_name: str
     batch_size: int | None
-    ranks: int
-    runs: tuple[Run, ...]
-    instrumented: tuple[Run, ...] = field(default=())  # the same configuration under a profiler: never throughput
-    failed: tuple[Run, ...] = field(default=())  # the same configuration, never finished: no throughput, but no success
+    instrumented: tuple[Run, ...] = ()  # the same configuration under a profiler: never throughput
+    failed: tuple[Run, ...] = ()  # the same configuration, never finished: no throughput, but no success
     stray_of: int | float | None = None  # without a plan: the batch size of the series whose work this arm does not do
 
     @property
     def name(self) -> str:
         """ "ddp on 2 ranks"."""
-        return arm_name(self.strategy_name, self.runs[0])
+        return arm_name(self.label, self.runs[0])
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of devices that compute; runs that do not record it are left out."""
+        found = super().ranks
+        assert found is not None
+        return found
 
     @property
     def series(self) -> int | float | None:
@@ -180,51 +179,29 @@ def _values(arm: ScalingArm, name: str) -> str:
 def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[dict[str, Any]]:
     """Return the fields in which a run of `arm` did other work, or ran elsewhere, than the first run of `reference`.
 
-    {field, baseline, mismatch}: one entry per field and value. None: not recorded, which is not equal. In weak scaling
-    the global batch and the tokens must grow exactly with the ranks; the seed may differ between repeats, but both arms
-    must have drawn theirs from the same ones.
+    {field, baseline, mismatch}: one entry per field and value. None: not recorded, which is not equal. The seed may
+    differ between repeats, but both arms must have drawn theirs from the same ones.
     """
     first = reference.runs[0]
-    found: list[dict[str, Any]] = []
+    found: list[tuple[Any, ...]] = []
     for run in arm.runs:
-        pairs = _compared_fields(run, first, protocol)
-        pairs |= {f"hardware.{name}": (hardware_of(first, name), hardware_of(run, name)) for name in DEVICE_FIELDS}
-        pairs["throughput is"] = (first.tokens_per_s_meaning, run.tokens_per_s_meaning)
-        for name, (expected, value) in pairs.items():
-            is_optional = name.startswith("hardware.")  # the name of a GPU on a CPU; None on both sides agrees
-            if expected == value and (value is not None or is_optional):
-                continue
-            scaled = protocol == "weak" and name in IN_PROPORTION and None not in (expected, value)
-            if scaled and expected * arm.ranks == value * reference.ranks:
-                continue
-            entry = {"field": name, "baseline": expected, "mismatch": value}
-            if entry not in found:
-                found.append(entry)
+        for item in differing_work((first, run), protocol):
+            if item.field != "seed" or None in item.recorded:  # seeds are asked of the whole arm
+                found.append((item.field, *item.recorded))
+        elsewhere = [(f"hardware.{name}", hardware_of(first, name), hardware_of(run, name)) for name in DEVICE_FIELDS]
+        elsewhere.append(("throughput is", first.tokens_per_s_meaning, run.tokens_per_s_meaning))
         if run.instrumented or first.instrumented:
-            words = instruments_in_words(first), instruments_in_words(run)
-            entry = {"field": INSTRUMENTS, "baseline": words[0], "mismatch": words[1]}
-            found += [entry] if entry not in found else []
-        for item in compiler_with_strategy((first, run)):
-            entry = {"field": item.field, "baseline": item.values[0], "mismatch": item.values[1]}
-            found += [entry] if entry not in found else []
-    seeds, expected_seeds = ({run.work.get("seed") for run in each.runs} for each in (arm, reference))
-    if protocol != "time_to_loss" and not (seeds <= expected_seeds or expected_seeds <= seeds):
-        found.append({"field": "seed", "baseline": sorted(expected_seeds, key=str), "mismatch": sorted(seeds, key=str)})
-    return found
+            found.append((INSTRUMENTS, instruments_in_words(first), instruments_in_words(run)))
+        found += [each for each in elsewhere if each[1] != each[2]]
+    if protocol != "time_to_loss" and unlike_seeds(arm.runs, reference.runs):
+        seeds = (sorted({run.work.get("seed") for run in each.runs}, key=str) for each in (reference, arm))
+        found.append(("seed", *seeds))
+    entries = [dict(zip(("field", "baseline", "mismatch"), each, strict=True)) for each in found]
+    return [entry for number, entry in enumerate(entries) if entry not in entries[:number]]
 
 
 def _is_baseline(strategy: str) -> bool:
     return strategy.partition(":")[0] == REFERENCE  # with settings of its own, such as baseline:compile
-
-
-def _compared_fields(run: Run, first: Run, protocol: str) -> dict[str, tuple[Any, Any]]:
-    if protocol == "time_to_loss":
-        known = [{**each.work, **each.validation} for each in (first, run)]
-        return {name: (known[0].get(name), known[1].get(name)) for name in TASK_FIELDS}
-    # The seed of a repeat is the protocol's own; whether both arms used the same ones is asked of the whole arm. One
-    # that is not recorded is asked here, like every field.
-    names = [name for name in WORK_FIELDS if name != "seed" or None in (run.work.get(name), first.work.get(name))]
-    return {name: (first.work.get(name), run.work.get(name)) for name in names}
 
 
 def _left_out(run: Run, reason: str) -> dict[str, str]:
@@ -256,7 +233,7 @@ def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Pat
             stray_of[name, batch, ranks] = series
         members.setdefault((name, batch, ranks), []).append(run)
     return [
-        ScalingArm(key[0], shown[members[key][0]], key[1], key[2], tuple(members[key]), stray_of=stray_of.get(key))
+        ScalingArm(shown[members[key][0]], tuple(members[key]), key[0], key[1], stray_of=stray_of.get(key))
         for key in sorted(members, key=lambda key: (*_order(key[0]), key[1] or 0, key[2]))
     ]
 

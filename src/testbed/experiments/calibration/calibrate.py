@@ -34,7 +34,7 @@ LONGEST_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CalibrationRequest:
     """A calibration to be made. `seconds`: at most, about. `is_quick`: of sizes that say nothing, for a trial."""
 
     device: str
@@ -50,7 +50,7 @@ class Asked:
         return sorted({1, min(2, most), most})
 
 
-def calibrate(asked: Asked, stop: Stop, say: Callable[[str], None]) -> Calibration:
+def calibrate(asked: CalibrationRequest, stop: Stop, say: Callable[[str], None]) -> Calibration:
     """Measure, in one start for each number of ranks.
 
     Raises:
@@ -84,7 +84,7 @@ def calibrate_here(out: Path, minutes: float, precision: str | None, is_quick: b
     if launch.is_distributed:
         return _calibrate_link(out, is_quick, launch, say)
     device, devices = devices_here()
-    asked = Asked(
+    asked = CalibrationRequest(
         device=device,
         devices=devices,
         precision=precision or ("fp32" if device == "cpu" else "bf16"),
@@ -128,7 +128,7 @@ def _calibrate_link(out: Path, is_quick: bool, launch: Launch, say: Callable[[st
     return 0
 
 
-def work_of(asked: Asked, folder: Path, ranks: int, seconds: float) -> Work:
+def work_of(asked: CalibrationRequest, folder: Path, ranks: int, seconds: float) -> Work:
     """Return what one start measures."""
     of_device = sizes.CPU if asked.device == "cpu" else sizes.GPU
     messages = sizes.QUICK_MESSAGES if asked.is_quick else sizes.MESSAGES[asked.device]
@@ -167,7 +167,7 @@ def _answer(work: Work, folder: Path, ranks: int, stop: Stop) -> dict[str, Any]:
     return dict(json.loads(Path(work.out).read_text(encoding="utf-8")))
 
 
-def together(asked: Asked, answers: Sequence[dict[str, Any]], seconds: float) -> Calibration:
+def together(asked: CalibrationRequest, answers: Sequence[dict[str, Any]], seconds: float) -> Calibration:
     """Put the answers of all starts into one calibration."""
     memory: dict[str, float] = {}
     for answer in answers:
@@ -187,7 +187,7 @@ def together(asked: Asked, answers: Sequence[dict[str, Any]], seconds: float) ->
     return dataclasses.replace(whole, device=device_of(asked, whole, facts), links=links)
 
 
-def device_of(asked: Asked, measured: Calibration, facts: dict[str, Any]) -> Device:
+def device_of(asked: CalibrationRequest, measured: Calibration, facts: dict[str, Any]) -> Device:
     """Return one rank's share of the machine, at the best rates that were measured."""
     peak = max(2 * each.m * each.n * each.k / each.seconds for each in measured.products)
     copied = max(2 * each.num_bytes / each.seconds for each in measured.moving if each.kind == "copy")

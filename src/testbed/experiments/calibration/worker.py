@@ -20,7 +20,7 @@ import torch
 from testbed.autotune.device import keep_freed_memory
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch, read_launch, usable_cores
-from testbed.distributed.openmp import wait_briefly
+from testbed.distributed.openmp import limit_gomp_spinning
 from testbed.experiments.calibration import collectives, operations
 from testbed.experiments.calibration.sizes import Sizes
 from testbed.experiments.calibration.whole_steps import check_setting, time_steps
@@ -115,7 +115,7 @@ def operations_of(watch: operations.Stopwatch, sizes: Sizes) -> dict[str, Any]:
 
 def carry_out(work: Work, launch: Launch) -> dict[str, Any] | None:
     """Join the other ranks and measure; return the answer on rank 0, None on the others."""
-    wait_briefly()
+    limit_gomp_spinning()
     device = torch.device("cuda", launch.local_rank) if work.device == "cuda" else torch.device("cpu")
     process_group.start_process_group(device, launch, is_needed=True)
     try:

@@ -27,7 +27,7 @@ EMULATED = "this device has no fast bf16 (a trial product was not 1.5 times as f
 def _is_only_how(flag: Flag) -> bool:
     """Return whether a flag may stand after `--`: it says how a step is computed, and a run decides it for itself or
     keeps it when it resumes. All else is other work, other cores, or another clock."""
-    return flag.kind is Kind.HOW and (flag.filled is Filled.DECIDED or flag.resume is not Resume.FREE)
+    return flag.kind is Kind.EXECUTION and (flag.filled is Filled.DECIDED or flag.resume is not Resume.FREE)
 
 
 ONLY_HOW = tuple(name for name, flag in FLAGS.items() if _is_only_how(flag))

@@ -21,7 +21,7 @@ from testbed.experiments.peers.nanogpt import parse_steps, write_data
 from testbed.experiments.peers.plan import CEILING, OURS, PeerArm
 from testbed.io import now_utc
 from testbed.metrics.file import read_metrics
-from testbed.run_files import METRICS
+from testbed.run_folder import METRICS
 from testbed.sweep.request import visible_devices
 from testbed.sweep.runner import reason_of_failure
 

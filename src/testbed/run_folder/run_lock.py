@@ -33,9 +33,10 @@ class FolderGone(Exception):
     """The path of a run's folder leads to another one now, or nowhere."""
 
 
-def keep_others_out(directory: Path) -> None:
-    """Create the run's folder, hold it and lock it until this process ends, however it ends: the kernel lets go of the
-    lock of a process that is killed. Only rank 0 calls it.
+def acquire(directory: Path) -> None:
+    """Create the run's folder, hold it and lock it until this process ends. Only rank 0 calls it.
+
+    The kernel releases the lock of a process that is killed.
 
     Raises:
         InputError: the folder cannot be written, or another run is writing into it.
@@ -48,13 +49,13 @@ def keep_others_out(directory: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe of that name must not be waited for
         _locks[directory] = os.open(by_handle(directory) / LOCK, flags, 0o644)
     except OSError as error:
-        let_others_in(directory)
+        release(directory)
         raise InputError(
             f"--checkpoint_path {directory} cannot be written ({error.strerror or error}); choose another folder"
         ) from None
     if not _is_locked(directory):
         holder = _words_in(_locks[directory]).decode(errors="replace").strip() or "another process"
-        let_others_in(directory)
+        release(directory)
         raise InputError(
             f"--checkpoint_path {directory} is being written by another run ({one_line(holder)}); wait until it has "
             "ended, or choose another folder"
@@ -94,7 +95,7 @@ def _is_locked(directory: Path) -> bool:
     try:
         if not _lock(_locks[directory], deadline_s):
             return False
-    except OSError as error:  # a file system without locks: nothing to be had, and no reason not to train
+    except OSError as error:  # locking is unsupported here; continue without it
         say(f"no lock on {directory} ({error.strerror or error}): start no second run in it", flush=True)
     try:
         return directory not in _handles or _lock(_handles[directory], deadline_s)
@@ -121,8 +122,8 @@ def _words_in(descriptor: int) -> bytes:
     return b""
 
 
-def let_others_in(directory: Path) -> None:
-    """Give the locks back while this process lives on. The file stays: it means nothing without the lock."""
+def release(directory: Path) -> None:
+    """Release the locks while this process lives on. The file stays: it means nothing without the lock."""
     for kept in (_locks, _handles):
         for place in [place for place in kept if directory in (place, place.parent)]:
             os.close(kept.pop(place))
@@ -215,7 +216,7 @@ def _leads_to_held(path: Path, directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def in_the_writers_stead(directory: Path, patience_s: float) -> Iterator[bool]:
+def dead_writers_lock(directory: Path, patience_s: float) -> Iterator[bool]:
     """Yields whether rank 0, which holds the folder's lock, is dead, and as long as that is so the lock is this rank's:
     no new start writes meanwhile. For `patience_s` it is looked at again. False where it cannot be known."""
     deadline_s = time.monotonic() + patience_s
