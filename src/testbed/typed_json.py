@@ -19,15 +19,22 @@ from testbed.io import read_json
 
 LARGEST_COUNT = 2**63 - 1  # what an array of integers holds
 _DEEPEST = 100  # lists and objects inside one another; a real file has six
+_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+    "object": "an object",
+}  # fmt: skip
 _KEY = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
-def check(content: Any, kind: Any, may_hold_more: bool = False) -> None:
-    """Check what a JSON file holds. 100,000 rows of 13 values take 0.4 s.
+def check(content: Any, kind: Any, may_hold_more: bool = False) -> Any:
+    """Check what a JSON file holds, which takes less time than parsing it did.
 
     Args:
         kind: the type that it must have.
         may_hold_more: accept fields that `kind` does not name.
+
+    Returns:
+        The content as `kind`: an object of it where it is a dataclass, without the fields that it does not name.
 
     Raises:
         InputError: one sentence that begins with the place of a fault.
@@ -39,6 +46,7 @@ def check(content: Any, kind: Any, may_hold_more: bool = False) -> None:
     if not may_hold_more and converted != content:
         for keys, name in _unknown_fields(content, converted):
             raise InputError(f"{_place(keys) or 'the file'} has no field {reprlib.repr(name)} in this version")
+    return converted
 
 
 def check_finite(content: Any) -> None:
@@ -76,8 +84,13 @@ def _sentence(content: Any, kind: Any, message: str) -> str:
     if type(value) in (int, float) and not _is_usable(value):
         return f"{where} is {_words_of_not_finite(value)}"
     wanted = re.fullmatch(r"Expected (.*?)(, got `.*`)?", fault)
-    rule = f"it must be {wanted[1].replace('`', '')}" if wanted else "which is none of the values of this field"
+    rule = f"it must be {_in_words(wanted[1])}" if wanted else "which is none of the values of this field"
     return f"{where} is {reprlib.repr(value)}, {rule}"
+
+
+def _in_words(types: str) -> str:
+    """Return msgspec's names of types, `float | null`, in the words of a sentence."""
+    return re.sub("`(.*?)`", lambda found: " or ".join(_WORDS.get(each, each) for each in found[1].split(" | ")), types)
 
 
 def _resolved(content: Any, kind: Any, message: str, found: list[tuple[str, str]]) -> tuple[tuple, Any]:

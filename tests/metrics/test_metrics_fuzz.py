@@ -151,9 +151,9 @@ FOUND = {
     "settings as deep as the stack": (in_place(VALID["2.2"][0], "settings.a", ODD_VALUES[-1]), "nested more than 100"),
     "a line break in a key": (in_place(VALID["2.2"][0], "settings.a\nb", float("nan")), "settings.'a\\nb' is nan"),
     "half of a surrogate pair": (in_place(VALID["2.2"][0], "run_id", "\ud800"), "half of a surrogate pair"),
-    "v1 with settings of text": ({**v1_metrics(1), "settings": "all"}, "settings is 'all', it must be object"),
-    "v1 without hardware": ({**v1_metrics(1), "hardware": None}, "hardware is None, it must be object"),
-    "v1 with a command of numbers": ({**v1_metrics(1), "command_line": 5}, "command_line is 5, it must be str"),
+    "v1 with settings of text": ({**v1_metrics(1), "settings": "all"}, "settings is 'all', it must be an object"),
+    "v1 without hardware": ({**v1_metrics(1), "hardware": None}, "hardware is None, it must be an object"),
+    "v1 with a command of numbers": ({**v1_metrics(1), "command_line": 5}, "command_line is 5, it must be text"),
     "2.0 with selected of text": (in_place(VALID["2.0"][0], "deepspeed_config.selected", "x"), "selected is 'x'"),
 }  # fmt: skip
 
