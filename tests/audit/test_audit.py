@@ -10,9 +10,7 @@ from support.audit_cases import CASES, ONLY_NOTES, edited, ours, scale_rows, v20
 from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, run_here
 
-from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 from testbed.audit.claims import FAILS, NOTE, Finding, audit
-from testbed.audit.comparison_rules import LEFT_OUT_OF_WORK
 from testbed.audit.finding import Rule
 
 PROGRAM = "scripts/audit_runs.py"
@@ -137,11 +135,6 @@ def test_a_time_to_loss_compares_other_recipes_for_one_task(tmp_path):
     edited(runs, lambda m: (m["training_config"].update(num_layers=2),
                             [row.update(num_target_tokens=64) for row in m["evaluations"]]))  # fmt: skip
     assert ["val tokens 6400 against 64" in f.message for f in audit([folder])] == [True]
-
-
-def test_the_audit_and_the_scaling_report_mean_one_task():
-    kept = set(WORK_FIELDS) - LEFT_OUT_OF_WORK["time_to_loss"]
-    assert kept | {"val_data_sha256", "val_tokens"} == set(TASK_FIELDS)
 
 
 def test_the_plan_is_what_excuses_a_weak_sweep(tmp_path):

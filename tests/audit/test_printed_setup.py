@@ -11,7 +11,7 @@ from testbed.audit.readers import read_text_log
 
 
 def test_the_lines_of_a_real_log_are_read(tmp_path):
-    one, two = (read_text_log(path, True)[0] for path in deepspeed_pair(tmp_path))
+    one, two = (read_text_log(path)[0] for path in deepspeed_pair(tmp_path))
     assert (one.global_batch_size, one.micro_batch_size, one.world_size) == (8, 8, 1)
     assert (two.global_batch_size, two.micro_batch_size, two.world_size) == (8, 4, 2)
     assert two.printed_settings == {"offload": "optimizer on the cpu", "precision": "fp32", "ZeRO stage": "2"}
@@ -19,7 +19,7 @@ def test_the_lines_of_a_real_log_are_read(tmp_path):
 
 
 def test_a_log_without_such_lines_says_that_the_batch_is_missing(tmp_path):
-    item = read_text_log(wandb_pair(tmp_path, 2, {})[0], True)[0]
+    item = read_text_log(wandb_pair(tmp_path, 2, {})[0])[0]
     assert item.global_batch_size is None and not item.batch_is_printed and item.printed_settings == {}
     assert "batch (this log does not print it)" in item.unread
 

@@ -19,7 +19,7 @@ from testbed.audit.checked import Checked, checked_in
 from testbed.audit.comparison_rules import CLAIM_RULES
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import FOREIGN_RULES
-from testbed.audit.readers import UNREADABLE, read_reported
+from testbed.audit.readers import read_reported
 from testbed.audit.reported import Claim, Reported, Side
 from testbed.audit.run_rules import METRICS_RULES
 from testbed.audit.tables.columns import FORM as TABLE
@@ -70,7 +70,7 @@ def audit_runs(
     for item in items:
         if item.run and item.run.status != "complete":
             findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
-        elif item.is_claim and item.form not in ("profiler table", "scaling report", TABLE, UNREADABLE):
+        elif item.is_claim and item.form not in ("profiler table", "scaling report", TABLE):
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)

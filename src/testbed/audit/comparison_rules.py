@@ -14,7 +14,6 @@ from testbed.analysis.runs.comparability import (
     differing_work,
     loss_noise,
 )
-from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 from testbed.audit.condition_rules import code_is_the_same, devices_are_the_same, more_devices_are_faster
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.printed_setup import OFFLOADED, PRECISION
@@ -26,8 +25,6 @@ from testbed.errors import value_text
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
 FOREIGN_LINEAR_TOLERANCE = 0.01
 OWN_LINEAR_TOLERANCE = 0.05
-# Of the fields of equal work what a protocol lets differ; of a time to loss _differing_fields asks the validation too.
-LEFT_OUT_OF_WORK = {"weak": set(IN_PROPORTION), "time_to_loss": set(WORK_FIELDS) - set(TASK_FIELDS)}
 
 
 def work_is_equal(claim: Claim) -> Iterator[Finding]:
@@ -61,21 +58,18 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
 def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
     base, other = claim.baseline.first, claim.other.first
     assert base.run is not None and other.run is not None  # the caller looked
-    exempt = set(LEFT_OUT_OF_WORK.get(claim.protocol or "", set()))
-    if claim.protocol == "weak" and not _batch_is_in_proportion(base, other):
-        exempt = set()
+    protocol = "time_to_loss" if claim.protocol == "time_to_loss" else "strong"
+    # a printed or recorded number of data ranks counts for the proportion too, so this is asked here
+    exempt = set(IN_PROPORTION) if claim.protocol == "weak" and _batch_is_in_proportion(base, other) else set()
     base_runs, other_runs = claim.measured_runs
     seeds, other_seeds = ({run.work.get("seed") for run in runs} for runs in (base_runs, other_runs))
     if seeds == other_seeds and None not in seeds:
         exempt.add("seed")  # a protocol may vary it, in both arms alike
-    found = [item for item in differing_work([base.run, other.run]) if item.field not in exempt]
-    if claim.protocol == "time_to_loss":
-        found += differing_validation([base.run, other.run])
+    found = [item for item in differing_work([base.run, other.run], protocol) if item.field not in exempt]
     differing = {}
     for item in found:
         if not item.is_unknown_only:
-            values = tuple((run.work | run.validation).get(item.field) for run in (base.run, other.run))
-            differing[item.field] = item.values if isinstance(values[0], str) else values
+            differing[item.field] = item.values if isinstance(item.recorded[0], str) else item.recorded
     return differing, [item.field for item in found if item.is_unknown_only]
 
 

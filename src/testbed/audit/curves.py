@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from testbed.audit.reported import Reported
+from testbed.audit.reported import SAYS_NOTHING, Reported
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -36,7 +36,7 @@ MOST_STEPS = 1e15
 Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
 
 
-def read_trainer_state(path: Path, is_typed: bool) -> list[Reported]:
+def read_trainer_state(path: Path) -> list[Reported]:
     """Read what the Trainer of transformers saves with its checkpoints and at the end of a run.
 
     The time is of the whole call of train(), evaluation and saving inside. Ranks and batch are not in the file.
@@ -52,15 +52,14 @@ def read_trainer_state(path: Path, is_typed: bool) -> list[Reported]:
     end = next((row for row in reversed(rows) if {"train_loss", "train_runtime"} <= row.keys()), {})
     curves = curves_in((row.get("step"), name, value) for row in rows if row is not end for name, value in row.items())
     steps, seconds = number(state.get("global_step")), number(end.get("train_runtime"))
-    run = reported_of(
+    return [reported_of(
         path, STATE, curves,
         optimizer_steps=int(steps) if steps and 0 < steps < MOST_STEPS else None,
         time_s=seconds,
         time_meaning="time of the whole train() call",
         rate=number(end.get("train_samples_per_second")),
         rate_unit="samples/s",
-    )  # fmt: skip
-    return [run] if is_typed or run.has_figures else []
+    )]  # fmt: skip
 
 
 def is_curves(header: Sequence[str]) -> bool:
@@ -80,15 +79,12 @@ def read_curves_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[s
     return reported_of(path, CSV, curves_in(cells), device_name=devices.pop() if len(devices) == 1 else None)
 
 
-def read_event_files(path: Path, is_typed: bool) -> list[Reported]:
-    """Read a typed event file, or all of its folder as one run: each restart of a run begins a new one.
+def read_event_files(path: Path) -> list[Reported]:
+    """Read the scalars of all event files in the folder of `path` as one run: each restart begins a new file.
 
     Raises:
-        InputError: tensorboard is not installed, or the file cannot be read.
+        InputError: tensorboard is not installed, or there are no scalars.
     """
-    source = path if is_typed else path.parent
-    if not is_typed and path != min(each for each in source.glob("*tfevents*") if each.is_file()):
-        return []
     try:
         from tensorboard.backend.event_processing.event_accumulator import SCALARS, TENSORS, EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
@@ -96,19 +92,18 @@ def read_event_files(path: Path, is_typed: bool) -> list[Reported]:
         raise InputError(
             f"{path} needs the package tensorboard: pip install tensorboard, or save its curves as CSV"
         ) from None
-    events = EventAccumulator(str(source), size_guidance={SCALARS: 0, TENSORS: 0})
+    events = EventAccumulator(str(path.parent), size_guidance={SCALARS: 0, TENSORS: 0})
     try:
         events.Reload()
     except Exception as error:  # the library names no class for damage
         raise InputError(f"{path} cannot be read as an event file of TensorBoard: {error}") from None
     told = [(event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
     for tag in events.Tags()["tensors"]:
-        for event in events.Tensors(tag):
-            value = make_ndarray(event.tensor_proto)
-            if value.ndim == 0 and value.dtype.kind == "f":
-                told.append((event.step, tag, float(value)))
-    run = reported_of(source, EVENTS, curves_in(told))
-    return [run] if is_typed or run.has_figures else []
+        values = [(event.step, make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
+        told += [(step, tag, float(value)) for step, value in values if value.ndim == 0 and value.dtype.kind == "f"]
+    if not told:
+        raise InputError(f"{path} is no event file of TensorBoard, or it has no scalars")
+    return [reported_of(path.parent, EVENTS, curves_in(told))]
 
 
 def curves_in(told: Iterable[tuple[object, object, object]]) -> Curves:
@@ -127,6 +122,9 @@ def reported_of(path: Path, form: str, curves: Curves, **known: object) -> Repor
     """Return the run that curves tell of. `known` are fields that the format gives elsewhere; they come first.
 
     Rates and times are medians: a mean would count the first steps, and the last value is chance.
+
+    Raises:
+        InputError: there is no time, rate or loss.
     """
 
     def middle(quantity: str) -> float | None:
@@ -156,7 +154,10 @@ def reported_of(path: Path, form: str, curves: Curves, **known: object) -> Repor
     fields |= {name: value for name, value in known.items() if value is not None}
     looked_for = {"time": "time_s", "throughput": "rate", "training loss": "train_loss", "validation loss": "val_loss"}
     unread = ["ranks and batch", *(words for words, name in looked_for.items() if fields[name] is None)]
-    return Reported(path=path, name=str(path), form=form, unread=tuple(unread), **fields)  # type: ignore[arg-type]
+    run = Reported(path=path, name=str(path), form=form, unread=tuple(unread), **fields)  # type: ignore[arg-type]
+    if not run.has_figures:
+        raise InputError(f"{path} {SAYS_NOTHING}")
+    return run
 
 
 def number(value: object, nan_too: bool = False) -> float | None:
@@ -172,21 +173,13 @@ def number(value: object, nan_too: bool = False) -> float | None:
 
 def one_per_run(found: Sequence[Reported]) -> list[Reported]:
     """Return the runs without the states of earlier checkpoints: a state holds the whole run until then."""
-    best: dict[Path, Reported] = {}
-    for item in found:
-        if item.form == STATE and (home := _home(item.path)) is not None:
-            other = best.get(home)
-            if other is None or _progress(item) > _progress(other):
-                best[home] = item
-    return [item for item in found if item.form != STATE or best[_home(item.path)] is item]
+    states = [item for item in found if item.form == STATE]
+    states.sort(key=lambda item: (item.optimizer_steps or 0, -len(item.path.parts)))
+    last = {_home(item.path): item for item in states}
+    return [item for item in found if item.form != STATE or last[_home(item.path)] is item]
 
 
 def _home(path: Path) -> Path:
     """Return the folder of the run that a state belongs to; a state under another name is its own run."""
     folder = path.parent if path.name == STATE else path
     return folder.parent if re.fullmatch(r"checkpoint-\d+|last-checkpoint", folder.name) else folder
-
-
-def _progress(item: Reported) -> tuple[int, int]:
-    """Return what orders the states of a run: its steps, and of two at the end the one in the run's own folder."""
-    return item.optimizer_steps or 0, -len(item.path.parts)

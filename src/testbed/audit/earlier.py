@@ -245,7 +245,7 @@ def merge_exports(found: Iterable[Reported]) -> list[Reported]:
     return list(merged.values())
 
 
-def read_scaling_report(path: Path, is_typed: bool) -> list[Reported]:
+def read_scaling_report(path: Path) -> list[Reported]:
     """Read what a `scaling_report.json` says of its own comparison."""
     report = read_json(path)
     if not isinstance(report, dict) or not isinstance(report.get("runs"), dict):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
 from testbed.audit.finding import Finding, Rule
 from testbed.audit.reported import ANY, Reported
 from testbed.audit.run_rules import is_exact
-from testbed.memory_model.devices import devices
 from testbed.model.flops import PEAK_FLOPS_PER_S
 
 SAME_PEAK = 0.02  # data sheets and programs round a board's peak
@@ -145,62 +143,26 @@ def header_multiplies(item: Reported) -> Iterator[Finding]:
 
 
 def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
-    """Compare the peak that an MFU is divided by with the device's, and both figures with what a device can do."""
-    peak = peak_of(item.device_name) if item.device_name else None
-    of_device = None
-    if item.mfu is not None and item.peak_flops and peak:
-        of_device = f"{item.mfu * item.peak_flops / peak:.2%} of the device's peak"
-    if item.mfu is not None and item.peak_flops and (other := item.details.get("peak_is_of")):
-        yield item.notes(
-            Rule.FOLLOWS,
-            f"the MFU of {item.mfu:.2%} is of {other}, {item.peak_flops / 1e12:,.1f} TFLOP/s: the log itself says that "
-            f"it knows no peak of {item.device_name or 'the device'}",
-            of_device,
-        )
-    elif item.mfu is not None and item.peak_flops and peak and abs(item.peak_flops / peak - 1) > SAME_PEAK:
-        yield item.fails(
-            Rule.FOLLOWS,
-            f"an MFU of {item.mfu:.2%} is of {item.peak_flops / 1e12:,.1f} TFLOP/s, the device is {item.device_name}: "
-            f"{peak / 1e12:,.1f} TFLOP/s (data sheet, dense bfloat16)",
-            of_device,
-        )
-    elif item.mfu is not None and item.peak_flops and not item.device_name:
-        yield item.notes(
-            Rule.TRACEABLE,
-            f"the MFU of {item.mfu:.2%} is of a peak of {item.peak_flops / 1e12:,.1f} TFLOP/s, and the log does not "
-            "name the device: on another one it is another share",
-        )
+    """Compare the peak that an MFU is divided by with the device's, and FLOP/s with what the device can do."""
+    peak = PEAK_FLOPS_PER_S.get((item.device_name or "", "bf16"))
+    if item.mfu is not None and item.peak_flops:
+        said = f"the MFU of {item.mfu:.2%} is of {item.peak_flops / 1e12:,.1f} TFLOP/s"
+        of_device = f"{item.mfu * item.peak_flops / peak:.2%} of the device's peak" if peak else None
+        device = item.device_name or "the device"
+        if item.details.get("assumes_a_peak"):
+            yield item.notes(
+                Rule.FOLLOWS, f"{said}, an A100's: the log says that it knows no peak of {device}", of_device
+            )
+        elif peak and abs(item.peak_flops / peak - 1) > SAME_PEAK:
+            sheet = f"{peak / 1e12:,.1f} TFLOP/s (data sheet, dense bfloat16)"
+            yield item.fails(Rule.FOLLOWS, f"{said}, the device is {device}: {sheet}", of_device)
+        elif not item.device_name:
+            yield item.notes(Rule.TRACEABLE, f"{said}, and the log does not name the device: on another one it differs")
     if item.mfu is not None and item.mfu > 1:
-        yield item.fails(
-            Rule.FOLLOWS,
-            f"an MFU of {item.mfu:.0%} is more than the device can do: its peak, the FLOPs per token or the rate is "
-            "not what the formula means",
-        )
+        yield item.fails(Rule.FOLLOWS, f"an MFU of {item.mfu:.0%} is more than the device can do")
     if item.tflops is not None and peak and item.tflops * 1e12 > peak:
-        yield item.fails(
-            Rule.FOLLOWS,
-            f"{item.tflops:,.1f} TFLOP/s per device is more than the {peak / 1e12:,.1f} of {item.device_name} (data "
-            "sheet, dense bfloat16)",
-        )
-
-
-def peak_of(device_name: str) -> float | None:
-    """Return dense bfloat16 FLOP/s of a device as its driver names it; None: unknown, or boards of several peaks."""
-    if peak := PEAK_FLOPS_PER_S.get((device_name, "bf16")):
-        return peak
-    words = re.sub(r"[^a-z0-9]+", " ", device_name.lower())
-    named = (device for device in devices().values() if re.search(_chip(device.name), words))
-    peaks = {device.peak_flops.get("bf16") for device in named}
-    return peaks.pop() if len(peaks) == 1 else None
-
-
-def _chip(name: str) -> str:
-    """Return how a driver names a device or a variant of it: A100 for A100-SXM4-80GB. A Ti or a Super is another."""
-    chip = re.split(r"[-_ ]", name.lower())[0]
-    if chip.startswith("rtx"):
-        of_ada = " ada" if "ada" in name else ""
-        return rf"rtx ?{chip.removeprefix('rtx')}{of_ada}(?![0-9])(?! ?(ti|super|d|laptop|mobile)\b)"
-    return rf"(?<![a-z0-9]){re.escape(chip)}(?![0-9])"
+        said = f"{item.tflops:,.1f} TFLOP/s per device is more than the {peak / 1e12:,.1f} of {item.device_name}"
+        yield item.fails(Rule.FOLLOWS, f"{said} (data sheet, dense bfloat16)")
 
 
 def losses_are_numbers(item: Reported) -> Iterator[Finding]:

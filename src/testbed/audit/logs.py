@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,7 @@ class Program:
     line: str  # the line of one step: its number in the first group, figures in the rest of the line
     figures: Mapping[str, str]  # of a line: loss, ms, s, rate, mfu (in percent), tflops, total_ms, batch
     header: Mapping[str, str] = field(default_factory=dict)  # field of Reported, or a name of _settings -> pattern
-    val_loss: str | None = None
+    val_loss: str | None = None  # of another line
     first_step: int = 1
     rate_is_per_rank: bool = False
     peak_flops: float | None = None  # by which the program divides on every device
@@ -126,10 +126,10 @@ PROGRAMS = (
         line=r"\bstep:(\d{1,12})/\d+ (?:\w+:\S+ )*train_time:",
         figures={
             "loss": r"train_loss:(\S+)",
+            "val_loss": r"val_loss:(\S+)",
             "total_ms": rf"train_time:{NUMBER}ms",
             "total_s": rf"train_time:{NUMBER}s",
         },
-        val_loss=r"val_loss:(\S+)",
         start=r"(?m)^={80,}\s*$",  # the source code, the output of nvidia-smi, the run
         protocol="time_to_loss",
         time_meaning="training time",
@@ -214,12 +214,14 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
     Times and rates are medians over the lines, the first left out: it has the start-up.
     """
     text = _longest_stage(text, program)
-    lines = _in_order(_lines(text, program))
+    lines, others = _lines(text, program)
+    lines = _in_order(lines)
     steps = [step for step, _ in lines]
-    known = _settings(text, program)
+    known = _settings(others, program)
     losses = [(step, line["loss"]) for step, line in lines if "loss" in line]
     batches = [int(line["batch"]) for _, line in lines if "batch" in line]
     finite = [loss for _, loss in losses if math.isfinite(loss)]
+    validated = next((line["val_loss"] for _, line in reversed(lines) if "val_loss" in line), None)
     rate, mfu = _middle(lines, "rate"), _middle(lines, "mfu")
     world_size = known.pop("world_size", None)
     if batches:
@@ -231,7 +233,7 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         "rate": rate * world_size if rate and world_size and program.rate_is_per_rank else rate,
         "rate_is_per_rank": program.rate_is_per_rank and world_size is None,
         "train_loss": finite[-1] if finite else None,
-        "val_loss": _last_number(program.val_loss, text) if program.val_loss else None,
+        "val_loss": _last_number(program.val_loss, others) if program.val_loss else validated,
         "peak_flops": program.peak_flops,
         "mfu": mfu / 100 if mfu is not None and mfu >= 0 else None,
         "tflops": _middle(lines, "tflops"),
@@ -257,19 +259,25 @@ def _longest_stage(text: str, program: Program) -> str:
     return max(reversed(parts), key=lambda part: len(re.findall(program.line, part)))
 
 
-def _lines(text: str, program: Program) -> Iterator[tuple[int, Line]]:
-    """Yield step and figures of each line. Of two lines in one, nothing says whose a figure is: both are left out."""
+def _lines(text: str, program: Program) -> tuple[list[tuple[int, Line]], str]:
+    """Return step and figures of each line of a step, and the text of the other lines.
+
+    Of two lines in one, nothing says whose a figure is: both are left out.
+    """
     start = re.compile(program.line)
     patterns = {name: re.compile(pattern) for name, pattern in program.figures.items()}
+    lines, others = [], []
     for line in text.splitlines():
         found = start.search(line) if len(line) <= LONGEST_LINE else None
-        if not found or start.search(line, found.end()):
+        if not found:
+            others.append(line[:LONGEST_LINE])
+            continue
+        if start.search(line, found.end()):
             continue
         rest = line[found.start() :]
-        figures = {
-            name: value for name, pattern in patterns.items() if (value := _figure(name, pattern, rest)) is not None
-        }
-        yield int(found[1]), figures
+        figures = {name: _figure(name, pattern, rest) for name, pattern in patterns.items()}
+        lines.append((int(found[1]), {name: value for name, value in figures.items() if value is not None}))
+    return lines, "\n".join(others)
 
 
 def _figure(name: str, pattern: re.Pattern[str], line: str) -> float | None:
@@ -338,7 +346,7 @@ def _settings(text: str, program: Program) -> dict:
     unknown_device = _only(program.assumed_peak, text) if program.assumed_peak else None
     known["device_name"] = device or unknown_device
     if unknown_device:
-        known["details"] = {"peak_is_of": "an A100"}
+        known["details"] = {"assumes_a_peak": True}
     return {name: value for name, value in known.items() if value is not None}
 
 

@@ -13,12 +13,11 @@ from testbed.analysis.runs.load import METRICS_FILE, load_run
 from testbed.analysis.runs.search import files_of_runs
 from testbed.analysis.runs.sweep_file import SWEEP_FILE
 from testbed.audit import curves, earlier, logs
-from testbed.audit.reported import Reported, from_run
+from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import SUFFIXES, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 
-UNREADABLE = "file"  # the form of one that is of a known format by its name alone
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 _BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
@@ -27,7 +26,7 @@ _CONTROL = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])"
     r"|(?:\^\[|\u241b)?\[(?:0|1|[349]\d)(?:;\d{1,3})*m"
 )
-Read = Callable[[Path, bool], list[Reported]]
+Read = Callable[[Path], list[Reported]]
 
 
 def read_reported(
@@ -50,17 +49,24 @@ def read_reported(
         raise InputError(f"--columns names the columns of tables; type one, as {', '.join(SUFFIXES)}, and no folder")
     found: list[Reported] = []
     rank_files = []
+    event_folders: set[Path] = set()
     for file, is_typed in dict.fromkeys(named):
+        reader = _reader_of_typed(file) if is_typed else reader_of(file)
         if columns and is_typed and file.suffix.lower() in SUFFIXES:
-            found += read_table(file, is_typed, columns)
-        elif earlier.RANK_JSON.fullmatch(file.name) or earlier.PIPELINE_JSON.fullmatch(file.name):
+            found += read_table(file, columns)
+        elif _is_of_rank(file):
             rank_files.append(file)
-        else:
-            reader = _reader_of_typed(file) if is_typed else reader_of(file)
-            runs = reader(file, is_typed) if reader else [from_run(load_run(file))]
-            found += runs
-            if not runs and nothing_read is not None:
-                nothing_read.append(file)
+        elif reader is None:
+            found.append(from_run(load_run(file)))
+        elif reader is not curves.read_event_files or file.parent not in event_folders:
+            event_folders |= {file.parent} if reader is curves.read_event_files else set()
+            try:
+                found += reader(file)
+            except InputError:
+                if is_typed:
+                    raise
+                if nothing_read is not None:  # in a folder, a file of such a name may be anything
+                    nothing_read.append(file)
     found += earlier.read_rank_files(rank_files)
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
@@ -82,8 +88,11 @@ def _files_under(folder: Path) -> list[Path]:
 
 
 def _is_foreign(path: Path) -> bool:
-    names = (earlier.RANK_JSON, earlier.PIPELINE_JSON)
-    return reader_of(path) is not None or any(name.fullmatch(path.name) for name in names)
+    return reader_of(path) is not None or _is_of_rank(path)
+
+
+def _is_of_rank(path: Path) -> bool:
+    return any(name.fullmatch(path.name) for name in (earlier.RANK_JSON, earlier.PIPELINE_JSON))
 
 
 def _without_comparisons(found: list[Reported], folders: Sequence[Path]) -> list[Reported]:
@@ -117,13 +126,11 @@ def _reader_of_typed(path: Path) -> Read | None:
     return curves.read_trainer_state if isinstance(content, dict) and "log_history" in content else None
 
 
-def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
+def read_text_log(path: Path) -> list[Reported]:
     """Read the runs of a text log, or else the tables of a text.
 
-    A log in a folder may be anything. Where it is not known, or says nothing of a run, there is none.
-
     Raises:
-        InputError: it was typed and is not known.
+        InputError: it is neither, or says nothing of a run.
     """
     whole = text_of(path)
     text = log_lines(whole)
@@ -135,21 +142,24 @@ def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
         found = earlier.wandb_log_runs(path, text)
     elif tables := tables_in(path, whole):
         return tables
-    elif is_typed:
+    else:
         raise InputError(
             f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary, "
             f"nor the lines of {logs.KNOWN}, nor a table whose columns are known by their headings (--columns names "
             f"them); {EXPORT}"
         )
-    else:
-        return []
     named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
-    runs = [replace(run, world_size=run.world_size or named) for run in found]
-    return [run for run in runs if is_typed or run.has_figures]
+    if runs := [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]:
+        return runs
+    raise InputError(f"{path} {SAYS_NOTHING}")
 
 
-def read_csv(path: Path, is_typed: bool) -> list[Reported]:
-    """Read a wandb export, a table of profiler events, curves by their steps, or a table of results."""
+def read_csv(path: Path) -> list[Reported]:
+    """Read a wandb export, a table of profiler events, curves by their steps, or a table of results.
+
+    Raises:
+        InputError: it is none of them.
+    """
     text = text_of(path)
     try:
         rows = list(csv.reader(io.StringIO(text), strict=True))
@@ -164,23 +174,22 @@ def read_csv(path: Path, is_typed: bool) -> list[Reported]:
         return [curves.read_curves_csv(path, header, rows[1:])]
     if found := tables_in(path, text):
         return found
-    if is_typed:
-        raise InputError(
-            f"{path} is no CSV that is known: its first line has neither 'Step' and '<run> - <metric>' nor 'Name' and "
-            "'Device Time Total (ms)', nor 'step' and the name of a curve, nor two headings of a table that are known "
-            "(--columns names them)"
-        )
-    return []
+    raise InputError(
+        f"{path} is no CSV that is known: its first line has neither 'Step' and '<run> - <metric>' nor 'Name' and "
+        "'Device Time Total (ms)', nor 'step' and the name of a curve, nor two headings of a table that are known "
+        "(--columns names them)"
+    )
 
 
-def read_table(path: Path, is_typed: bool, named: Mapping[str, str] | None = None) -> list[Reported]:
-    """Read the tables of a Markdown, CSV or TSV file, the columns by their headings or as `--columns` names them."""
-    found = tables_in(path, text_of(path), named)
-    if is_typed and not found:
-        raise InputError(
-            f"{path} has no table with two columns that are known by their headings (--columns names them)"
-        )
-    return found
+def read_table(path: Path, named: Mapping[str, str] | None = None) -> list[Reported]:
+    """Read the tables of a Markdown, CSV or TSV file, the columns by their headings or as `--columns` names them.
+
+    Raises:
+        InputError: there is no table with two known columns.
+    """
+    if found := tables_in(path, text_of(path), named):
+        return found
+    raise InputError(f"{path} has no table with two columns that are known by their headings (--columns names them)")
 
 
 def text_of(path: Path) -> str:
@@ -196,21 +205,11 @@ def text_of(path: Path) -> str:
     for beginning, program in _PACKED.items():
         if content.startswith(beginning):
             raise InputError(f"{path} cannot be read: {program} packed it; unpack it first")
-    text = io.StringIO(content.decode(_encoding(content), "replace"), newline=None).read()
+    encoding = next((name for beginning, name in _BEGINNINGS.items() if content.startswith(beginning)), "utf-8")
+    text = io.StringIO(content.decode(encoding, "replace"), newline=None).read()
     if re.search(r"\d{400}", text):  # beyond what a float holds, and soon beyond what Python reads
         raise InputError(f"{path} cannot be read: it holds a number with hundreds of digits")
     return text
-
-
-def _encoding(content: bytes) -> str:
-    """Return the encoding by a file's first bytes, or by the zeros between the letters of UTF-16."""
-    known = next((name for beginning, name in _BEGINNINGS.items() if content.startswith(beginning)), None)
-    if known:
-        return known
-    first, second = (content[start:1024:2].count(0) for start in (0, 1))
-    if max(first, second) < 0.4 * len(content[:1024]):
-        return "utf-8"
-    return "utf-16-be" if first > second else "utf-16-le"
 
 
 def log_lines(text: str) -> str:
@@ -220,40 +219,12 @@ def log_lines(text: str) -> str:
     return text if text.endswith("\n") else re.sub(r"[\d.,eE+-]+\Z", "", text)
 
 
-def _or_pass_over(read: Read) -> Read:
-    """Return `read`, but without a file that cannot be read in a folder: one of such a name may be anything."""
-
-    def reading(path: Path, is_typed: bool) -> list[Reported]:
-        try:
-            return read(path, is_typed)
-        except InputError:
-            if is_typed:
-                raise
-            return []
-
-    return reading
-
-
-def _or_say_so(read: Read) -> Read:
-    """Return `read`, but of a file in a folder that cannot be read a note: archives hold links in place of files."""
-
-    def reading(path: Path, is_typed: bool) -> list[Reported]:
-        try:
-            return read(path, is_typed)
-        except InputError as error:
-            if is_typed:
-                raise
-            return [Reported(path=path, name=str(path), form=UNREADABLE, unread=(str(error),))]
-
-    return reading
-
-
 # name of the file -> what reads it; files of ranks are read together
 READERS: dict[str, Read] = {
-    r".*\.csv": _or_pass_over(read_csv),
-    r".*\.tsv": _or_pass_over(read_table),
-    r".*\.(log|out|err|txt|md)": _or_pass_over(read_text_log),
+    r".*\.csv": read_csv,
+    r".*\.tsv": read_table,
+    r".*\.(log|out|err|txt|md)": read_text_log,
     r"scaling_report\.json": earlier.read_scaling_report,
-    r".*trainer_state.*\.json": _or_say_so(curves.read_trainer_state),
-    r".*tfevents.*": _or_say_so(curves.read_event_files),
+    r".*trainer_state.*\.json": curves.read_trainer_state,
+    r".*tfevents.*": curves.read_event_files,
 }

@@ -19,6 +19,7 @@ from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
 from testbed.run_folder import LAUNCHER
 
+SAYS_NOTHING = "says no time, throughput or loss of a run"
 ANY = ()  # rules that read files of every form
 # Next to a run these say that a profiler ran with it.
 PROFILER_FILES = ("*.nsys-rep", "nsys_stats*.txt", "profile_summary.json")

@@ -73,75 +73,52 @@ def sort_into_arms(
         cells: folder of a run -> its cell in sweep.json.
         allow_instrumented: take instrumented runs for the throughput of configurations that have no others.
     """
-    left_out, measured, instrumented, failed = [], [], [], []
+    cells = cells or {}
     runs, copies = without_copies(runs)
-    left_out += [_left_out(run, reason) for run, reason in copies]
+    left_out = [_left_out(run, reason) for run, reason in copies]
+    measured: list[Run] = []
+    instrumented: list[Run] = []
+    failed: dict[tuple, list[Run]] = {}
     for run in runs:
-        if (ranks := rank_count(run)) is None:
+        is_planned = not cells or run.path.parent in cells
+        if rank_count(run) is None:
             left_out.append(_left_out(run, "the number of ranks is not recorded, and the throughput is of one of them"))
         elif run.status != "complete":
             left_out.append(_left_out(run, f"not complete, status {run.status}"))
-            if run.status == "failed" and not run.instrumented and (not cells or run.path.parent in cells):
-                failed.append((run, ranks))
+            if run.status == "failed" and not run.instrumented and is_planned:
+                failed.setdefault(_place(run, cells), []).append(run)
         elif run.instrumented:
-            instrumented.append((run, ranks))
-            left_out.append(_left_out(run, INSTRUMENTED))
-        elif cells and run.path.parent not in cells:
+            instrumented.append(run)
+        elif not is_planned:
             left_out.append(_left_out(run, "not in the plan of the sweep"))
         elif run.tokens_per_s is None:
             left_out.append(_left_out(run, "no measured step"))
         else:
-            measured.append((run, ranks))
-    alone = _without_plain_repeats(instrumented, measured, cells or {})
-    if allow_instrumented:
-        measured += alone
-        instrumented = [pair for pair in instrumented if pair not in alone]
-    left_out = _told_of_instrumented(left_out, {str(run.path) for run, _ in alone}, allow_instrumented)
-    arms = _arms(measured, protocol, cells or {})
+            measured.append(run)
+    plain = {_place(run, cells) for run in measured}
     profiled: dict[tuple, list[Run]] = {}
-    for run, ranks in instrumented:
-        profiled.setdefault(_identity(run, ranks), []).append(run)
-    lost: dict[tuple, list[Run]] = {}
-    for run, ranks in failed:
-        lost.setdefault(_place(run, ranks, cells or {}), []).append(run)
+    for run in instrumented:
+        is_planned = not cells or run.path.parent in cells
+        is_alone = is_planned and run.tokens_per_s is not None and _place(run, cells) not in plain
+        if is_alone and allow_instrumented:
+            measured.append(run)
+        else:
+            profiled.setdefault(_identity(run), []).append(run)
+            left_out.append(_left_out(run, f"{INSTRUMENTED}; {ALLOWED}" if is_alone else INSTRUMENTED))
     return [
         replace(
             arm,
-            instrumented=tuple(profiled.get(_identity(arm.runs[0], arm.ranks), ())),
-            failed=tuple(lost.get(_place(arm.runs[0], arm.ranks, cells or {}), ())),
+            instrumented=tuple(profiled.get(_identity(arm.runs[0]), ())),
+            failed=tuple(failed.get(_place(arm.runs[0], cells), ())),
         )
-        for arm in arms
+        for arm in _arms(measured, protocol, cells)
     ], left_out
 
 
-def _without_plain_repeats(
-    instrumented: Sequence[tuple[Run, int]], measured: Sequence[tuple[Run, int]], cells: Mapping[Path, dict]
-) -> list[tuple[Run, int]]:
-    """Return the instrumented runs of configurations that nothing else measures."""
-    plain = {_place(run, ranks, cells) for run, ranks in measured}
-    return [
-        (run, ranks)
-        for run, ranks in instrumented
-        if run.tokens_per_s is not None
-        and (not cells or run.path.parent in cells)
-        and _place(run, ranks, cells) not in plain
-    ]
-
-
-def _told_of_instrumented(left_out: Sequence[dict], alone: set[str], is_allowed: bool) -> list[dict]:
-    """Return what is left out; instrumented runs that are `alone` not where allowed, else with the way to them."""
-    found = []
-    for item in left_out:
-        is_alone = item["reason"] == INSTRUMENTED and item["path"] in alone
-        if not (is_alone and is_allowed):
-            found.append(item | {"reason": f"{INSTRUMENTED}; {ALLOWED}"} if is_alone else item)
-    return found
-
-
-def _place(run: Run, ranks: int, cells: Mapping[Path, dict]) -> tuple:
+def _place(run: Run, cells: Mapping[Path, dict]) -> tuple:
     """Return where the plan puts a run; without one, what its settings say."""
     cell = cells.get(run.path.parent)
-    return _identity(run, ranks) if cell is None else (cell["variant"], cell.get("batch_size"), ranks)
+    return _identity(run) if cell is None else (cell["variant"], cell.get("batch_size"), rank_count(run))
 
 
 def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | None:
@@ -208,27 +185,24 @@ def _left_out(run: Run, reason: str) -> dict[str, str]:
     return {"path": str(run.path), "reason": reason}
 
 
-def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Path, dict]) -> list[ScalingArm]:
-    names, shown = _strategies([run for run, _ in measured], cells)
-    batches = [_batch_size(run, ranks, protocol, cells) for run, ranks in measured]
+def _arms(measured: Sequence[Run], protocol: str, cells: Mapping[Path, dict]) -> list[ScalingArm]:
+    names, shown = _strategies(measured, cells)
+    batches = [_batch_size(run, protocol, cells) for run in measured]
+    rows = list(zip(measured, names, batches, map(rank_count, measured), strict=True))
     # Without a plan, a batch size that nothing at one rank shares is no second series: it is unequal work, to be named.
     # A strategy that ran at several batch sizes on those ranks keeps them apart, for they are no repeats.
-    referenced = {
-        (name, batch)
-        for name, batch, (_, ranks) in zip(names, batches, measured, strict=True)
-        if ranks == 1 and batch is not None
-    }
+    referenced = {(name, batch) for _, name, batch, ranks in rows if ranks == 1 and batch is not None}
     ran_at: dict[tuple, set] = {}
-    for name, batch, (_, ranks) in zip(names, batches, measured, strict=True):
+    for _, name, batch, ranks in rows:
         ran_at.setdefault((name, ranks), set()).add(batch)
     members: dict[tuple, list[Run]] = {}
     stray_of: dict[tuple, int | float | None] = {}
-    for name, batch, (run, ranks) in zip(names, batches, measured, strict=True):
+    for run, name, batch, ranks in rows:
         own = [known for owner, known in sorted(referenced, key=str) if owner == name or _is_baseline(owner)]
         series = cells.get(run.path.parent, {}).get("compared_at", batch)
         if run.path.parent not in cells and batch not in own:
-            others = [known for other, known in zip(names, batches, strict=True) if other == name]
-            series = own[0] if own else others[0] if len(ran_at[name, ranks]) == 1 else batch
+            first = batches[names.index(name)]
+            series = own[0] if own else first if len(ran_at[name, ranks]) == 1 else batch
         if series != batch:
             stray_of[name, batch, ranks] = series
         members.setdefault((name, batch, ranks), []).append(run)
@@ -260,20 +234,20 @@ def _strategies(runs: Sequence[Run], cells: Mapping[Path, dict]) -> tuple[list[s
     }
 
 
-def _batch_size(run: Run, ranks: int, protocol: str, cells: Mapping[Path, dict]) -> int | float | None:
+def _batch_size(run: Run, protocol: str, cells: Mapping[Path, dict]) -> int | float | None:
     cell = cells.get(run.path.parent, {})
     if "batch_size" in cell:
         return cell["batch_size"]
     batch = run.work.get("global_batch_size")
     if batch is None or protocol != "weak":
         return batch
-    per_rank = Fraction(batch, ranks)
+    per_rank = Fraction(batch, rank_count(run))
     return int(per_rank) if per_rank.denominator == 1 else float(per_rank)
 
 
-def _identity(run: Run, ranks: int) -> tuple:
+def _identity(run: Run) -> tuple:
     """Return what a measured run and a run of the same configuration under a profiler have in common."""
     work = [
         run.work.get(name) for name in ("global_batch_size", "seq_len", "num_layers", "embedding_size", "precision")
     ]
-    return (how_text(run, with_rank_settings=True), ranks, *work)
+    return (how_text(run, with_rank_settings=True), rank_count(run), *work)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.audit.reported import Reported
-from testbed.audit.tables.grid import Table, csv_tables, html_tables, markdown_tables
+from testbed.audit.tables.grid import Table, csv_tables, markdown_tables
 from testbed.errors import InputError
 
 FORM = "table"
@@ -95,12 +95,7 @@ class Grid:
         return column.figures[row] if column else None
 
 
-def tables_of_text(text: str) -> list[Table]:
-    """Return the pipe tables of a Markdown text, and those in HTML."""
-    return markdown_tables(text) + (html_tables(text) if "<table" in text.lower() else [])
-
-
-SUFFIXES = {".md": tables_of_text, ".csv": csv_tables, ".tsv": csv_tables}
+SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
 
 
 def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> list[Reported]:
@@ -112,7 +107,7 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
         InputError: `named` has a heading that no table has, or one without figures.
     """
     tables = [
-        table for table in SUFFIXES.get(path.suffix.lower(), tables_of_text)(text) if len(table.rows) <= MOST_ROWS
+        table for table in SUFFIXES.get(path.suffix.lower(), markdown_tables)(text) if len(table.rows) <= MOST_ROWS
     ]
     headings = sorted({plain(heading) for table in tables for heading in table.header} - {""})
     for heading in (named or {}).values():
