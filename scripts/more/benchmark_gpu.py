@@ -23,11 +23,9 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
@@ -39,9 +37,6 @@ from testbed.experiments.gpu_paths import Row, compare, rows, why_left_out, with
 from testbed.io import write_text
 from testbed.program import program
 from testbed.run_folder import METRICS
-
-if TYPE_CHECKING:
-    from testbed.distributed.processes import Stop
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VOCABULARY, NUM_TOKENS = 8192, 2_000_000
@@ -124,6 +119,7 @@ def words_of(row: Row, arguments: argparse.Namespace) -> list[str]:
 
 def run_all(chosen: Sequence[Row], arguments: argparse.Namespace) -> tuple[int, list[str]]:
     """Make the runs that are not complete. Return the exit code and the lines of the table."""
+    from testbed.experiments.kept_runs import is_done, make
     from testbed.experiments.made_up_tokens import write_made_up_tokens
     from testbed.sweep.runner import only_sweep_in, resumable_runs
 
@@ -132,45 +128,26 @@ def run_all(chosen: Sequence[Row], arguments: argparse.Namespace) -> tuple[int, 
     with only_sweep_in(out), resumable_runs(out) as stop:
         write_made_up_tokens(out / "data", VOCABULARY, NUM_TOKENS)
         for number, row in enumerate(chosen, start=1):
-            if is_done(row, arguments) or stop.signal_number is not None:
+            words, run, log = words_of(row, arguments), out / "runs" / row.name, out / "logs" / f"{row.name}.log"
+            if is_done(words, run, log) or stop.signal_number is not None:
                 continue
-            reason = f"{row.reads}, which it reads, failed" if row.reads in failed else make(row, arguments, stop)
+            if row.reads in failed:
+                reason: str | None = f"{row.reads}, which it reads, failed"
+            else:
+                variables = {"OMP_NUM_THREADS": "1"} if row.ranks > 1 else {}
+                reason = make(words, run, log, stop, arguments.run_timeout_s, variables)
             if stop.signal_number is None:
                 say(f"[{number}/{len(chosen)}] {row.name}: {reason or 'complete'}", flush=True)
                 failed |= {row.name: reason} if reason else {}
-        lines, disagree = table([row for row in chosen if is_done(row, arguments)], out)
+        done = [
+            row
+            for row in chosen
+            if is_done(words_of(row, arguments), out / "runs" / row.name, out / "logs" / f"{row.name}.log")
+        ]
+        lines, disagree = table(done, out)
         lines += [f"failed: {name}: {reason}" for name, reason in failed.items()]
         write_text(out / "table.txt", "\n".join(lines) + "\n")
     return stop.exit_code or (1 if failed or disagree else 0), lines
-
-
-def is_done(row: Row, arguments: argparse.Namespace) -> bool:
-    """Return whether the run is complete, and was made by the command that would make it now."""
-    from testbed.metrics.file import read_metrics
-
-    metrics, log = arguments.out_dir / "runs" / row.name / METRICS, arguments.out_dir / "logs" / f"{row.name}.log"
-    if not metrics.exists() or not log.exists():
-        return False
-    with log.open(encoding="utf-8", errors="replace") as file:
-        is_same = file.readline().rstrip("\n") == f"$ {shlex.join(words_of(row, arguments))}"
-    return is_same and read_metrics(metrics)["status"] == "complete"
-
-
-def make(row: Row, arguments: argparse.Namespace, stop: Stop) -> str | None:
-    """Make one run from its beginning. Return why it failed."""
-    from testbed.distributed.processes import run
-    from testbed.sweep.runner import reason_of_failure
-
-    folder, log = arguments.out_dir / "runs" / row.name, arguments.out_dir / "logs" / f"{row.name}.log"
-    log.parent.mkdir(exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
-    typed = words_of(row, arguments)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"} | ({"OMP_NUM_THREADS": "1"} if row.ranks > 1 else {})
-    command = [sys.executable, *typed[1:]]
-    ended = run(command, log, stop, arguments.run_timeout_s, typed, env=environment, cwd=REPOSITORY)
-    if ended.was_late:
-        return f"it ran longer than --run_timeout_s {arguments.run_timeout_s:g} and was ended"
-    return None if ended.exit_code == 0 else reason_of_failure(folder, log, ended.exit_code)
 
 
 def table(done: Sequence[Row], out: Path) -> tuple[list[str], bool]:

@@ -29,7 +29,6 @@ from support.fuzz import (
 from support.metrics_examples import example_metrics, save
 from support.mutations import broken_bytes, broken_words
 from support.nsight_cases import chrome_trace, run_folder, text_file
-from support.peers_examples import NANOGPT, OURS, THREE, TRAINER, example, one_set
 from support.programs import REPOSITORY
 from support.sweep_cases import as_sweep, finish, request
 
@@ -39,8 +38,6 @@ from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
 from testbed.errors import InputError
-from testbed.experiments.peers.results_file import PEERS_FILE
-from testbed.experiments.peers.table import peers_table
 from testbed.profiling.trace import TraceUnreadable, read_trace
 from testbed.sweep.state import shortfalls, take_over
 
@@ -131,10 +128,6 @@ def show_scaling_report(folder: Path) -> None:
     run_in_process(SCRIPTS / "more" / "generate_scaling_table.py", "--report", path, *more)
 
 
-def peers_file(folder: Path) -> None:
-    PEERS_FILE.write(folder / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
-
-
 def trace_file(folder: Path) -> None:
     chrome_trace(folder, distributedInfo={"rank": 0, "world_size": 2})
 
@@ -174,9 +167,6 @@ READERS = {
         profiled_run, "launcher_metadata.json", summarise_profile, is_named=False
     ),
     "scaling_report.json": Reader(scaling_report, "scaling_report.json", show_scaling_report, errors=(Refused,)),
-    "peers.json": Reader(
-        peers_file, "peers.json", lambda folder: peers_table(PEERS_FILE.read(folder / "peers.json")).encode()
-    ),
     "trace of torch.profiler": Reader(
         trace_file,
         "profiler_logs/rank0.pt.trace.json",

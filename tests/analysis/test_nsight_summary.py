@@ -15,21 +15,25 @@ from support.programs import run_here
 
 from testbed.analysis.profiles.diff import diff, read_summary
 from testbed.analysis.profiles.summary import PER_STEP, summarize, summary_text, write_summary
-from testbed.analysis.profiles.trace_operators import innermost, read_operators
+from testbed.analysis.profiles.trace_operators import own_times, read_operators
 
 PARSE = "scripts/profiling/parse_nsys_stats.py"
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)), max_size=7))
-def test_every_moment_belongs_to_the_range_that_began_last(spans):
-    intervals = [(start, start + duration) for start, duration in spans]
-    parts = innermost(intervals)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)), max_size=9))
+def test_every_moment_belongs_to_the_call_that_began_last(drawn):
+    spans: list[tuple[int, int]] = []
+    for start, duration in drawn:
+        end = start + duration
+        if all(end <= a or b <= start or (a <= start and end <= b) or (start <= a and b <= end) for a, b in spans):
+            spans.append((start, end))
+    expected = [0] * len(spans)
     for moment in range(40):
-        open_ones = [number for number, (start, end) in enumerate(intervals) if start <= moment < end]
-        owners = [number for number, mine in enumerate(parts) if any(start <= moment < end for start, end in mine)]
-        latest = max((intervals[n][0], -intervals[n][1]) for n in open_ones) if open_ones else None
-        assert [(intervals[n][0], -intervals[n][1]) for n in owners] == ([latest] if open_ones else [])
+        open_calls = [number for number, (start, end) in enumerate(spans) if start <= moment < end]
+        if open_calls:  # of equal ones the last
+            expected[max(open_calls, key=lambda number: (spans[number][0], -spans[number][1], number))] += 1
+    assert own_times(spans) == expected
 
 
 def test_the_fields_of_earlier_summaries_keep_their_names_and_forms(tmp_path):

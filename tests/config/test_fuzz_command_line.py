@@ -154,7 +154,7 @@ PROGRAMS = {
     "scripts/more/benchmark_gpu.py": "--out_dir= --only= --device= --gpus= --run_timeout_s=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
-    "scripts/more/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
+    "scripts/more/compare_peers.py": "--repeats= --peers= --threads= --out_dir= --run_timeout_s=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
     "--seq_length= --global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "
@@ -166,7 +166,7 @@ ALWAYS = {
     "preprocess_small.py": ["--output_dir", "../made"],
     "download_data.py": ["--output_dir", "../made"],
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
-    "scripts/more/compare_peers.py": ["--table", "nowhere.json"],
+    "scripts/more/compare_peers.py": ["--dry_run"],
     "scripts/more/benchmark_gpu.py": ["--dry_run"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
 }

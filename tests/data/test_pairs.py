@@ -13,8 +13,6 @@ from testbed.data.pairs import Pair, encode_pair, encode_prompt, read_pairs
 from testbed.data.sidecar import targets_path
 from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file
 from testbed.data.tokenizer_file import load_tokenizer, load_tokenizer_file, train_bpe
-from testbed.experiments.peers import PEERS
-from testbed.experiments.peers.plan import why_missing
 
 COLOURS = {"red": "rot", "blue": "blau", "green": "grün", "white": "weiß"}
 PAIRS = [
@@ -221,13 +219,3 @@ def test_a_model_is_not_trained_further_on_the_ids_of_another_bpe_of_the_same_na
     os.truncate(start / "tokenizer.json", 1 << 42)  # it takes no room on the disk, and no memory holds it
     with pytest.raises(ValueError, match=r"^--init_from .*/tokenizer.json cannot be read \(it holds more than [^\n]*$"):
         checked_run(files, "--init_from", str(start))
-
-
-def test_no_other_trainer_is_compared_on_pairs(token_files, pair_files, tmp_path):
-    """They would learn the prompts too, and that is other work."""
-    text, pairs = (open_token_file(files[0]) for files in (token_files, pair_files))
-    for train_file, val_file in ((pairs, pairs), (pairs, text), (text, pairs)):
-        missing = why_missing(tuple(PEERS), tmp_path, train_file, val_file)
-        assert missing.keys() == PEERS.keys()
-        assert all("only references are learned" in why or "not installed" in why for why in missing.values())
-    assert not any("learned" in why for why in why_missing(tuple(PEERS), tmp_path, text, text).values())

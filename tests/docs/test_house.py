@@ -107,7 +107,7 @@ TORCH_FREE_MODULES = (
     "distributed.launch distributed.processes distributed.signals distributed.watchdog distributed.rendezvous "
     "profiling.trace metrics.file "
     "checkpoint.manifest inference.report inference.charts "
-    "inference.evaluated_model inference.loading experiments.peers.results_file experiments.calibration.calibrate "
+    "inference.evaluated_model inference.loading experiments.kept_runs experiments.calibration.calibrate "
     "experiments.gpu_paths"
 ).split()
 

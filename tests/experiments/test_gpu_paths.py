@@ -19,6 +19,7 @@ from testbed.config.compatibility import compile_blocker
 from testbed.config.run_types import STRATEGIES
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import Ended
+from testbed.experiments import kept_runs
 from testbed.experiments.gpu_paths import TOLERANCES, compare, rows, why_left_out, with_what_they_need
 from testbed.experiments.made_up_tokens import write_made_up_tokens
 
@@ -172,7 +173,7 @@ class Trainer:
 
     def __init__(self, monkeypatch) -> None:
         self.made, self.fails, self.differs = [], set(), set()
-        monkeypatch.setattr("testbed.distributed.processes.run", self.run)
+        monkeypatch.setattr(kept_runs, "run", self.run)
 
     def run(self, command, log, stop, timeout_s, typed, **options) -> Ended:
         name = log.stem

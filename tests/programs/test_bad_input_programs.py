@@ -77,9 +77,6 @@ CASES = {
     "a scaling report of empty arms": (
         ["scripts/more/generate_scaling_table.py", "--report", "report.json"], 2, "lacks"
     ),
-    "a comparison with peers that is a list": (
-        ["scripts/more/compare_peers.py", "--table", "list.json"], 2, "list.json"
-    ),
     "a text of nsys that is zeros": (
         ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys_stats.txt"
     ),

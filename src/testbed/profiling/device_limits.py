@@ -118,11 +118,6 @@ def _affordable_size(device: torch.device, dtype: torch.dtype, limit_s: float = 
     return size
 
 
-def is_bf16_faster(device: torch.device) -> bool:
-    """Return whether the device multiplies bf16 well; see `choose_precision`."""
-    return choose_precision(device)[0] == "bf16"
-
-
 def choose_precision(device: torch.device) -> tuple[str, str]:
     """Return bf16 if the device has instructions for it, and they are at least BF16_MARGIN times as fast as fp32.
 

@@ -63,10 +63,9 @@ def _read(path: Path) -> OperatorTrace:
             if _is_inside(start, steps):
                 durations[report][event["name"]].append(end - start)
     for called in by_thread.values():
-        parts = innermost([span for _, span in called])
-        for (name, (start, _)), own in zip(called, parts, strict=True):
+        for (name, (start, _)), own in zip(called, own_times([span for _, span in called]), strict=True):
             if _is_inside(start, steps):
-                durations["operators"][name].append(sum(end - begin for begin, end in own))
+                durations["operators"][name].append(own)
     return OperatorTrace(path, len(steps), {report: _table(report, values) for report, values in durations.items()})
 
 
@@ -103,33 +102,19 @@ def _is_inside(moment: int, steps: list[Interval]) -> bool:
     return any(start <= moment < end for start, end in steps)
 
 
-def innermost(intervals: Sequence[Interval]) -> list[list[Interval]]:
-    """Return for each interval of one thread the parts in which none of those that began later is open.
+def own_times(spans: Sequence[Interval]) -> list[int]:
+    """Return for each call of one thread its duration without that of the calls that it makes.
 
-    Together the parts are the time that the intervals cover, each moment once. Of two that begin together the shorter
-    is the inner one.
+    Calls of a thread lie inside one another or apart. Of two that begin together the shorter is the inner one.
     """
-    parts: list[list[Interval]] = [[] for _ in intervals]
-    open_ones: list[int] = []  # the innermost last
-    now = 0
-
-    def advance(until: int) -> None:
-        """Give the time up to `until` to the innermost interval, closing what ends on the way."""
-        nonlocal now
-        while open_ones:
-            current = open_ones[-1]
-            end = intervals[current][1]
-            if now < min(end, until):
-                parts[current].append((now, min(end, until)))
-                now = min(end, until)
-            if end > until:
-                return
-            open_ones.pop()
-        now = max(now, until)
-
-    for index in sorted(range(len(intervals)), key=lambda number: (intervals[number][0], -intervals[number][1])):
-        advance(intervals[index][0])
-        now = intervals[index][0]
-        open_ones.append(index)
-    advance(max((end for _, end in intervals), default=0))
-    return parts
+    own = [end - start for start, end in spans]
+    open_calls: list[int] = []  # the innermost last
+    for number in sorted(range(len(spans)), key=lambda each: (spans[each][0], -spans[each][1])):
+        start, end = spans[number]
+        while open_calls and spans[open_calls[-1]][1] <= start:
+            open_calls.pop()
+        if open_calls:
+            caller = open_calls[-1]
+            own[caller] -= min(end, spans[caller][1]) - start
+        open_calls.append(number)
+    return own
