@@ -89,17 +89,10 @@ def certificate() -> str:
     return markdown.text(Document(sections=[Section(blocks=blocks(content, CERTIFICATE_FILE.name))]))
 
 
-def model_states() -> str:
-    from testbed.experiments.model_states import table
-
-    counts = json.loads((RESULTS / "model_states" / "counts.json").read_text(encoding="utf-8"))
-    return "```\n" + "\n".join(table(counts)) + "\n```"
-
-
 def metrics_fields() -> str:
-    from testbed.metrics import schema
+    from testbed.metrics import fields_page
 
-    return schema.sections()
+    return fields_page.sections()
 
 
 def planner_score() -> str:
@@ -122,7 +115,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rounding": rounding,
     "sweep": sweep,
     "certificate": certificate,
-    "model states": model_states,
     "metrics fields": metrics_fields,
     "deepspeed keys": deepspeed_keys,
     "planner score": planner_score,

@@ -158,19 +158,23 @@ def _reference(grid: Grid, name: str | None) -> int | None:
 def whole_micro_batches(item: Reported) -> Iterator[Finding]:
     """Check that micro batch x data ranks divides the global batch, where no column gives the accumulation."""
     for grid in item.details["grids"]:
-        if grid.column("accumulation"):
-            continue
-        counts = {}
-        for row in range(len(grid.lines)):
-            batch, micro, ranks = grid.figure("batch", row), grid.figure("micro_batch", row), _data_ranks(grid, row)
-            if batch and micro and ranks:
-                counts[row] = (round(batch.value), round(micro.value * ranks.value))
+        counts = _batches(grid)
         apart = [row for row, (batch, samples) in counts.items() if batch % samples]
         if 2 * len(apart) < len(counts):
             for row in apart:
                 batch, samples = counts[row]
                 said = f"global batch {batch:,} is no multiple of micro batch x data ranks = {samples:,}"
                 yield _fails(item, grid, row, Rule.FOLLOWS, said)
+
+
+def _batches(grid: Grid) -> dict[int, tuple[int, int]]:
+    """Return global batch, and micro batch x data ranks, of the rows that have them; none with an accumulation."""
+    found = {}
+    for row in range(len(grid.lines)) if not grid.column("accumulation") else ():
+        batch, micro, ranks = grid.figure("batch", row), grid.figure("micro_batch", row), _data_ranks(grid, row)
+        if batch and micro and ranks:
+            found[row] = (round(batch.value), round(micro.value * ranks.value))
+    return found
 
 
 def limits_are_kept(item: Reported) -> Iterator[Finding]:
@@ -231,6 +235,7 @@ def _fails(item: Reported, grid: Grid, row: int, rule: Rule, message: str) -> Fi
 def num_checked(grid: Grid) -> int:
     """Return how many figures of a table could contradict another one or a limit, each counted once."""
     found: set[tuple[str, int | None]] = {("mfu", row) for row in range(len(grid.lines)) if grid.figure("mfu", row)}
+    found |= {(name, row) for row in _batches(grid) for name in ("batch", "micro_batch")}
     for formula in FORMULAS:
         products = _products(grid, formula)
         if len(products) > 1 or formula.ratio:
