@@ -38,6 +38,16 @@ def quickstart() -> str:
     return f"```\n{comparison_table(runs, notes_on_single_runs(runs))}\n```"
 
 
+def list_of_run_types() -> str:
+    from testbed.config.run_types import STRATEGIES
+
+    ranks = {"stages": "stages x data", "parts": "tensor x data"}
+    lines = ["| `--run_type` | what it is | ranks |", "|---|---|---|"]
+    for name, entry in STRATEGIES.items():
+        lines.append(f"| `{name}` | {entry.summary} | {ranks.get(entry.keeps, 'any') if entry.is_distributed else 1} |")
+    return "\n".join(lines)
+
+
 def run_types() -> str:
     from testbed.analysis.charts.agreement import agreement_table
     from testbed.analysis.runs.load import load_runs
@@ -80,9 +90,9 @@ def certificate() -> str:
 
 
 def metrics_fields() -> str:
-    from testbed.metrics import schema
+    from testbed.metrics import fields_page
 
-    return schema.sections()
+    return fields_page.sections()
 
 
 def planner_score() -> str:
@@ -100,6 +110,7 @@ def deepspeed_keys() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
+    "list of run types": list_of_run_types,
     "run types": run_types,
     "rounding": rounding,
     "sweep": sweep,
