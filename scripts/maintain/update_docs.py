@@ -38,6 +38,16 @@ def quickstart() -> str:
     return f"```\n{comparison_table(runs, notes_on_single_runs(runs))}\n```"
 
 
+def list_of_run_types() -> str:
+    from testbed.config.run_types import STRATEGIES
+
+    ranks = {"stages": "stages x data", "parts": "tensor x data"}
+    lines = ["| `--run_type` | what it is | ranks |", "|---|---|---|"]
+    for name, entry in STRATEGIES.items():
+        lines.append(f"| `{name}` | {entry.summary} | {ranks.get(entry.keeps, 'any') if entry.is_distributed else 1} |")
+    return "\n".join(lines)
+
+
 def run_types() -> str:
     from testbed.analysis.charts.agreement import agreement_table
     from testbed.analysis.runs.load import load_runs
@@ -79,17 +89,10 @@ def certificate() -> str:
     return markdown.text(Document(sections=[Section(blocks=blocks(content, CERTIFICATE_FILE.name))]))
 
 
-def model_states() -> str:
-    from testbed.experiments.model_states import table
-
-    counts = json.loads((RESULTS / "model_states" / "counts.json").read_text(encoding="utf-8"))
-    return "```\n" + "\n".join(table(counts)) + "\n```"
-
-
 def metrics_fields() -> str:
-    from testbed.metrics import schema
+    from testbed.metrics import fields_page
 
-    return schema.sections()
+    return fields_page.sections()
 
 
 def planner_score() -> str:
@@ -107,11 +110,11 @@ def deepspeed_keys() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
+    "list of run types": list_of_run_types,
     "run types": run_types,
     "rounding": rounding,
     "sweep": sweep,
     "certificate": certificate,
-    "model states": model_states,
     "metrics fields": metrics_fields,
     "deepspeed keys": deepspeed_keys,
     "planner score": planner_score,

@@ -1,10 +1,9 @@
-"""Write files whole, read regular files and JSON, check schemas and typed paths. No torch."""
+"""Write files whole, read regular files and JSON, check typed paths. No torch."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import gzip
 import io
 import json
@@ -13,9 +12,8 @@ import re
 import reprlib
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib import resources
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -235,51 +233,6 @@ def now_utc() -> str:
 def result_head(schema_version: str | int, command_line: str) -> dict[str, Any]:
     """Return the first fields of every file of results that a program of this repository writes."""
     return {"schema_version": schema_version, "timestamp_utc": now_utc(), "command_line": command_line}
-
-
-LONGEST_MESSAGE = 160  # jsonschema prints the value that breaks a rule, however long it is
-
-
-def check_schema(content: Any, schema_file: str) -> None:
-    """Raise InputError, one sentence that names the place, unless `content` follows the schema and is finite.
-
-    Args:
-        schema_file: its place in this package, such as "inference/inference_metrics.schema.json".
-    """
-    check_with(_validator(schema_file), content)
-
-
-def check_with(validator: Any, content: Any) -> None:
-    """Check content with a validator of jsonschema. Errors as in `check_schema`."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(validator.iter_errors(content))
-    if error is not None:
-        message = error.message if len(error.message) < LONGEST_MESSAGE else f"breaks the rule {error.validator}"
-        raise InputError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")
-    try:
-        json.dumps(content, allow_nan=False)  # NaN and infinity are numbers to a schema, and no JSON
-    except ValueError:
-        raise InputError("it holds a number that is not finite") from None
-
-
-def read_checked(path: Path, check: Callable[[Any], None]) -> Any:
-    """Return a JSON file that passes `check`. InputError, one sentence that begins with the path, when it cannot be
-    read or does not."""
-    content = read_json(path)
-    try:
-        check(content)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
-    return content
-
-
-@functools.cache
-def _validator(schema_file: str) -> Any:
-    import jsonschema  # 0.15 s, which a program's --help does not owe
-
-    schema = json.loads(resources.files("testbed").joinpath(schema_file).read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)
 
 
 def not_a_folder(path: Path) -> str | None:

@@ -11,6 +11,8 @@ from testbed.analysis.runs.comparability import differing_validation, differing_
 from testbed.analysis.runs.load import find_runs, load_run, load_runs
 from testbed.analysis.runs.work import WORK_FIELDS
 from testbed.checkpoint.changed_settings import in_words
+from testbed.config.flag import Kind
+from testbed.config.table import FLAGS
 from testbed.errors import value_text
 
 # Written out a second time: a field that leaves the program's list must be missed here.
@@ -159,7 +161,8 @@ def test_no_part_of_the_work_is_overlooked(load, field):
 
 
 def test_the_fields_of_equal_work_are_these():
-    assert sorted(WORK_FIELDS) == sorted(EQUAL_WORK)
+    of_one_strategy = [name for name, flag in FLAGS.items() if flag.is_option and flag.kind is Kind.WORK]
+    assert sorted(WORK_FIELDS) == sorted([*EQUAL_WORK, *of_one_strategy])
 
 
 def test_another_optimizer_or_schedule_is_other_work(load):

@@ -299,12 +299,12 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, c
 
 
 WRONG_PLANS = [
-    ({}, {"folder": 5}, "folder 5 of a cell is not text"),
-    ({}, {"variant": None}, "variant None of a cell is not text"),
-    ({}, {"batch_size": "8"}, "batch_size '8' of a cell is not a whole number"),
-    ({}, {"ranks": True}, "ranks True of a cell is not a whole number"),
-    ({}, {"command": [1]}, "command [1] of a cell is not a list of words"),
-    ({"target_val_loss": "x"}, {}, "target_val_loss 'x' is not a number"),
+    ({}, {"folder": 5}, "cells[0].folder is 5, it must be text"),
+    ({}, {"variant": None}, "cells[0].variant is None, it must be text"),
+    ({}, {"batch_size": "8"}, "cells[0].batch_size is '8', it must be a whole number or null"),
+    ({}, {"ranks": True}, "cells[0].ranks is True, it must be a whole number"),
+    ({}, {"command": [1]}, "cells[0].command[0] is 1, it must be text"),
+    ({"target_val_loss": "x"}, {}, "target_val_loss is 'x', it must be a number or null"),
 ]
 
 

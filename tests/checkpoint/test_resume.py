@@ -140,7 +140,7 @@ def test_a_run_goes_on_bit_for_bit(starts, name):
     """Saved after two steps, in the background where the strategy can; the second start draws other weights first."""
     whole, second, *_ = starts(name)
     assert second["losses"] == whole["losses"][2:]
-    assert second["weights"] == whole["weights"]
+    assert (second["weights"], second["held"]) == (whole["weights"], whole["held"])
     assert second["begins_with"] == whole["saved"] != whole["begins_with"], "it began where the first had saved"
 
 
@@ -153,6 +153,8 @@ def test_every_strategy_reads_and_writes_the_same_state(starts, states, name):
     *_, result, folder = starts(name)
     state, hash_of_weights = states["muon" if "muon" in flags else "adamw"]
     assert result["begins_with"] == hash_of_weights, "the weights that it computes with, not only what it writes"
+    if STRATEGIES[flags.split()[1]].state_layout == "per_rank":
+        return  # it writes each rank's own, which no other strategy reads
     written, expected = contents(folder), contents(state)
     assert written.keys() == expected.keys()
     differing = [key for key, tensor in expected.items() if not torch.equal(tensor, written[key])]

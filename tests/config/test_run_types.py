@@ -12,8 +12,11 @@ import pytest
 from support.programs import REPOSITORY
 from support.settings import settings_of
 
+from testbed.analysis.runs import work as work_of_runs
 from testbed.analysis.runs.work import WORK_FIELDS, recorded_work
+from testbed.config.flag import OF_RUN_TYPE, Kind, row
 from testbed.config.run_types import STRATEGIES, StrategyEntry
+from testbed.config.table import FLAGS
 
 OWN_FILES = {f"src/testbed/strategies/{entry.module}.py" for entry in STRATEGIES.values()}
 REGISTRY = "src/testbed/config/run_types.py"
@@ -108,6 +111,10 @@ def what_is_missing(entry: StrategyEntry) -> list[str]:
         found.append(f"{own_test}, as the agreement test leaves it out")
     if entry.state_layout == "per_rank" and "full_state_dict" not in vars(class_of(entry)):
         found.append(f"{entry.class_name}.full_state_dict: of which weights is the exported model?")
+    if not entry.equals_baseline:
+        others = {name for other in STRATEGIES.values() if other.equals_baseline for name in other.options}
+        own = [name for name in entry.options if name not in others and FLAGS[name].kind is not Kind.WORK]
+        found += [f"--{name}: Kind.WORK, or runs that differ in it would count as equal work" for name in own]
     return found
 
 
@@ -121,13 +128,17 @@ def unlike() -> StrategyEntry:
         equals_baseline=False,
         differs_because="weights are averaged every 8 steps",
         state_layout="per_rank",
+        options={"bucket_cap_mb": 25.0, "stages_per_rank": None},
     )
 
 
-def test_what_a_strategy_of_its_own_kind_lacks_is_named():
+def test_what_a_strategy_of_its_own_kind_lacks_is_named(monkeypatch):
+    """`stages_per_rank` is no option of another strategy here."""
+    monkeypatch.setitem(STRATEGIES, "pipeline", dataclasses.replace(STRATEGIES["pipeline"], options={}))
     assert what_is_missing(unlike()) == [
         "tests/strategies/test_allreduce.py, as the agreement test leaves it out",
         "AllReduce.full_state_dict: of which weights is the exported model?",
+        "--stages_per_rank: Kind.WORK, or runs that differ in it would count as equal work",
     ]
 
 
@@ -146,3 +157,14 @@ def test_a_strategy_that_differs_is_other_work_for_its_reason(token_files, monke
     ]
     assert [each["math_changes"] for each in work] == ["weights are averaged every 8 steps", "none"]
     assert "math_changes" in WORK_FIELDS
+
+
+@pytest.mark.parametrize("settings", [{}, {"new_option": None}])
+def test_earlier_runs_did_not_have_an_option_of_a_new_strategy(monkeypatch, settings):
+    """So they still compare with each other, and with runs of the other strategies."""
+    option = row("what it does", Kind.WORK, name="new_option", default=OF_RUN_TYPE)
+    monkeypatch.setattr(work_of_runs, "_COMPARED", [*work_of_runs._COMPARED, option])
+    assert recorded_work({}, {})["new_option"] == "not set"
+    config = {"optimizer": "AdamW", "lr_schedule": "cosine"}
+    assert recorded_work(config, {"seed": 1, **settings})["new_option"] == "not set"
+    assert recorded_work(config, {"seed": 1, "new_option": 4})["new_option"] == 4

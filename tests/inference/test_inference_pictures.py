@@ -200,13 +200,13 @@ def of_none(**fields) -> dict:
 
 FAULTS = {
     "no JSON": ("{", "is not JSON"),
-    "another file": ({"schema_version": "2.1"}, "the file: "),
-    "a scheme of another name": (example_inference(schemes={"int3": scheme("bf16")}), "schemes: 'int3'"),
+    "another file": ({"schema_version": "2.1"}, "schema_version is '2.1'"),
+    "a scheme of another name": (example_inference(schemes={"int3": scheme("bf16")}), "schemes has a field whose name"),
     "a negative time": (
         of_none(latency=speed(800, 7) | {"prefill_s": [-1.0]}),
-        "schemes.none.latency.prefill_s.0: -1",
+        "schemes.none.latency.prefill_s[0] is -1",
     ),
-    "NaN": (of_none(perplexity=quality(1.0) | {"bits_per_byte": math.nan}), "not finite"),
+    "NaN": (of_none(perplexity=quality(1.0) | {"bits_per_byte": math.nan}), "bits_per_byte is nan"),
 }
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.model_states import TRANSIENT, count_before_updates, counts_of, live_tensors, published_zero_bytes
 
-from testbed.experiments.model_states import difference
 from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.memory_model.model_states import (
     UPDATE_COPY,
@@ -110,6 +109,11 @@ def test_both_ends_of_a_pipeline_hold_the_embedding_and_a_rank_with_both_ends_on
     assert states([last], layout={"pipeline": 2}) == bytes_of(4 * 520, 4 * 520, 8 * 520)
     untied = dataclasses.replace(MODEL, tied=False)
     assert elements_held(untied, stages=[first, last]) == 796 + 512 == untied.parameters
+
+
+def difference(row: dict) -> float:
+    """How far a count is off its formula, relative to the formula."""
+    return row["measured_bytes"] / row["formula_bytes"] - 1
 
 
 @pytest.mark.launches

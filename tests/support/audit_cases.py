@@ -143,7 +143,7 @@ CASES = {
     "a run that never leaves the warm-up": ("equal work", "it never reaches its learning rate", None,
         lambda t: beside([v20(t / "b", world=4, batch=64)], "deepspeed_config.json", WARM_UP_1000),
         lambda t: beside([v20(t / "b", world=4)], "deepspeed_config.json", WARM_UP_1000)),
-    "counters: batch": ("equal work", "global_batch_size is 32, micro batch x accumulation", "16 sequences per step",
+    "counters: batch": ("equal work", "global batch 32 does not follow from micro batch 16", "16, or one",
         lambda t: [v20(t / "a", training_config={"global_batch_size": 32})], lambda t: [v20(t / "a")]),
     "counters: steps": ("equal work", "not the 3,561 optimizer steps", "1,781 optimizer steps",
         lambda t: [v20(t / "a", training_config={"micro_batch_size_per_gpu": 8, "grad_accum_steps": 2})],

@@ -58,11 +58,6 @@ def whole(body: bytes, protocol: int = 4) -> bytes:
     return b"\x80" + bytes([protocol]) + body + b"."
 
 
-def before(body: bytes, good: bytes) -> bytes:
-    """A good pickle that does something else first, and leaves it lying."""
-    return good[:2] + body + good[2:]
-
-
 def calls(canary: Path) -> dict[str, tuple[str, str, bytes]]:
     """What -> module, name and the arguments' opcodes of a call that leaves a trace."""
     shell, program = f"mkdir {canary}", f"__import__('os').mkdir({str(canary)!r})"

@@ -77,8 +77,10 @@ def run(task: dict, number: int) -> dict:
         future.result()
     process_group.wait_for_everyone()
     weights = hash_of(strategy.full_state_dict())
+    parts = {str(number): part.flatten() for number, part in enumerate(strategy.model_states()["parameters"])}
+    held = process_group.gather_objects(hash_of(parts))  # a whole model may be a mean of the ranks' own
     strategy.close()
-    return {"losses": losses, "begins_with": begins_with, "saved": saved, "weights": weights}
+    return {"losses": losses, "begins_with": begins_with, "saved": saved, "weights": weights, "held": held}
 
 
 def main(folder: Path) -> None:

@@ -16,11 +16,6 @@ def names_of_blocks(page: str) -> list[str]:
     return re.findall(re.escape(_START).replace(r"\{name\}", "(.+?)"), page)
 
 
-def block_of(page: str, name: str) -> str:
-    """Return what stands in a block of the page; empty where the page has no such block."""
-    return page.partition(_START.format(name=name))[2].partition(_END.format(name=name))[0]
-
-
 def filled(page: str, texts: Mapping[str, str]) -> str:
     """Return the page with its blocks replaced. InputError when it lacks a place for one."""
     for name, text in texts.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
+from msgspec import Meta
 
 from testbed.analysis.comparison.confounders import confounders
 from testbed.analysis.equivalence import repeats_to_show
@@ -32,7 +33,7 @@ from testbed.analysis.statistics import (
 from testbed.config.device_name import device_name
 from testbed.distributed.launch import usable_cores
 from testbed.errors import Failure, InputError, counted
-from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive, Rule
+from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive
 from testbed.metrics.result_file import ResultFile
 from testbed.sweep.pairs import SIDES
 
@@ -73,7 +74,7 @@ class Configuration(TypedDict):
     name: Name
     work: str
     command_line: str
-    pairs: Annotated[list[Pair], Rule("minItems", MIN_REPEATS)]
+    pairs: Annotated[list[Pair], Meta(min_length=MIN_REPEATS)]
 
 
 class Compared(TypedDict):

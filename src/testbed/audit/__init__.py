@@ -3,7 +3,7 @@
 To add a rule, write one function and list it in the table at the end of its file, with the forms of files it reads:
 
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
-- foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
+- foreign_rules.py, FOREIGN_RULES: the files of another program, or of any, against themselves.
 - tables/rules.py, TABLE_RULES: a table of published figures against itself.
 - comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code, devices and what devices gain are
   in condition_rules.py.

@@ -1,4 +1,4 @@
-"""The audit's rules for one run of another program: logs, rank files, exports and reports against themselves."""
+"""The audit's rules for one run whatever its format: logs, rank files, exports and reports against themselves."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
             )
 
 
-def header_multiplies(item: Reported) -> Iterator[Finding]:
-    """Check global batch = micro batch x accumulation x data ranks, as a log's header prints them."""
+def batch_is_the_product_of_its_factors(item: Reported) -> Iterator[Finding]:
+    """Check global batch = micro batch x accumulation x data ranks, as a metrics file or a log's header says them."""
     micro, accumulation, ranks, batch = (
         item.micro_batch_size, item.accumulation, item.data_ranks, item.global_batch_size
     )  # fmt: skip
@@ -205,7 +205,7 @@ FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     ranks_read_different_batches: ("wandb log",),
     profiler_rows_nest: ("profiler table",),
     iteration_time_agrees_with_progress: ("wandb log",),
-    header_multiplies: ANY,
+    batch_is_the_product_of_its_factors: ANY,
     mfu_is_of_its_device: ANY,
     losses_are_numbers: ANY,
     scaling_report_compares_like_with_like: ("scaling report",),

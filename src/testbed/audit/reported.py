@@ -146,13 +146,17 @@ class Claim(Audited):
 def from_run(run: Run) -> Reported:
     """Return what a training_metrics.json of any version says, and the files next to it about instruments."""
     form = {"1": "v1"}.get(run.version, run.version)
+    config = run.section("training_config")
     return Reported(
         path=run.path,
         name=str(run.path),
         form=form,
         run=run,
         world_size=rank_count(run),
-        global_batch_size=run.section("training_config").get("global_batch_size"),
+        global_batch_size=config.get("global_batch_size"),
+        micro_batch_size=config.get("micro_batch_size_per_gpu"),
+        accumulation=config.get("grad_accum_steps"),
+        data_ranks=config.get("data_world_size") if form == "2.2" else rank_count(run),
         optimizer_steps=run.work.get("optimizer_steps"),
         time_s=run.training_time_s,
         rate=run.tokens_per_s,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -48,20 +47,6 @@ def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
         per_step = item.config["global_batch_size"] * item.config["seq_len"]
         return per_step * len(run.step_times_s), float(run.step_times_s.sum())
     return run.work.get("tokens"), item.time_s
-
-
-def batch_is_the_product_of_its_factors(item: Reported) -> Iterator[Finding]:
-    """Check global batch = micro batch x accumulation x data ranks."""
-    ranks = item.config.get("data_world_size") if item.form == "2.2" else item.world_size
-    factors: tuple[Any, ...] = (item.config.get("micro_batch_size_per_gpu"), item.config.get("grad_accum_steps"), ranks)
-    batch = item.global_batch_size
-    if batch and all(factors) and math.prod(factors) != batch:
-        product = f"{factors[0]} x {factors[1]} x {factors[2]} = {math.prod(factors)}"
-        yield item.fails(
-            Rule.EQUAL_WORK,
-            f"global_batch_size is {batch}, micro batch x accumulation x data ranks is {product}",
-            f"{math.prod(factors)} sequences per step",
-        )
 
 
 def counters_of_epochs_agree(item: Reported) -> Iterator[Finding]:
@@ -232,7 +217,6 @@ def is_exact(loss: float) -> bool:
 # rule -> the forms of files that it reads, and takes no other
 METRICS_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     rate_agrees_with_tokens_and_time: ("2.0", "2.2"),
-    batch_is_the_product_of_its_factors: ("2.0", "2.2"),
     counters_of_epochs_agree: ("2.0",),
     sampled_steps_are_not_aliased: ("2.0",),
     warm_up_cannot_be_left_out: ("v1", "2.0"),

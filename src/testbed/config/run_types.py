@@ -103,7 +103,7 @@ STRATEGIES = {
     "dp": StrategyEntry(
         module="data_parallel",
         class_name="DataParallel",
-        summary="torch.nn.DataParallel, one process",
+        summary="torch.nn.DataParallel: one process drives all CUDA devices",
         devices="all",
         engine="torch",
         keeps="whole",
@@ -141,7 +141,7 @@ STRATEGIES = {
     "ddp": StrategyEntry(
         module="ddp",
         class_name="DDP",
-        summary="DistributedDataParallel",
+        summary="DistributedDataParallel: gradients travel in buckets during backward",
         devices="per_rank",
         engine="torch",
         keeps="whole",
@@ -158,7 +158,7 @@ STRATEGIES = {
     "fsdp": StrategyEntry(
         module="fsdp",
         class_name="FSDP",
-        summary="FSDP2, sharded weights; also hybrid",
+        summary="FSDP2: weights, gradients and optimizer state in shards, also hybrid",
         devices="per_rank",
         engine="torch",
         keeps="shards",
@@ -175,7 +175,7 @@ STRATEGIES = {
     "optimized": StrategyEntry(
         module="deepspeed_zero",
         class_name="DeepSpeedZero",
-        summary="DeepSpeed ZeRO 0-3",
+        summary="DeepSpeed ZeRO 0 to 3, with offloading",
         devices="per_rank",
         engine="deepspeed",
         keeps="shards",
@@ -202,7 +202,7 @@ STRATEGIES = {
     "model_parallel": StrategyEntry(
         module="pipeline",
         class_name="ModelParallel",
-        summary="layers over ranks, one micro batch at a time",
+        summary="layers split over ranks, one micro batch at a time",
         devices="per_rank",
         engine="torch",
         keeps="stages",
@@ -219,7 +219,7 @@ STRATEGIES = {
     "pipeline": StrategyEntry(
         module="pipeline",
         class_name="Pipeline",
-        summary="layers over ranks, micro batches overlapped",
+        summary="layers split over ranks: gpipe, 1f1b, interleaved_1f1b, zero_bubble",
         devices="per_rank",
         engine="torch",
         keeps="stages",
@@ -236,7 +236,7 @@ STRATEGIES = {
     "tensor": StrategyEntry(
         module="tensor_parallel",
         class_name="TensorParallel",
-        summary="heads, MLP and vocabulary over ranks",
+        summary="attention heads, MLP and vocabulary split over ranks",
         devices="per_rank",
         engine="torch",
         keeps="parts",

@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed import typed_json
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Cell, Document, Section, Table
 from testbed.analysis.document.words import BRACKETS, Number, counted, digits, rate
 from testbed.analysis.runs.comparability import LOSS_NOISE
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
-from testbed.errors import one_line
+from testbed.errors import InputError, one_line
+from testbed.inference.fields import InferenceMetrics
 from testbed.inference.schemes import NONE as REFERENCE
 from testbed.inference.schemes import SCHEMES
-from testbed.io import check_schema, read_checked
 from testbed.run_folder import INFERENCE
 
 SERVED = "bf16"  # what models are served in: speed is compared with it too
@@ -44,12 +45,18 @@ WRAPPED = {
 def read_inference(path: Path) -> dict[str, Any]:
     """Read an inference_metrics.json, or the one in a folder. InputError, one sentence naming it, when it is none."""
     path = Path(path)
-    return read_checked(path / INFERENCE if path.is_dir() else path, check_inference)
+    return typed_json.read_checked(path / INFERENCE if path.is_dir() else path, check_inference)
 
 
 def check_inference(content: Any) -> None:
     """Raise InputError, one sentence that names the place, unless `content` is an inference_metrics.json."""
-    check_schema(content, "inference/inference_metrics.schema.json")
+    typed_json.check(content, InferenceMetrics)
+    typed_json.check_finite(content)
+    if (
+        lacking := {"device_type", "gpu_name", "cpu_name", "cpu_cores_visible"}
+        - content["environment"]["hardware"].keys()
+    ):
+        raise InputError(f"environment.hardware lacks {min(lacking)!r}")
 
 
 def measured_schemes(content: Mapping[str, Any], part: str | None = None) -> dict[str, dict[str, Any]]:

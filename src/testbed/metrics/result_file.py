@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.io import check_with, read_checked, result_head, write_text
-from testbed.metrics.schema import object_schema
+from testbed import typed_json
+from testbed.errors import InputError
+from testbed.io import result_head, write_text
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ResultFile:
 
     def read(self, path: Path) -> dict[str, Any]:
         """Return the content of a file, or of the one in a folder. InputError, one sentence that names the file."""
-        return read_checked(path / self.name if path.is_dir() else path, self.check)
+        return typed_json.read_checked(path / self.name if path.is_dir() else path, self.check)
 
     def write(self, path: Path, content: dict[str, Any]) -> None:
         """Add the derived fields, check the whole, and replace `path` in one move."""
@@ -45,14 +45,8 @@ class ResultFile:
 
     def check(self, content: Any) -> None:
         """Raise InputError, one sentence that names the place, unless `content` is a whole file of this version."""
-        check_with(_validator(self.fields, self.version), content)
+        typed_json.check(content, self.fields)
+        typed_json.check_finite(content)
+        if content["schema_version"] != self.version:
+            raise InputError(f"schema_version is {content['schema_version']!r}, known is {self.version}")
         self.check_rows(content)
-
-
-@functools.cache
-def _validator(fields: type, version: str) -> Any:
-    import jsonschema  # 0.15 s, which a program's --help does not owe
-
-    schema = object_schema(fields)
-    schema["properties"]["schema_version"] = {"const": version}
-    return jsonschema.Draft202012Validator(schema)

@@ -3,8 +3,7 @@
     {"format": 1, "tensors": {NAME: {"dtype": "float32", "size": [6, 4], "pieces": [
         {"offsets": [0, 0], "sizes": [3, 4], "file": "__0_0.distcp", "start": 0, "length": 1577}, ...]}}}
 
-PyTorch's own description is a pickle, which whoever reads it runs. This one is JSON. The pickle of earlier checkpoints
-(`.metadata`) is read into the same form by `old_description`, and one function checks both.
+PyTorch's own description (`.metadata`) is a pickle, which whoever reads it runs. This one is JSON.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ from torch.distributed.checkpoint.metadata import (
 
 from testbed.errors import InputError
 from testbed.io import is_within, parse_json, read_regular
-from testbed.strategies.old_description import MOST_DIMENSIONS, plain_form_of
 
-DESCRIPTION, OLD_DESCRIPTION = "tensors.json", ".metadata"
+DESCRIPTION, PICKLED_DESCRIPTION = "tensors.json", ".metadata"
 FORMAT = 1
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64")}
-LONGEST_NAME, LARGEST = 500, 1 << 62
+LONGEST_NAME, LARGEST, MOST_DIMENSIONS = 500, 1 << 62, 8
 MOST_AROUND = 1 << 16  # bytes that torch.save needs besides the numbers; it takes some 1,500
 _FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")  # what PyTorch calls the files; no such name leaves its folder
 
@@ -66,9 +64,16 @@ def in_json(metadata: Metadata, written: dict[MetadataIndex, _StorageInfo]) -> s
     return json.dumps({"format": FORMAT, "tensors": tensors}) + "\n"
 
 
-def described_by(directory: Path) -> list[str]:
-    """Return the descriptions that a folder holds; where there are two, the first is read."""
-    return [name for name in (DESCRIPTION, OLD_DESCRIPTION) if Path(directory, name).is_file()]
+def check_described(directory: Path) -> None:
+    """Raise InputError unless a folder has a description."""
+    if (directory / DESCRIPTION).is_file():
+        return
+    if (directory / PICKLED_DESCRIPTION).is_file():
+        raise InputError(
+            f"{directory} was saved by an earlier version, in a form that is no longer read; resume with the commit "
+            "that the run's training_metrics.json names, or begin a new run from its weights with --init_from"
+        )
+    raise InputError(f"{directory} holds no state of a whole model")
 
 
 def read_description(directory: Path) -> Metadata:
@@ -78,11 +83,10 @@ def read_description(directory: Path) -> Metadata:
         InputError: one sentence that names the file: it says what no state of ours holds.
         OSError: it cannot be read.
     """
-    path = directory / next(iter(described_by(directory)), DESCRIPTION)
+    path = directory / DESCRIPTION
     if not is_within(path, directory):
         raise InputError(f"{path} is a link that leads out of the checkpoint")
-    content = read_regular(path)
-    plain = parse_json(content, str(path)) if path.name == DESCRIPTION else plain_form_of(content, str(path))
+    plain = parse_json(read_regular(path), str(path))
     try:
         return _checked(plain)
     except _Wrong as wrong:

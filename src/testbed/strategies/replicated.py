@@ -23,7 +23,7 @@ class Replicated(Baseline):
         super().__init__(settings, model, device)
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
-        self.num_started_steps = 0
+        self.num_started_steps = 0  # of this start; after a resume the optimizer's own counters go on
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.num_started_steps += 1

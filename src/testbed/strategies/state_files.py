@@ -41,7 +41,7 @@ from testbed.errors import InputError
 from testbed.io import is_within, open_regular, write_text
 from testbed.model.tensor_archive import check_finite, load_tensors
 from testbed.optim.optimizer import local_tensor
-from testbed.strategies.description import DESCRIPTION, DTYPES, described_by, in_json, read_description
+from testbed.strategies.description import DESCRIPTION, DTYPES, check_described, in_json, read_description
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # not by number: numbers differ between stages
 State = dict[str, dict[str, torch.Tensor]]
@@ -175,13 +175,12 @@ def load(state: State, source: Path | Reader, group: dist.ProcessGroup | None) -
         source: the folder, or its reader where a state is read in parts.
 
     Raises:
-        InputError: there is no such state.
+        InputError: there is no such state, or it is of an earlier version.
         CheckpointException: its files are damaged, hold something else than tensors of finite numbers, or lack a tensor
             of this state or have it in another shape. (No Exception; PyTorch collects the ranks' own in it.)
     """
     reader = source if isinstance(source, Reader) else Reader(source)
-    if not described_by(Path(reader.path)):
-        raise InputError(f"{reader.path} holds no state of a whole model")
+    check_described(Path(reader.path))
     if "scaler" in state:  # between DeepSpeed's loss scaler and PyTorch's only the scale moves
         saved = reader.read_metadata().state_dict_metadata
         state["scaler"] = {name: value for name, value in state["scaler"].items() if f"scaler.{name}" in saved}
@@ -253,8 +252,7 @@ class _Writer(dcp.FileSystemWriter):
 
 
 class Reader(dcp.FileSystemReader):
-    """Reads what `save` wrote, and what PyTorch's own writer wrote for it before format 1. It unpickles tensors alone,
-    and only with torch.load(weights_only=True)."""
+    """Reads what `save` wrote. It unpickles tensors alone, and only with torch.load(weights_only=True)."""
 
     def __init__(self, directory: Path):
         super().__init__(directory)

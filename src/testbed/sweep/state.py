@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
+from testbed import typed_json
 from testbed.errors import InputError, counted
 from testbed.io import holding_together, now_utc, read_json, write_text
 from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
@@ -24,8 +24,6 @@ from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, 
 
 SWEEP_FILE = "sweep.json"
 SCHEMA = 1
-_ADDED_LATER = {"git_dirty", "earlier_commits"}  # fields that a sweep.json may lack
-_CELL_FIELDS = frozenset(each.name for each in dataclasses.fields(Cell))
 
 
 @dataclass
@@ -54,33 +52,12 @@ def read_sweep(out_dir: Path) -> Sweep | None:
         return None
     try:
         content = read_json(path, "it")
-        if content["schema"] != SCHEMA:
-            raise InputError(f"its schema is {reprlib.repr(content['schema'])}, known is {SCHEMA}")
-        names = [each.name for each in dataclasses.fields(Sweep)]
-        cells = [Cell(**{name: row[name] for name in _CELL_FIELDS}) for row in content["cells"]]
-        names = [name for name in names if name in content or name not in _ADDED_LATER]
-        sweep = Sweep(**{name: content[name] for name in names} | {"cells": cells})
-        _check_types(sweep)
-        for cell in cells:
-            _check_types(cell)
-        return sweep
-    except (ValueError, KeyError, TypeError) as error:
-        fault = f"lacks {error}" if isinstance(error, KeyError) else error
-        raise InputError(f"{path} is not a sweep's file ({fault}); give another --out_dir") from None
-
-
-def _check_types(found: Sweep | Cell) -> None:
-    """Check the types of all fields. Raises InputError."""
-    for name, kind in get_type_hints(type(found)).items():
-        value = getattr(found, name)
-        if not any(_is_a(value, each) for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))):
-            raise InputError(f"{name} is {reprlib.repr(value)}")
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(_is_a(each, get_args(kind)[0]) for each in value)
-    return type(value) in ((int, float) if kind is float else (get_origin(kind) or kind,))
+        found = content.get("schema") if isinstance(content, dict) else None
+        if found != SCHEMA:
+            raise InputError(f"its schema is {reprlib.repr(found)}, known is {SCHEMA}")
+        return typed_json.check(content, Sweep, may_hold_more=True)
+    except InputError as error:
+        raise InputError(f"{path} is not a sweep's file ({error}); give another --out_dir") from None
 
 
 def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:

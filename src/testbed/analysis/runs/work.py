@@ -34,7 +34,9 @@ def recorded_work(config: dict, settings: dict) -> dict[str, Any]:
         if flag.in_config in config:
             work[field] = config[flag.in_config]
         else:
-            work[field] = _set_or_not(settings[flag.name]) if flag.name in settings else None
+            # an option of some run types that a file does not name did not exist yet, so the run did not have it
+            is_known = flag.name in settings or flag.is_option
+            work[field] = _set_or_not(settings.get(flag.name)) if is_known else None
     if settings:
         work["optimizer"] += _muon_in_words(config)
         work["lr_schedule"] += f", decay share {config['decay_share']:g}" if config.get("decay_share") else ""

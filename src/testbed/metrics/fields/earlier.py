@@ -1,14 +1,33 @@
 """Fields of the versions 1 and 2.0, which are only read. Their files may hold more."""
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
-from testbed.metrics.fields.types import Amount, Count, Positive
+from testbed.metrics.fields.types import Amount, Count, Number, Positive
 
 
-class MetricsFile1(TypedDict):
+class DeepSpeedConfigEarlier(TypedDict, total=False):
+    selected: dict[str, Any] | None
+
+
+class SectionsEarlier(TypedDict, total=False):
+    """What readers of every version look into."""
+
+    settings: dict[str, Any]
+    deepspeed_config: DeepSpeedConfigEarlier | None
+    scheduler: dict[str, Any] | None
+    run_id: str
+    timestamp_utc: str
+    git_commit: str | None
+    command_line: str
+
+
+class MetricsFile1(SectionsEarlier):
+    training_config: NotRequired[dict[str, Any]]
+    hardware: NotRequired[dict[str, Any]]
+    summary: NotRequired[dict[str, Any]]
     train_time_per_epoch: list[Amount]
-    train_loss_per_epoch: list[float]
-    val_loss_per_epoch: NotRequired[list[float | None]]
+    train_loss_per_epoch: list[Number]
+    val_loss_per_epoch: NotRequired[list[Number | None]]
     train_throughput: NotRequired[list[Amount]]
     inference_latency: NotRequired[Amount | None]
     inference_throughput: NotRequired[Amount | None]
@@ -57,8 +76,8 @@ class Epoch20(TypedDict):
     step_time_p50_sec: NotRequired[Amount | None]
     step_time_p95_sec: NotRequired[Amount | None]
     dataload_time_mean_sec: NotRequired[Amount | None]
-    train_loss_avg_global: NotRequired[float | None]
-    val_loss_avg_global: NotRequired[float | None]
+    train_loss_avg_global: NotRequired[Number | None]
+    val_loss_avg_global: NotRequired[Number | None]
     max_cuda_mem_allocated_bytes_rank0: NotRequired[Count | None]
     max_cuda_mem_reserved_bytes_rank0: NotRequired[Count | None]
     max_cuda_mem_allocated_bytes_global: NotRequired[Count | None]
@@ -67,23 +86,17 @@ class Epoch20(TypedDict):
 
 class Summary20(TypedDict):
     total_wall_time_sec: NotRequired[Amount | None]
-    best_val_loss: NotRequired[float | None]
+    best_val_loss: NotRequired[Number | None]
     mean_tokens_per_sec_global: NotRequired[Amount | None]
 
 
-class MetricsFile20(TypedDict):
-    schema_version: str
-    run_id: NotRequired[str]
-    timestamp_utc: NotRequired[str]
-    git_commit: NotRequired[str | None]
-    command_line: NotRequired[str]
+class MetricsFile20(SectionsEarlier):
+    schema_version: Literal["2.0"]
     env: NotRequired[dict[str, Any]]
     host: NotRequired[dict[str, Any]]
     hardware: Hardware20
     training_config: TrainingConfig20
-    deepspeed_config: NotRequired[dict[str, Any] | None]
     epochs: list[Epoch20]
     summary: NotRequired[Summary20]
     shutdown: NotRequired[dict[str, Any]]
     completion: NotRequired[dict[str, Any] | None]
-    scheduler: NotRequired[dict[str, Any]]

@@ -23,7 +23,7 @@ SCHEMA_VERSION = "2.2"
 
 
 class TrainingMetrics(TypedDict):
-    schema_version: Annotated[str, f'"{SCHEMA_VERSION}"']
+    schema_version: Annotated[Literal["2.2"], f'"{SCHEMA_VERSION}"']
     run_id: Annotated[Name, "UTC start time and 8 hexadecimal digits"]
     timestamp_utc: Annotated[str, "when the run began, ISO 8601"]
     status: Annotated[

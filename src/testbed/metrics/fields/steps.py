@@ -2,7 +2,7 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from testbed.metrics.fields.types import Amount, Count, OneOrMore, Positive
+from testbed.metrics.fields.types import Amount, Count, Number, OneOrMore, Positive
 
 
 class Step(TypedDict):
@@ -14,7 +14,7 @@ class Step(TypedDict):
         "settings than the last",
     ]
     is_skipped: Annotated[bool, "fp16 overflow: the step took time but changed no weight"]
-    loss: Annotated[float, "exact mean over all target tokens of the global batch, before the update"]
+    loss: Annotated[Number, "exact mean over all target tokens of the global batch, before the update"]
     grad_norm: Annotated[
         Amount | None,
         "global L2 norm before clipping, summed in float64 (ZeRO 1 and 2 round each rank's sum to float32); null if it "
@@ -45,7 +45,7 @@ class Step(TypedDict):
 class Evaluation(TypedDict):
     step: Annotated[Count, "after this optimizer step; 0 is before training"]
     epoch: Count
-    val_loss: Annotated[float, "mean over target tokens, of the same windows on any number of ranks"]
+    val_loss: Annotated[Number, "mean over target tokens, of the same windows on any number of ranks"]
     num_target_tokens: Annotated[Positive, "amount of data; losses over different amounts do not compare"]
     num_sequences: Positive
     wall_time_s: Annotated[Amount, "of this validation"]
@@ -64,10 +64,10 @@ class Epoch(TypedDict):
     tokens_processed_global: Annotated[Count, "input tokens"]
     tokens_per_sec_global: Annotated[Amount | None, "tokens of measured steps / sum of their times"]
     train_loss_avg_global: Annotated[
-        float | None,
+        Number | None,
         "mean of the steps' losses, each step weighted alike; validation loss at the epoch's end, null without one",
     ]
-    val_loss_avg_global: float | None
+    val_loss_avg_global: Number | None
     max_cuda_mem_allocated_bytes_rank0: Annotated[
         Count | None, "peak since the epoch began, on rank 0 and the largest of all ranks; null on CPU"
     ]
@@ -125,8 +125,8 @@ class Flops(TypedDict):
 
 class Summary(TypedDict):
     total_wall_time_sec: Amount
-    best_val_loss: Annotated[float | None, "lowest and last validation loss"]
-    final_val_loss: float | None
+    best_val_loss: Annotated[Number | None, "lowest and last validation loss"]
+    final_val_loss: Number | None
     mean_tokens_per_sec_global: Annotated[
         Amount | None, "tokens / sum of step times, of measured steps: the throughput to quote"
     ]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from testbed.metrics.fields.types import Amount, Count, Fraction, Name, Positive, Sha256, ZeroStage
+from testbed.metrics.fields.types import Amount, Count, Fraction, Name, Positive, Sha256, Whole, ZeroStage
 
 
 class Hardware(TypedDict):
@@ -143,7 +143,7 @@ class TrainingConfig(TypedDict):
     precision: Annotated[Literal["fp32", "bf16", "fp16"], 'of matrix products: "fp32", "bf16" or "fp16"']
     deepspeed_enabled: Annotated[bool, "whether DeepSpeed ran the step, and its ZeRO stage"]
     zero_stage: ZeroStage | None
-    seed: Annotated[int, "of initialisation, data order and dropout"]
+    seed: Annotated[Whole, "of initialisation, data order and dropout"]
     dataset_name: Annotated[str, "stem of the training file; tokenizer, null without a sidecar"]
     tokenizer: str | None
     dataset_subset_sizes: Annotated[SubsetSizes, "sequences in each file; of pairs, those that fit whole"]

@@ -1,24 +1,23 @@
 """Types of fields, with the rules for their values."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+import sys
+from typing import Annotated, TypeVar
 
+from msgspec import Meta
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule of JSON Schema for the values of a field."""
+from testbed.typed_json import LARGEST_COUNT
 
-    name: str
-    value: Any
-
+LARGEST = sys.float_info.max  # neither NaN nor infinity passes a comparison with it
 
 Item = TypeVar("Item")
-Count = Annotated[int, Rule("minimum", 0)]
-Positive = Annotated[int, Rule("minimum", 1)]
-ZeroStage = Annotated[int, Rule("minimum", 0), Rule("maximum", 3)]
-Amount = Annotated[float, Rule("minimum", 0)]
-AboveZero = Annotated[float, Rule("exclusiveMinimum", 0)]
-Fraction = Annotated[float, Rule("minimum", 0), Rule("maximum", 1)]
-Name = Annotated[str, Rule("minLength", 1)]
-Sha256 = Annotated[str, Rule("pattern", "^[0-9a-f]{64}$")]
-OneOrMore = Annotated[list[Item], Rule("minItems", 1)]
+Whole = Annotated[int, Meta(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
+Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
+Positive = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
+ZeroStage = Annotated[int, Meta(ge=0, le=3)]
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
+AboveZero = Annotated[float, Meta(gt=0, le=LARGEST)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(min_length=1)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+OneOrMore = Annotated[list[Item], Meta(min_length=1)]
