@@ -93,6 +93,7 @@ def main() -> int:
 
     with RunEnding(checked.settings, launch) as ending:
         run = open_run(set_up(checked, launch, ending), ending)
+        run.report.recorder.metrics["settings"]["trainer"] = name  # else compare_runs.py would see no difference
         if name == "nanogpt":
             peers.use_nanogpt(run, folder)
         else:
