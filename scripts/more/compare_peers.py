@@ -118,8 +118,7 @@ def run_rounds(names: list[str], arguments: argparse.Namespace) -> int:
 
 def compare(ours: Path, theirs: Path) -> int:
     """Let compare_runs.py compare, also a trainer whose mathematics differs, which it then says."""
-    say(f"\n=== A: src/gpt2.py, B: {theirs.name}", flush=True)
-    say("The trainer is no setting, so what differs below does not name it.\n", flush=True)
+    say(f"\n=== A: src/gpt2.py, B: {theirs.name}\n", flush=True)
     program = str(REPOSITORY / "scripts" / "compare_runs.py")
     command = [sys.executable, program, str(ours), "--against", str(theirs), "--allow-mismatch"]
     return subprocess.run(command, check=False).returncode

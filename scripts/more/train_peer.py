@@ -93,6 +93,8 @@ def main() -> int:
     with RunEnding(checked.settings, launch) as ending:
         run = open_run(checked, launch, ending)
         if run is not None:  # else a run that is resumed is complete
+            # else compare_runs.py would see no difference
+            run.report.recorder.metrics["settings"]["trainer"] = name
             if name == "nanogpt":
                 peers.use_nanogpt(run, folder)
             else:

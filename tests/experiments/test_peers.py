@@ -161,6 +161,7 @@ def test_runs_of_two_trainers_agree_step_by_step_and_are_compared(token_files, t
     assert done.returncode == 1 and "could not measure nanogpt=nowhere: " in done.stderr, done.stdout + done.stderr
     assert "names no clone of nanoGPT" in done.stderr and "Not enough repeats for a claim" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr and "NOT EQUAL WORK" not in done.stdout
+    assert "They differ in: trainer" in done.stdout, done.stdout
     ours, theirs = (read_metrics(path / "run_1" / "training_metrics.json") for path in folders(tmp_path))
     for name, tolerance in (("loss", 2e-5), ("grad_norm", 1e-3), ("lr", 0)):
         values = [[row[name] for row in metrics["steps"]] for metrics in (ours, theirs)]
