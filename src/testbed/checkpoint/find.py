@@ -1,4 +1,4 @@
-"""Find the checkpoint that a start of a run goes on from. Only rank 0 does."""
+"""Find the checkpoint that a start of a run resumes from. Only rank 0 does."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from testbed.io import read_json
 DESCRIPTION = "checkpoint.json"
 STEP_FOLDER = re.compile(r"step_(\d+)")
 DAMAGED_FOLDER = re.compile(r"step_\d+\.damaged(\.\d+)?")
-DAMAGED, ABANDONED = ".damaged", ".abandoned"  # endings of folders that no start goes on from
+DAMAGED, ABANDONED = ".damaged", ".abandoned"  # endings of folders that no start resumes from
 VISIBLE_WITHIN_S = 60.0  # a network file system shows a folder's new files after at most this time
 FULL_STATE = "full_state"  # DeepSpeed's copy of the state that any strategy can load
 

@@ -62,7 +62,7 @@ class CheckpointWriter:
         recorder: RunRecorder,
         resumed_step: int | None = None,
     ):
-        """Args: resumed_step: the step of the checkpoint that this start goes on from, which needs no saving."""
+        """Args: resumed_step: the step of the checkpoint that this start resumes from, which needs no saving."""
         self.strategy = strategy
         self.settings = settings
         self.launch = launch
@@ -183,7 +183,7 @@ class CheckpointWriter:
         (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
     def _write(self, temporary: Path) -> Future | None:
-        """Write this rank's part. Returns the strategy's future, if it goes on in the background."""
+        """Write this rank's part. Returns the strategy's future, if it continues in the background."""
         # The strategy first: its ranks wait for each other, and would wait for one that failed before it. Saving draws
         # no random number.
         written = self.strategy.save_checkpoint(temporary, in_background=self._in_background)

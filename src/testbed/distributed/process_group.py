@@ -187,7 +187,7 @@ def seed_of_rank(seed: int, rank: int, *step: int) -> int:
     """Return the seed of one rank's dropout. No two ranks share it, and none depends on the number of ranks.
 
     Args:
-        step: where the rank goes on from a step at which it had no random numbers.
+        step: where the rank resumes from a step at which it had no random numbers.
     """
     return int(np.random.SeedSequence([seed, rank, *step]).generate_state(1, np.uint64)[0])
 

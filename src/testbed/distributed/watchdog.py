@@ -58,7 +58,7 @@ _BEAT_AT, _WHO_AT, _SIZE = _PLACE.size, _PLACE.size + _BEAT.size, _PLACE.size + 
 
 
 class ProgressFile:
-    """This rank's file. Where the folder cannot hold it (a full disk) there is none, and the run goes on."""
+    """This rank's file. If the folder cannot hold it (a full disk), the run continues without one."""
 
     def __init__(self, directory: Path, rank: int):
         self.path = path_of(directory, rank)

@@ -1,4 +1,4 @@
-"""Record a run: a row for every optimizer step, and training_metrics.json while the run goes on.
+"""Record a run: a row for every optimizer step, and training_metrics.json during the run.
 
 All ranks call the recorder; rank 0 keeps rows and writes. Nothing here runs inside the step clock.
 """
@@ -265,7 +265,7 @@ class RunRecorder:
         self._next_write_s = now + max(WRITE_EVERY_S, (now - start_s) / SHARE_OF_TIME_FOR_WRITING)
 
     def _ended(self, status: str) -> str | None:
-        """Return how this start ended, by the status of the file; None: it goes on."""
+        """Return how this start ended, by the status of the file; None: it is running."""
         if (
             status == "complete"
             and self.settings.last_step < self.settings.plan.total_steps

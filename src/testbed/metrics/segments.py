@@ -74,7 +74,7 @@ class Starts:
         """Return the section `segments`.
 
         Args:
-            ended: how this start ended; None: it goes on.
+            ended: how this start ended; None: it is running.
             last_step: optimizer steps done so far.
         """
         done = last_step if last_step > self.resumed_step else None

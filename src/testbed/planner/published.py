@@ -1,7 +1,7 @@
 """Read published training runs: rows in the form of published_runs.json, into jobs and machines. No torch.
 
 A row may leave anything unknown (null). What follows from the rest by arithmetic is computed, and what does not is
-guessed as its kind of run has it. A row that cannot be true is an ImpossibleRow, and the file goes on.
+guessed as its kind of run has it. A row that cannot be true is an ImpossibleRow, and the rest of the file is read.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A lock keeps a second run out, and a handle tells whether the path still leads to the folder.
 
-A path is only a name. Whoever renames or deletes the folder of a run that goes on, or mounts something over it, would
+A path is only a name. Whoever renames or deletes the folder of a running run, or mounts something over it, would
 else have it written anew, without its lock, where nobody looks for it or where another run has begun.
 """
 

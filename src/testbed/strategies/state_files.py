@@ -188,7 +188,7 @@ def load(state: State, source: Path | Reader, group: dist.ProcessGroup | None) -
 
 
 class HostCopy(AsyncStager):
-    """Copy of the state in host memory, to write in the background while training goes on.
+    """Copy of the state in host memory, to write in the background while training continues.
 
     The memory is kept for the next copy: to get new memory from the system takes longer than to fill it.
     """

@@ -1,4 +1,4 @@
-"""A document as text for a terminal: what lies open first, the verdicts last, where the eye is."""
+"""A document as text for a terminal: details first; verdicts last, next to the prompt."""
 
 from __future__ import annotations
 

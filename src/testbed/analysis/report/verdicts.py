@@ -90,7 +90,7 @@ def _why_idle(entry: Entry) -> str:
 
 
 def in_order(found: Sequence[Verdict]) -> list[Verdict]:
-    """Put what spoils a claim first, then claims, then what is none."""
+    """Sort: caveats, then claims, then comparisons without a claim."""
     order = (WORSE, FASTER, NO_DIFFERENCE, SLOWER, NO_CLAIM, NOT_COMPARED)
     return sorted(found, key=lambda verdict: order.index(verdict.kind))
 

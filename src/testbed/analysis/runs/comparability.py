@@ -114,7 +114,7 @@ def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | Non
     """Return how far apart chance can put the median final losses of two arms, and whose spread that is: 0 a's, 1 b's.
 
     The larger of LOSS_NOISE (then None) and the largest minus the smallest loss of the arm with the lower median. Never
-    the other's: an arm whose runs scatter must not thereby excuse its own worse loss. Where an arm has one run,
+    the other's: a noisy arm must not hide its own regression. Where an arm has one run,
     LOSS_NOISE_OF_ONE_RUN stands for LOSS_NOISE.
     """
     better = 0 if statistics.median(a) < statistics.median(b) else 1
