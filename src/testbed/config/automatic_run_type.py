@@ -175,7 +175,7 @@ NAMES_WORK = SIZES | {"model", "micro_batch_size_per_gpu", "grad_accum_steps"}  
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """A run type with flags of its own. `why` follows its name in a sentence; `sha256` is of the file that it is from."""
+    """A run type with flags of its own. `why` follows its name in a sentence; `sha256` is of its file."""
 
     run_type: str
     flags: Mapping[str, Any]
