@@ -72,8 +72,8 @@ def test_a_file_and_a_line_make_a_strategy_that_agrees(tmp_path):
 
     assert "flat_sum = one vector, summed and divided" in " ".join(run("src/gpt2.py", "--help").split())
     agreement = run("-m", "pytest", "-q", "tests/strategies/test_strategies_agree.py", "-k", "flat_sum")
-    assert "7 passed" in agreement, (
-        "of text and of pairs with clipping active and inactive, no waits, from a checkpoint"
+    assert "10 passed" in agreement, (
+        "of text, of pairs and with label smoothing, with clipping active and inactive, no waits, from a checkpoint"
     )
     run(
         "-m",
