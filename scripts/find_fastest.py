@@ -10,7 +10,7 @@ Every configuration runs once in each round. It leaves when it is shown to be sl
 then measured again, in turn with the runner-up. What follows `--` goes to every src/gpt2.py as it stands; without it
 the work is that of scripts/run_scaling_benchmarks.py. docs/find_fastest.md says what the figures mean.
 
-The same command goes on where it was stopped, and with a larger --budget. Files: DIR/choice.json, DIR/sweep.json,
+The same command resumes where it stopped, and with a larger --budget. Files: DIR/choice.json, DIR/sweep.json,
 DIR/<configuration>/run_<k>/ with training_metrics.json, and DIR/fresh/ with the second measurement.
 
 Exit code: 0 there is a verdict, 1 there is none, 2 what was typed cannot be run, 130 or 143 interrupted.

@@ -8,7 +8,7 @@
 
 Precisions, the compiler, attention kernels, every strategy on the devices there, saving and resuming, generation, and
 the profiler. Losses and gradient norms of every step are compared with another run's. A run that is complete is not
-made again unless its command changed: the same call goes on where it was stopped. Give each machine its own --out_dir.
+made again unless its command changed: the same call resumes where it stopped. Give each machine its own --out_dir.
 
 Files: DIR/table.txt, DIR/runs/NAME/ as src/gpt2.py writes them, DIR/logs/NAME.log.
 

@@ -7,7 +7,7 @@
 
 Both runs of a pair have the same command, so whatever is between them is noise. Leave the machine alone meanwhile, or
 use it as it is used while you measure. The work is that of scripts/run_scaling_benchmarks.py; what follows `--` goes to
-every src/gpt2.py as it stands. The same command goes on where it was stopped, and with more --pairs extends it.
+every src/gpt2.py as it stands. The same command resumes where it stopped, and with more --pairs extends it.
 
 Files: DIR/machine_certificate.json, DIR/sweep.json, DIR/<configuration>_a/run_<k>/ and _b/run_<k>/ with
 training_metrics.json. A sweep on this machine copies the certificate into its folder, and a report quotes it.

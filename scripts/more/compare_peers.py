@@ -8,7 +8,7 @@
 What follows `--` goes to every run (docs/flags.md); scripts/more/train_peer.py --help lists the trainers. Each round
 runs every trainer once, in an order that changes. At the end scripts/compare_runs.py compares ours with each of them:
 throughput by the wall clock, step times, memory, and the losses, with intervals from 5 rounds on. A run that is
-complete is not made again unless its command changed: the same call goes on where it was stopped.
+complete is not made again unless its command changed: the same call resumes where it stopped.
 
 Files: DIR/TRAINER/run_N/ as src/gpt2.py writes them, DIR/logs/. compare_runs.py --json writes a comparison to a file.
 

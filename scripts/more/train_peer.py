@@ -41,6 +41,7 @@ OURS_ALONE = {  # flag -> the value that other trainers know
     "eval_only": False,
     "resume": None,
     "profile": False,
+    "label_smoothing": 0.0,
 }
 
 
@@ -63,8 +64,12 @@ def check_work(name: str, checked: CheckedRun) -> None:
     """Raise InputError for work that other trainers do not do."""
     for flag, value in OURS_ALONE.items():
         found = checked.settings.value(flag)
-        if found != value and flag in checked.asked.typed:
+        if found != value and flag in checked.asked.given:
             raise InputError(f"--{flag} {found} is of src/gpt2.py alone, and {name} has no such thing; leave it out")
+    if name == "transformers" and (every := checked.settings.value("eval_every")) is not None:
+        raise InputError(
+            f"--eval_every {every}: transformers' Trainer is validated at the end of its run; leave it out"
+        )
     if checked.settings.compute.precision == "fp16":
         raise InputError(f"--precision fp16 needs a loss scale, which is not built for {name}; use bf16 or fp32")
     if checked.train_file.targets is not None:
@@ -92,18 +97,18 @@ def main() -> int:
 
     with RunEnding(checked.settings, launch) as ending:
         run = open_run(checked, launch, ending)
-        if run is not None:  # else a run that is resumed is complete
-            # else compare_runs.py would see no difference
-            run.report.recorder.metrics["settings"]["trainer"] = name
-            if name == "nanogpt":
-                peers.use_nanogpt(run, folder)
-            else:
-                peers.use_transformers(run)
-            if name == "transformers":
-                peers.train_with_trainer(run, time.perf_counter() - STARTED_S)
-            else:
-                gpt2.do_steps(run)
-            finish(run)
+        assert run is not None, "--resume is refused above"
+        # compare_runs.py then names the trainer among what differs
+        run.report.recorder.metrics["settings"]["trainer"] = name
+        if name == "nanogpt":
+            peers.use_nanogpt(run, folder)
+        else:
+            peers.use_transformers(run)
+        if name == "transformers":
+            peers.train_with_trainer(run, time.perf_counter() - STARTED_S)
+        else:
+            gpt2.do_steps(run)
+        finish(run)
     assert ending.exit_code is not None  # leaving the block above sets it
     return ending.exit_code
 

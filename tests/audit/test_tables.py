@@ -50,7 +50,7 @@ PLANTED = {
     "a time": (TIMES, "250 s", "350 s", "tokens/s x time = tokens"),
     "samples": (SAMPLES, "250", "350", "samples/s x time of a step = global batch"),
     "an MFU": (PARALLEL, "41%", "141%", "no device does more than its peak"),
-    "a micro batch": (MICRO, "4 | 4 | 32", "4 | 5 | 32", "is no multiple of micro batch x data ranks = 20"),
+    "a micro batch": (MICRO, "4 | 4 | 32", "4 | 5 | 32", "is not a multiple of micro batch x data ranks = 20"),
 }
 
 

@@ -115,6 +115,8 @@ def test_evaluation_weighs_micro_batches_by_their_tokens(token_files):
         (["nanogpt=nowhere"], "nanogpt=nowhere names no clone of nanoGPT"),
         (["transformers-loop", "--optimizer", "muon"], "--optimizer muon is of src/gpt2.py alone"),
         (["transformers-loop", "--save_every", "2"], "--save_every 2 is of src/gpt2.py alone"),
+        (["transformers-loop", "--label_smoothing", "0.1"], "--label_smoothing 0.1 is of src/gpt2.py alone"),
+        (["transformers", "--eval_every", "2"], "--eval_every 2: transformers' Trainer is validated at the end"),
         (["transformers-loop", "--train_data_path", "nowhere.bin"], "--train_data_path nowhere.bin does not exist"),
     ],
 )

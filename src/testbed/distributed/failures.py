@@ -5,11 +5,7 @@ from __future__ import annotations
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.distributed.process_group import gather_objects
-from testbed.errors import Failure, InputError
-
-
-class RanksDiffer(Failure):
-    """Ranks hold different values of what is said to be equal on all of them."""
+from testbed.errors import InputError
 
 
 def raise_on_any_rank(

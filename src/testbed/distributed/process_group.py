@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 import socket
 import time
@@ -21,6 +20,7 @@ from testbed.distributed.addresses import WAY_OUT, check_addresses
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.distributed.rendezvous import LOOK_EVERY_S, no_answer, wait_for_ranks
+from testbed.distributed.replicas import RanksDiffer, first_difference, hashes_of
 from testbed.distributed.store_port import is_held_here, listen, where_ranks_meet
 from testbed.errors import first_line
 
@@ -192,10 +192,6 @@ def seed_of_rank(seed: int, rank: int, *step: int) -> int:
     return int(np.random.SeedSequence([seed, rank, *step]).generate_state(1, np.uint64)[0])
 
 
-class RanksDiffer(Exception):
-    """Ranks hold different values where they must be the same, such as initial weights."""
-
-
 def agree_on_stop(stop: int, device: torch.device) -> int:
     """Return what any rank was asked to stop for, or 0. All ranks call it, outside a step, and get the same."""
     return int(max(row[0] for row in gather_rows(torch.tensor([float(stop)], device=device))))
@@ -262,21 +258,16 @@ def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:
     """Compare every rank's tensors by hash. All ranks call it.
 
     Raises:
-        RanksDiffer: a rank holds other numbers.
+        RanksDiffer: on every rank: one holds other numbers.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return  # hashing half a gigabyte takes its time
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    digests = gather_objects(digest.hexdigest())
-    for rank, other in enumerate(digests):
-        if other != digests[0]:
-            raise RanksDiffer(
-                f"the {what} of rank {rank} are not those of rank 0 ({other[:12]}, {digests[0][:12]}): their PyTorch "
-                "draws other random numbers; start every rank from the same file with --init_from"
-            )
+    if difference := first_difference(gather_objects(hashes_of(tensors)), all_have_all=True):
+        name, *ranks = difference
+        raise RanksDiffer(
+            f"the {what} of rank {ranks[1]} are not those of rank {ranks[0]} ({name} differs): their PyTorch draws "
+            "other random numbers; start every rank from the same file with --init_from"
+        )
 
 
 def log_rank0(message: str) -> None:

@@ -1,4 +1,4 @@
-"""Make the runs of a program that goes on where it was stopped: a complete run is not made again. No torch."""
+"""Make the runs of a program that resumes where it stopped: a complete run is not made again. No torch."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from testbed.config.settings import RunSettings
 from testbed.errors import Failure
 from testbed.metrics.world_step import WorldStep
 from testbed.model.gpt2 import from_transformers, to_transformers
@@ -169,7 +170,7 @@ def train_with_trainer(run: TrainingRun, startup_s: float) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     settings, device, signals = run.settings, run.device, run.signals
-    chosen, model = settings.optimizer, run.strategy.model  # type: ignore[attr-defined]  # of PeerLoop
+    model = run.strategy.model  # type: ignore[attr-defined]  # of PeerLoop
     losses: list[torch.Tensor] = []
     norms: list[torch.Tensor] = []
 
@@ -201,29 +202,7 @@ def train_with_trainer(run: TrainingRun, startup_s: float) -> None:
             losses.append(super().training_step(*arguments, **named).detach())  # divided by the micro batches already
             return losses[-1]
 
-    arguments = TrainingArguments(
-        output_dir=str(run.directory),
-        max_steps=settings.last_step,
-        per_device_train_batch_size=settings.batch.micro_batch_size_per_gpu,
-        gradient_accumulation_steps=settings.batch.grad_accum_steps,
-        learning_rate=chosen.learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=chosen.weight_decay,
-        adam_beta1=chosen.adam_beta1,
-        adam_beta2=chosen.adam_beta2,
-        adam_epsilon=chosen.adam_eps,
-        max_grad_norm=chosen.max_grad_norm or float("inf"),
-        bf16=settings.compute.precision == "bf16",
-        torch_compile=bool(settings.compute.compile),
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,  # else it drops shift_labels
-        use_cpu=device.type == "cpu",
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=settings.training.seed,
-    )
+    arguments = TrainingArguments(**_arguments_of(settings, run.directory, device))
     trainer = WithLosses(model, arguments, train_dataset=_windows(run), callbacks=[Steps()])
     clip = trainer.accelerator.clip_grad_norm_
 
@@ -236,6 +215,34 @@ def train_with_trainer(run: TrainingRun, startup_s: float) -> None:
     signals.defer()
     trainer.train()
     validate(run, settings.last_step)
+
+
+def _arguments_of(settings: RunSettings, directory: Path, device: torch.device) -> dict[str, Any]:
+    """Return what TrainingArguments takes of our settings. `Steps` sets the learning rate of every step."""
+    chosen, batch = settings.optimizer, settings.batch
+    return {
+        "output_dir": str(directory),
+        "max_steps": settings.last_step,
+        "per_device_train_batch_size": batch.micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": batch.grad_accum_steps,
+        "learning_rate": chosen.learning_rate,
+        "lr_scheduler_type": "constant",
+        "weight_decay": chosen.weight_decay,
+        "adam_beta1": chosen.adam_beta1,
+        "adam_beta2": chosen.adam_beta2,
+        "adam_epsilon": chosen.adam_eps,
+        "max_grad_norm": chosen.max_grad_norm or float("inf"),
+        "bf16": settings.compute.precision == "bf16",
+        "torch_compile": bool(settings.compute.compile),
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,  # else it drops shift_labels
+        "use_cpu": device.type == "cpu",
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": settings.training.seed,
+    }
 
 
 def _windows(run: TrainingRun) -> list[dict[str, torch.Tensor]]:

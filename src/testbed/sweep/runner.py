@@ -61,7 +61,7 @@ def only_sweep_in(out_dir: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def resumable_runs(out_dir: Path) -> Iterator[Stop]:
-    """Watch for Ctrl-C and SIGTERM while runs are made. The same command goes on after those that have finished.
+    """Watch for Ctrl-C and SIGTERM while runs are made. The same command resumes after those that have finished.
 
     Raises:
         Failure: a file of the runs cannot be written.
@@ -77,7 +77,7 @@ def resumable_runs(out_dir: Path) -> Iterator[Stop]:
             "--out_dir, and call again: finished runs are kept"
         ) from None
     if stop.exit_code is not None:
-        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+        say("interrupted: finished runs are kept, the same command resumes from here", file=sys.stderr)
 
 
 @dataclasses.dataclass

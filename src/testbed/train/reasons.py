@@ -14,8 +14,8 @@ from testbed.checkpoint.weights import WeightsUnavailable
 from testbed.config.settings import RunSettings
 from testbed.data.disk_array import FileChanged
 from testbed.distributed.addresses import Unreachable
-from testbed.distributed.process_group import RanksDiffer
 from testbed.distributed.rendezvous import RankMissing
+from testbed.distributed.replicas import RanksDiffer
 from testbed.distributed.signals import RunStopped
 from testbed.distributed.store_port import PortTaken
 from testbed.errors import first_line

@@ -130,19 +130,14 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     for line in [*notes, *warnings_of_locks(settings.training.run_type), *launch_warnings(settings, launch)]:
         console.say(line)
     if is_rank_0:
-        write_launcher_metadata(directory, launch, facts["git_commit"])
-        config = settings.as_config() | {DATA_SHA256: start.sha256}
-        write_text(directory / run_folder.EFFECTIVE_CONFIG, json.dumps(config, indent=2) + "\n")
+        _write_how_it_was_started(directory, launch, settings, start.sha256, facts["git_commit"])
     curves = by_handle(directory) / run_folder.TENSORBOARD  # the library opens it again at every flush
     scalars = Scalars(settings, curves, start.step, is_writer=is_rank_0)
     tokenizer_text = tokenizer_of_data(checked.train_file) if is_rank_0 else None
 
     rss_before_model = resident_bytes()
     try:
-        model = build_model(settings, weights)
-        del weights  # a rank that trains a part of the model must not keep the whole
-        strategy = build(settings, launch, device, model)
-        del model
+        strategy = build(settings, launch, device, weights)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -179,30 +174,34 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     )
 
 
-def build_model(settings: RunSettings, weights: Weights | None) -> GPT2:
-    """Return the model that every rank begins with.
+def build(settings: RunSettings, launch: Launch, device: torch.device, weights: Weights | None) -> Strategy:
+    """Build the model that every rank begins with, and around it the strategy, which may keep only a part of it.
 
     Args:
-        weights: to begin with; None: drawn from the seed.
+        weights: to begin with; None: drawn from the seed. They are emptied once the model has them.
 
     Raises:
         RanksDiffer: on every rank: one has other weights.
     """
-    torch.manual_seed(settings.training.seed)
+    torch.manual_seed(settings.training.seed)  # every rank draws the same weights ...
     model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     if weights is not None:
         model.load_state_dict(weights)
+        weights.clear()  # a rank that trains a part of the model must not keep the whole
     if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
     process_group.check_identical(model.state_dict(), "initial weights")
-    return model
-
-
-def build(settings: RunSettings, launch: Launch, device: torch.device, model: GPT2) -> Strategy:
-    """Build the strategy around the model, of which it may keep only a part, and give the rank its own dropout."""
     strategy = build_strategy(settings, model, device)
-    torch.manual_seed(process_group.seed_of_rank(settings.training.seed, launch.rank))
+    torch.manual_seed(process_group.seed_of_rank(settings.training.seed, launch.rank))  # ... and its own dropout
     return strategy
+
+
+def _write_how_it_was_started(
+    directory: Path, launch: Launch, settings: RunSettings, sha256: dict[str, str], git_commit: str
+) -> None:
+    write_launcher_metadata(directory, launch, git_commit)
+    config = settings.as_config() | {DATA_SHA256: sha256}
+    write_text(directory / run_folder.EFFECTIVE_CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def tokenizer_of_data(token_file: TokenFile) -> str | None:

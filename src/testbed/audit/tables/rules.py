@@ -163,7 +163,7 @@ def whole_micro_batches(item: Reported) -> Iterator[Finding]:
         if 2 * len(apart) < len(counts):
             for row in apart:
                 batch, samples = counts[row]
-                said = f"global batch {batch:,} is no multiple of micro batch x data ranks = {samples:,}"
+                said = f"global batch {batch:,} is not a multiple of micro batch x data ranks = {samples:,}"
                 yield _fails(item, grid, row, Rule.FOLLOWS, said)
 
 
