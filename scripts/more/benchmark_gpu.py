@@ -125,25 +125,24 @@ def run_all(chosen: Sequence[Row], arguments: argparse.Namespace) -> tuple[int, 
 
     out = arguments.out_dir
     failed: dict[str, str] = {}
+    done: list[Row] = []
     with only_sweep_in(out), resumable_runs(out) as stop:
         write_made_up_tokens(out / "data", VOCABULARY, NUM_TOKENS)
         for number, row in enumerate(chosen, start=1):
-            words, run, log = words_of(row, arguments), out / "runs" / row.name, out / "logs" / f"{row.name}.log"
-            if is_done(words, run, log) or stop.signal_number is not None:
+            made_by = words_of(row, arguments), out / "runs" / row.name, out / "logs" / f"{row.name}.log"
+            if is_done(*made_by):
+                done.append(row)
+            if row in done or stop.signal_number is not None:
                 continue
             if row.reads in failed:
                 reason: str | None = f"{row.reads}, which it reads, failed"
             else:
                 variables = {"OMP_NUM_THREADS": "1"} if row.ranks > 1 else {}
-                reason = make(words, run, log, stop, arguments.run_timeout_s, variables)
+                reason = make(*made_by, stop, arguments.run_timeout_s, variables)
             if stop.signal_number is None:
                 say(f"[{number}/{len(chosen)}] {row.name}: {reason or 'complete'}", flush=True)
                 failed |= {row.name: reason} if reason else {}
-        done = [
-            row
-            for row in chosen
-            if is_done(words_of(row, arguments), out / "runs" / row.name, out / "logs" / f"{row.name}.log")
-        ]
+                done += [] if reason else [row]
         lines, disagree = table(done, out)
         lines += [f"failed: {name}: {reason}" for name, reason in failed.items()]
         write_text(out / "table.txt", "\n".join(lines) + "\n")

@@ -316,16 +316,20 @@ ENDS_ITS_PROCESS = {
 }
 
 
-@pytest.mark.launches
-@pytest.mark.parametrize("what", ENDS_ITS_PROCESS)
-def test_a_file_that_ends_the_librarys_process_is_refused(what, tmp_path, capfd):
-    content, said = ENDS_ITS_PROCESS[what]
-    path = tmp_path / "tokenizer.json"
+def check_refused(content, said, folder):
+    """One sentence refuses the file; it names the file and says this."""
+    path = folder / "tokenizer.json"
     path.write_text(content())
     with pytest.raises(InputError, match=r"^the tokenizer file ") as caught:
         load_tokenizer_file(path)
     sentence = str(caught.value)
     assert said in sentence and str(path) in sentence and "\n" not in sentence and len(sentence) < 800, sentence
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("what", ENDS_ITS_PROCESS)
+def test_a_file_that_ends_the_librarys_process_is_refused(what, tmp_path, capfd):
+    check_refused(*ENDS_ITS_PROCESS[what], tmp_path)
     assert capfd.readouterr() == ("", ""), "and nothing else is on the screen"
 
 
@@ -354,13 +358,7 @@ def test_a_name_that_stands_twice_is_tried_as_the_library_reads_it(tmp_path):
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_not_implemented_is_refused_by_name(what, tmp_path):
-    content, said = REFUSED[what]
-    path = tmp_path / "tokenizer.json"
-    path.write_text(content())
-    with pytest.raises(InputError, match=r"^the tokenizer file ") as caught:
-        load_tokenizer_file(path)
-    sentence = str(caught.value)
-    assert said in sentence and str(path) in sentence and "\n" not in sentence and len(sentence) < 500, sentence
+    check_refused(*REFUSED[what], tmp_path)
 
 
 def test_a_file_that_is_too_slow_is_refused(tmp_path, monkeypatch):
