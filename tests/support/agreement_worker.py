@@ -9,7 +9,6 @@ the name of a mistake of tests/support/planted_bugs.py that is made on purpose, 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import sys
@@ -126,10 +125,6 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
 
 def results_of(checked: CheckedRun, checkpoint_folder: Path | None) -> dict:
     settings = checked.settings
-    if settings.compute.compile:  # loading the compiler takes seconds
-        compiler = importlib.import_module("torch._dynamo")
-        compiler.reset()
-        compiler.utils.counters.clear()
     strategy = build(settings)
     batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, CPU)
     losses, norms, windows = [], [], []
