@@ -27,8 +27,7 @@ from testbed.autotune.micro_batch import (
     predicted_bytes,
     with_micro_batch,
 )
-from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import STRATEGIES, WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
 from testbed.memory_model.job import DenseModel
@@ -41,12 +40,12 @@ WIDE = ["--embedding_size", "512"]  # states outweigh logits
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_auto_is_a_divisor_of_a_ranks_share_and_keeps_the_global_batch(token_files, ranks):
     settings = settings_of(token_files, "--run_type", "ddp", "--micro_batch_size_per_gpu", "auto", world_size=ranks)
-    assert settings.plan.finds_micro_batch and settings.batch.micro_batch_size_per_gpu == 1
+    assert settings.batch.micro_batch_size_per_gpu is None is settings.batch.grad_accum_steps
     candidates = micro_batch_candidates(settings)
     assert candidates[0] == 1 and candidates[-1] == 32 // ranks
     for size in candidates:
         chosen = with_micro_batch(settings, size)
-        assert not chosen.plan.finds_micro_batch and chosen.plan.total_steps == settings.plan.total_steps
+        assert not chosen.finds_micro_batch and chosen.plan.total_steps == settings.plan.total_steps
         assert (
             chosen.batch.micro_batch_size_per_gpu * chosen.batch.grad_accum_steps * ranks
             == chosen.batch.global_batch_size
@@ -58,7 +57,7 @@ def test_what_was_found_is_recorded_as_if_it_had_been_given(settings, token_file
     found = with_micro_batch(settings, 8)
     given = settings_of(token_files, "--micro_batch_size_per_gpu", "8")
     assert found.with_values(given=given.origin.given) == given
-    assert found.as_config()["micro_batch_size_per_gpu"] == 8 and "finds_micro_batch" not in found.as_config()
+    assert found.as_config()["micro_batch_size_per_gpu"] == 8
 
 
 def test_prediction_touches_neither_random_numbers_nor_memory(settings):
@@ -228,7 +227,7 @@ def test_a_resumed_run_goes_on_with_what_was_decided(settings):
         *("bf16", True, "cudnn"),
         4,
     )
-    assert again.batch.grad_accum_steps == 8 and not again.plan.finds_micro_batch
+    assert again.batch.grad_accum_steps == 8 and not again.finds_micro_batch
     assert again.origin.chosen == {"precision", "compile", "attention", "micro_batch_size_per_gpu"}
     given = settings.with_values(compile=False, attention="math")
     kept = as_decided_before(given, recorded)
@@ -248,5 +247,5 @@ def test_help_names_the_run_types_whose_micro_batch_is_chosen_on_a_gpu(token_fil
     for run_type, entry in STRATEGIES.items():
         flags = ["--run_type", run_type, "--device", "cuda"]
         settings = settings_of(token_files, *flags, world_size=2 if entry.is_distributed else 1)
-        left_open = choices.with_micro_batch_left_open(settings).plan.finds_micro_batch
+        left_open = choices.with_micro_batch_left_open(settings).finds_micro_batch
         assert left_open == (run_type in WITH_AUTOMATIC_MICRO_BATCH), run_type

@@ -33,8 +33,8 @@ def test_a_config_file_of_an_earlier_version_is_still_read(tmp_path, value, mean
     assert parse_command_line(["--config", str(path)]).values["compile"] is meant
 
 
-def test_auto_compiles_nothing_on_the_cpu(settings):
-    decided, said = decide_open_settings(settings.with_values(finds_micro_batch=False), ALONE, CPU)
+def test_auto_compiles_nothing_on_the_cpu(token_files):
+    decided, said = decide_open_settings(settings_of(token_files), ALONE, CPU)
     assert decided.compute.compile is False and decided.model.attention == "auto" and said == []
     assert decided.data.num_workers == 0 and decided.origin.chosen == {"compile", "num_workers"}
 
@@ -79,13 +79,13 @@ def test_the_kernel_is_timed_with_the_micro_batch_that_the_run_will_have(setting
     timed_with = []
 
     def trial(settings, device):
-        timed_with.append((settings.plan.finds_micro_batch, settings.batch.micro_batch_size_per_gpu))
+        timed_with.append(settings.batch.micro_batch_size_per_gpu)
         return "cudnn", []
 
     monkeypatch.setattr(choices, "fastest_backend", trial)
     monkeypatch.setattr(choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
     decide_open_settings(settings.with_values(compile=False), ALONE, CUDA)
-    assert timed_with == [(False, 8)]
+    assert timed_with == [8]
 
 
 def test_auto_compiles_only_what_an_agreement_test_compiles():

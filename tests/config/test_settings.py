@@ -8,8 +8,8 @@ import pytest
 from support.programs import VOCABULARY, data_flags, write_token_files
 from support.settings import checked_run, refusal, settings_of, typed
 
-from testbed.config.batch import batch_arithmetic
 from testbed.config.flags import build_parser, parse_command_line
+from testbed.config.mesh import batch_arithmetic
 from testbed.errors import InputError
 from testbed.strategies.deepspeed_config import effective_config
 

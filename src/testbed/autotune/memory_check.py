@@ -35,7 +35,7 @@ def check_memory(settings: RunSettings, launch: Launch, device: torch.device) ->
             the whole estimate is 1.5 times as large.
     """
     with_batch = with_micro_batch_left_open(settings)
-    if with_batch.plan.finds_micro_batch:
+    if with_batch.finds_micro_batch:
         with_batch = with_micro_batch(with_batch, 1)
     if with_batch.compute.precision == "auto":  # the smaller one, for what is said is to be certain
         with_batch = with_batch.with_values(precision="bf16")

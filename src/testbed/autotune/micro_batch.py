@@ -129,7 +129,7 @@ def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
 
 def more_than_alone(settings: RunSettings) -> int:
     """Return the bytes that a rank of a data-parallel run type holds beyond a single process."""
-    job = job_of_settings(settings)
+    job = job_of_settings(with_micro_batch(settings, 1))
     alone = dataclasses.replace(job, layout=Layout(), run_type=REFERENCE)
     return int(max(0.0, memory_of(job).allocated - memory_of(alone).allocated))
 
@@ -204,8 +204,4 @@ def useful_candidates(settings: RunSettings, device: torch.device) -> list[int]:
 def with_micro_batch(settings: RunSettings, micro_batch: int) -> RunSettings:
     """Return the same work in micro batches of another size."""
     share = settings.batch.global_batch_size // settings.plan.data_world_size
-    return settings.with_values(
-        micro_batch_size_per_gpu=micro_batch,
-        grad_accum_steps=share // micro_batch,
-        finds_micro_batch=False,
-    )
+    return settings.with_values(micro_batch_size_per_gpu=micro_batch, grad_accum_steps=share // micro_batch)
