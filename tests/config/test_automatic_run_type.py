@@ -16,7 +16,6 @@ from testbed.config.automatic_run_type import DEFAULT_CHOICE, Taken, content_of,
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.config.settings import CheckedRun
-from testbed.errors import InputError
 
 
 @pytest.fixture
@@ -181,16 +180,12 @@ def test_a_broken_record_of_a_resumed_run_is_one_sentence(place, token_files, co
 
 def test_ranks_that_take_different_choices_have_different_hashes(place, token_files):
     one = auto(token_files, "--choice", str(write_choice(choice_content(token_files), "one.json")))
-    same = auto(token_files, "--choice", "one.json")
+    spaced = write_choice(json.dumps(choice_content(token_files), indent=4), "one.json")
+    same = auto(token_files, "--choice", str(spaced))
+    assert read_choice(spaced).sha256 == hash_of(choice_content(token_files)), "of the content"
     other = choice_content(token_files, flags={"zero_stage": 1})
     two = auto(token_files, "--choice", str(write_choice(other, "one.json")))
     assert one.flags_sha256 == same.flags_sha256 != two.flags_sha256
-
-
-def test_the_hash_is_of_the_content(place, token_files):
-    content = choice_content(token_files)
-    path = write_choice(json.dumps(content, indent=4))
-    assert read_choice(path).sha256 == hash_of(content) == read_choice(write_choice(content)).sha256
 
 
 ODD = [None, True, 0, -1, 10**30, 1e308, "", "x" * 300, "a\nb", "\x00", "\ud800", [], {}, [[]], {"a": 1}, "汉"]
@@ -200,16 +195,13 @@ def test_no_choice_file_breaks_a_start(place, token_files):
     fuzz = Fuzz("choice.json", (Refused,), place / "data")
     good = choice_content(token_files)
     texts: list[str] = [json.dumps(good)]
-    for name in good:
-        texts += [json.dumps(good | {name: odd}) for odd in ODD]
-        texts.append(json.dumps({key: value for key, value in good.items() if key != name}))
     for odd in ODD:
+        texts += [json.dumps(good | {name: odd}) for name in good]
         texts.append(json.dumps(good | {"choice": {"run_type": odd, "flags": {}}}))
         for name in ("bucket_cap_mb", "compile", "x", "threads_per_rank"):
             texts.append(json.dumps(good | {"choice": {"run_type": "ddp", "flags": {name: odd}}}))
         work = good["work"] | {"num_layers": odd}
         texts.append(json.dumps(good | {"work": work, "work_sha256": hash_of(work)}))
-        texts.append(json.dumps(odd))
     words = [*data_flags(token_files), *TINY_RUN, "--run_type", "auto", "--choice", "choice.json"]
 
     def start(text: str | bytes) -> None:
@@ -251,12 +243,6 @@ def test_ranks_with_other_choices_are_refused_on_every_rank(monkeypatch):
         setup.check_same_flags("a" * 64)
     monkeypatch.setattr(setup.process_group, "gather_objects", lambda mine: [mine, mine])
     setup.check_same_flags("a" * 64)
-
-
-def test_an_odd_file_is_named(place):
-    Path("folder").mkdir()
-    with pytest.raises(InputError, match="folder is a folder"):
-        read_choice(Path("folder"))
 
 
 def test_what_deepspeeds_file_decides_counts_as_given(place, token_files):

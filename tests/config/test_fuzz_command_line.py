@@ -145,7 +145,6 @@ PROGRAMS = {
     "download_data.py": "--dataset= --config= --split= --text_field= --max_bytes= --max_docs=",
     "scripts/audit_runs.py": "= = --baseline=",
     "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
-    "scripts/profiling/exposed_communication.py": "--dir=",
     "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= "
     "--steps= --seq_length= --seed= --warmup_runs= --run_timeout_s=",
     "scripts/more/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= "

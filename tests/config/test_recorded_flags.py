@@ -97,16 +97,6 @@ def test_ranks_that_see_another_record_are_told_apart(recorded, tmp_path):
     assert check_run(words, launch()).flags_sha256 != resumed(two).flags_sha256
 
 
-def test_max_train_steps_wins_over_epochs_and_a_stop_after_the_end_is_refused(token_files):
-    """An epoch has 19 steps."""
-    assert settings_of(token_files, "--max_train_steps", "400").plan.total_steps == 400
-    assert settings_of(token_files, "--max_train_steps", "5", "--epochs", "3").plan.total_steps == 5
-    assert settings_of(token_files, "--epochs", "3").plan.total_steps == 57
-    assert settings_of(token_files, "--stop_at_step", "19").last_step == 19
-    with pytest.raises(InputError, match="--stop_at_step 20 is after the run's last step, 19"):
-        settings_of(token_files, "--stop_at_step", "20")
-
-
 @pytest.mark.parametrize(
     ("variables", "place", "start"),
     [

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.settings import refusal, settings_of, stand_in
+from support.settings import settings_of, stand_in
 
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -146,25 +146,6 @@ def test_the_flags_have_their_defaults(token_files):
         None,
         None,
     )
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--muon_learning_rate 0.1", ["--muon_learning_rate belongs to --optimizer muon", "not to adamw"]),
-        ("--muon_momentum 0.9", ["--muon_momentum belongs to --optimizer muon"]),
-        (
-            "--optimizer muon --learning_rate 0 --muon_learning_rate 0.1",
-            ["--muon_learning_rate 0.1", "learning_rate 0"],
-        ),
-        ("--optimizer muon --run_type optimized", ["--zero_stage 1", "--zero_stage 0", "fsdp"]),
-        ("--optimizer muon --run_type optimized --zero_stage 3", ["--zero_stage 3", "fsdp"]),
-        ("--optimizer lion", ["--optimizer", "lion"]),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_sentence(token_files, flags, said):
-    message = refusal(token_files, *flags.split())
-    assert all(part in message for part in said)
 
 
 def test_a_deepspeed_file_that_names_adamw_contradicts_muon(token_files, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.settings import refusal, settings_of, stand_in
+from support.settings import settings_of, stand_in
 
 from testbed.config.schedule import decay_steps
 from testbed.config.training_flags import LR_SCHEDULES
@@ -98,26 +98,6 @@ def test_the_schedules_defaults(token_files):
     assert learning_rate_at(15, wsd) == 0.004 > learning_rate_at(19, wsd) == 0
     assert (constant.optimizer.min_learning_rate, constant.optimizer.decay_share) == (0.004, None)
     assert settings_of(token_files).optimizer.lr_schedule == "cosine"
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--decay_share 0.3", ["--decay_share belongs to --lr_schedule wsd", "not to cosine"]),
-        (
-            "--lr_schedule constant --min_learning_rate 0",
-            ["--min_learning_rate belongs to --lr_schedule cosine or wsd"],
-        ),
-        ("--lr_schedule constant --lr_decay_steps 9", ["--lr_decay_steps belongs to"]),
-        ("--lr_schedule wsd --decay_share 0", ["--decay_share", "above 0"]),
-        ("--lr_schedule wsd --decay_share 1.1", ["--decay_share", "at most 1"]),
-        ("--lr_schedule wsd --max_train_steps 10 --warmup_steps 6 --decay_share 0.5", ["is 5", "--warmup_steps 6"]),
-        ("--lr_schedule linear", ["--lr_schedule", "linear"]),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(token_files, flags, said):
-    message = refusal(token_files, *flags.split())
-    assert all(part in message for part in said)
 
 
 def test_a_flag_of_another_schedule_is_dropped_where_a_file_says_it(token_files, tmp_path):

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from testbed.config.check import spread_over_ranks
 from testbed.config.flags import parse_command_line
-from testbed.config.mesh import options_of_run_type
+from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.run_types import STRATEGIES
 from testbed.memory_model.devices import Device, Link
 from testbed.memory_model.job import Job, Machine, job_of

@@ -13,14 +13,21 @@ import torch
 from testbed.autotune.attention import check_backend, fastest_backend
 from testbed.autotune.device import why_nothing_compiles, with_precision_resolved
 from testbed.autotune.micro_batch import find_micro_batch, with_micro_batch
-from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH, auto_compile_blocker
+from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.earlier_flags import upgrade_settings
+from testbed.config.run_types import WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 
-# flag -> its value while it is open; a micro batch of "auto" is `plan.finds_micro_batch`
-_OPEN = {"precision": "auto", "attention": "auto", "compile": None, "num_workers": None}
+# flag -> its value while it is open
+_OPEN = {
+    "precision": "auto",
+    "micro_batch_size_per_gpu": None,
+    "attention": "auto",
+    "compile": None,
+    "num_workers": None,
+}
 
 
 class ChoiceContradicts(Exception):
@@ -43,7 +50,7 @@ def decide_open_settings(settings: RunSettings, launch: Launch, device: torch.de
             check_backend(settings, device)
         except ValueError as error:
             raise ChoiceContradicts(str(error)) from None
-    if settings.plan.finds_micro_batch:  # before the kernels are timed, which is done with it
+    if settings.finds_micro_batch:  # before the kernels are timed, which is done with it
         micro_batch, words = find_micro_batch(settings, launch, device)
         settings = with_micro_batch(settings, micro_batch)
         said.append(words)
@@ -60,12 +67,13 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
     """Return the settings of a resumed run, with open values as decided at its beginning.
 
     Args:
-        recorded: settings in a checkpoint of any version.
+        recorded: settings in a checkpoint of any version. What is open among them stays open.
     """
     settings = with_micro_batch_left_open(settings)
     recorded, left_open = upgrade_settings(recorded), _left_open(settings)
-    settings = settings.with_values(**{name: recorded[name] for name in left_open & _OPEN.keys() - {"num_workers"}})
-    if settings.plan.finds_micro_batch:
+    taken = left_open - {"num_workers", "micro_batch_size_per_gpu"}
+    settings = settings.with_values(**{name: recorded[name] for name in taken})
+    if settings.finds_micro_batch and recorded["micro_batch_size_per_gpu"] is not None:
         settings = with_micro_batch(settings, recorded["micro_batch_size_per_gpu"])
     return _with_choices(settings, left_open)
 
@@ -79,13 +87,12 @@ def with_micro_batch_left_open(settings: RunSettings) -> RunSettings:
     can_find = settings.training.run_type in WITH_AUTOMATIC_MICRO_BATCH and not settings.training.eval_only
     if settings.compute.device != "cuda" or is_given or not can_find:
         return settings
-    return settings.with_values(finds_micro_batch=True)
+    return settings.with_values(micro_batch_size_per_gpu=None, grad_accum_steps=None)
 
 
 def _left_open(settings: RunSettings) -> frozenset[str]:
     """Return the names of settings without a value."""
-    names = {name for name, value in _OPEN.items() if settings.value(name) == value}
-    return frozenset(names | ({"micro_batch_size_per_gpu"} if settings.plan.finds_micro_batch else set()))
+    return frozenset(name for name, value in _OPEN.items() if settings.value(name) == value)
 
 
 def _with_choices(settings: RunSettings, left_open: frozenset[str]) -> RunSettings:

@@ -96,20 +96,21 @@ def available_bytes(device: torch.device, launch: Launch) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - MARGIN * total)
-    free = min(psutil.virtual_memory().available, _left_in_cgroup(CGROUP))
+    free = min(psutil.virtual_memory().available, memory_of_container(CGROUP)[1])
     return int(free * (1 - MARGIN) / launch.local_world_size)
 
 
-def _left_in_cgroup(root: Path) -> int:
-    """Return the bytes until the limit of a container (cgroup 2, then 1); cached files count as free."""
+def memory_of_container(root: Path) -> tuple[int, int]:
+    """Return the bytes that a container may use (cgroup 2, then 1), and those of them that are free, as cached files
+    are. Without a limit both are beyond any machine."""
     for limit, used, cached in CGROUP_FILES:
         try:
             most, taken = int((root / limit).read_text()), int((root / used).read_text())
             rows = ((root / limit).parent / "memory.stat").read_text().splitlines()
         except (OSError, ValueError):  # no such file, or "max"
             continue
-        return most - taken + sum(int(row.split()[1]) for row in rows if row.split()[0] == cached)
-    return 2**63
+        return most, most - taken + sum(int(row.split()[1]) for row in rows if row.split()[0] == cached)
+    return 2**63, 2**63
 
 
 def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -> Finding:
@@ -129,7 +130,7 @@ def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
 
 def more_than_alone(settings: RunSettings) -> int:
     """Return the bytes that a rank of a data-parallel run type holds beyond a single process."""
-    job = job_of_settings(settings)
+    job = job_of_settings(with_micro_batch(settings, 1))
     alone = dataclasses.replace(job, layout=Layout(), run_type=REFERENCE)
     return int(max(0.0, memory_of(job).allocated - memory_of(alone).allocated))
 
@@ -204,8 +205,4 @@ def useful_candidates(settings: RunSettings, device: torch.device) -> list[int]:
 def with_micro_batch(settings: RunSettings, micro_batch: int) -> RunSettings:
     """Return the same work in micro batches of another size."""
     share = settings.batch.global_batch_size // settings.plan.data_world_size
-    return settings.with_values(
-        micro_batch_size_per_gpu=micro_batch,
-        grad_accum_steps=share // micro_batch,
-        finds_micro_batch=False,
-    )
+    return settings.with_values(micro_batch_size_per_gpu=micro_batch, grad_accum_steps=share // micro_batch)

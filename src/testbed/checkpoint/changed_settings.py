@@ -85,12 +85,10 @@ def settings_to_go_on(settings: RunSettings, checkpoint: Checkpoint | None) -> R
     """
     if checkpoint is None:
         return settings
-    if _is_same_mesh(checkpoint, settings):
-        return as_decided_before(settings, checkpoint.settings)
-    open_again = settings.plan.finds_micro_batch
-    settings = settings.with_values(finds_micro_batch=False)
-    settings = as_decided_before(settings, upgrade_settings(checkpoint.settings) | {"compile": None})
-    return settings.with_values(finds_micro_batch=open_again)
+    decided = checkpoint.settings
+    if not _is_same_mesh(checkpoint, settings):
+        decided = upgrade_settings(decided) | {"compile": None, "micro_batch_size_per_gpu": None}
+    return as_decided_before(settings, decided)
 
 
 def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str, Any]]:
@@ -99,7 +97,7 @@ def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str,
     now, before = settings.as_dict(), upgrade_settings(checkpoint.settings)
     now = {name: value for name, value in now.items() if value or name in before}  # a flag that came later
     left_open = {"compile"} if settings.compute.compile is None else set()
-    left_open |= {"micro_batch_size_per_gpu"} if settings.plan.finds_micro_batch else set()
+    left_open |= {"micro_batch_size_per_gpu"} if settings.finds_micro_batch else set()
     if checkpoint.run_type != settings.training.run_type:  # what only one of them has
         left_open |= {name for name in ALL_OPTIONS if None in (now.get(name), before.get(name))}
         left_open -= SETTING_THE_MATHEMATICS

@@ -10,19 +10,17 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from testbed.config.automatic_run_type import Planner, hash_of, with_automatic_run_type
-from testbed.config.batch import batch_arithmetic
-from testbed.config.compatibility import check_combination, check_schedule, math_changes
+from testbed.config.compatibility import math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
 from testbed.config.flag_types import AUTO, MOST_THREADS
 from testbed.config.flags import ParsedFlags, parse_command_line
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
-from testbed.config.mesh import mesh_sizes, options_of_run_type, stages_per_rank
+from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.recorded_flags import with_recorded_flags
 from testbed.config.run_types import STRATEGIES
 from testbed.config.schedule import (
@@ -32,19 +30,11 @@ from testbed.config.schedule import (
     learning_rate_marks,
     options_of_optimizer,
 )
-from testbed.config.settings import (
-    BENCHMARK_NEW_TOKENS,
-    BENCHMARK_PROMPT_TOKENS,
-    CheckedRun,
-    Origin,
-    Plan,
-    RunSettings,
-)
+from testbed.config.settings import CheckedRun, Origin, Plan, RunSettings
 from testbed.config.table import FLAGS, OLDER_SWITCHES
 from testbed.config.trained_run import as_trained, origin_of_refused
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
-from testbed.distributed.mesh import MeshSizes
 from testbed.distributed.rendezvous import check_port
 from testbed.distributed.signals import end_on_signals
 from testbed.errors import InputError, one_line
@@ -137,7 +127,6 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     values |= model_dimensions(values, asked.typed, train_file, val_file)
     values |= _learning_rate(values)
     values |= options_of_optimizer(values, asked.typed)
-    finds_micro_batch = values["micro_batch_size_per_gpu"] == AUTO
     values, mesh = spread_over_ranks(values, launch.world_size)
     check_data_suffices(values, train_file, val_file)
     steps_per_epoch, total_steps = count_steps(values, train_file)
@@ -149,31 +138,11 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
         data_world_size=mesh.data,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        finds_micro_batch=finds_micro_batch,
         deepspeed_file=deepspeed_file if STRATEGIES[values["run_type"]].engine == "deepspeed" else None,
     )
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given, typed=asked.typed))
-    _check_measuring(settings)
-    _check_files(settings)
+    _check_files_and_measuring(settings)
     return CheckedRun(asked, settings, train_file, val_file, notes=_note_on_fine_tuning(settings))
-
-
-def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[str, Any], MeshSizes]:
-    """Return the values with mesh, precision and batch filled in, and the mesh: all that needs no data.
-
-    Args:
-        values: with the model's dimensions and the options of the run type.
-
-    Raises:
-        InputError: one sentence for the first rule that is broken.
-    """
-    mesh = mesh_sizes(values, world_size)
-    values = {**values, **_sizes_of_mesh(values, mesh)}
-    check_combination(values, mesh)
-    values |= _precision(values)
-    values |= _batch(values, mesh)
-    check_schedule(values, mesh)
-    return values, mesh
 
 
 def has_torch(at_least: tuple[int, int]) -> bool:
@@ -274,82 +243,21 @@ def _note_on_fine_tuning(settings: RunSettings) -> tuple[str, ...]:
     )
 
 
-def _sizes_of_mesh(values: Mapping[str, Any], mesh: MeshSizes) -> dict[str, Any]:
-    """Return the mesh flags of the run type, and the stages on each rank."""
-    own = STRATEGIES[values["run_type"]].options
-    sizes = {name: size for name, size in mesh.flags().items() if name in own}
-    return sizes | {"stages_per_rank": stages_per_rank(values)}
-
-
-def _precision(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bf16 for --matmul fp8: it is the precision of all other products."""
-    return {"precision": "bf16"} if values["matmul"] == "fp8" else {}
-
-
-def _batch(values: Mapping[str, Any], mesh: MeshSizes) -> dict[str, int]:
-    """Return the batch arithmetic, with the default micro batch that the run type is about."""
-    entry = STRATEGIES[values["run_type"]]
-    if (
-        entry.keeps == "stages" and "pipeline_schedule" not in entry.options
-    ):  # the whole batch passes through the stages at once
-        return batch_arithmetic(values, mesh.data, largest_micro_batch=sys.maxsize)
-    return batch_arithmetic(values, mesh.data, at_least=mesh.pipeline)
-
-
-def _check_files(settings: RunSettings) -> None:
-    """Check what can be said of saving and resuming before a checkpoint is looked at."""
-    files, training = settings.checkpointing, settings.training
-    if files.overwrite and files.resume:
-        raise InputError("--overwrite replaces the run and --resume continues it; give one of them")
-    if files.allow_setting_change and not files.resume:
-        raise InputError(
-            "--allow-setting-change is about a run that --resume continues; give --resume too, or leave it out"
-        )
-    if training.eval_only and files.resume:
-        raise InputError("--eval_only trains nothing, so there is nothing to --resume; leave one of them out")
-    reason = STRATEGIES[training.run_type].refuses.get("async_mode async")
-    if files.async_mode == "async" and reason:
-        raise InputError(f"--async_mode async with --run_type {training.run_type}: {reason}, or leave --async_mode out")
+def _check_files_and_measuring(settings: RunSettings) -> None:
+    """Check what --resume names, and that what the measuring flags need is there, before hours of training."""
+    files, measuring, steps = settings.checkpointing, settings.measuring, settings.last_step
     if files.resume not in (None, AUTO) and not Path(files.resume).is_dir():
         raise InputError(
             f"--resume {files.resume} {not_a_folder(Path(files.resume))}; give auto, a checkpoint such as "
             f"{files.checkpoint_path}/checkpoints/step_000020, or a run's folder"
         )
-
-
-def _check_measuring(settings: RunSettings) -> None:
-    """Check that what the measuring flags need is there, before hours of training."""
-    measuring, steps = settings.measuring, settings.last_step
     warmup, looked_at = max(1, measuring.timing_warmup_steps), measuring.profile_steps
     if measuring.profile and steps < warmup + looked_at:
         raise InputError(
             f"--profile looks at {looked_at} steps after {warmup} of warm-up, but the run has {steps}; give "
             f"--max_train_steps {warmup + looked_at} or more, or a smaller --profile_steps"
         )
-    skips = settings.data_parallel.skip_gradient_sync
-    if skips and (settings.checkpointing.save_every or settings.checkpointing.resume):
-        raise InputError(
-            "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume"
-        )
-    if measuring.run_inference_benchmark:
-        _check_inference_benchmark(settings)
     if settings.compute.matmul == "fp8" and importlib.util.find_spec("torchao") is None:
         raise InputError("--matmul fp8 needs the package torchao; install it with pip install -e '.[fp8]'")
     if measuring.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InputError("--tensorboard needs the package tensorboard; install it with pip install tensorboard")
-
-
-def _check_inference_benchmark(settings: RunSettings) -> None:
-    """Check that there will be weights to generate with, and positions for all tokens."""
-    if settings.data_parallel.skip_gradient_sync:
-        raise InputError(
-            "--run_inference_benchmark measures the trained weights, and --skip_gradient_sync leaves none; leave one "
-            "of them out"
-        )
-    needed = BENCHMARK_PROMPT_TOKENS + BENCHMARK_NEW_TOKENS
-    if settings.model.max_position_embeddings < needed:
-        raise InputError(
-            f"--run_inference_benchmark generates {BENCHMARK_NEW_TOKENS} tokens after a prompt of "
-            f"{BENCHMARK_PROMPT_TOKENS}, and this model reads {settings.model.max_position_embeddings} at most; give "
-            f"--max_position_embeddings {needed} or more, or leave it out"
-        )

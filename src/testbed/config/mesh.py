@@ -1,15 +1,20 @@
-"""Sizes of the device mesh that the flags ask for."""
+"""Spread a step over ranks: the mesh that the flags ask for, the batch and its micro batches. No torch."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from testbed.config.compatibility import check_combination
+from testbed.config.flag_types import AUTO
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError, counted
 
 TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
+DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
+LARGEST_MICRO_BATCH = 4
 
 
 def options_of_run_type(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, Any]:
@@ -30,11 +35,33 @@ def options_of_run_type(values: Mapping[str, Any], typed: frozenset[str]) -> dic
     return options
 
 
-def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
+def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[str, Any], MeshSizes]:
+    """Return the values with mesh, precision and batch filled in, and the mesh: all that needs no data.
+
+    Args:
+        values: with the model's dimensions and the options of the run type.
+
+    Raises:
+        InputError: one sentence for the first rule that is broken.
+    """
+    entry, mesh = STRATEGIES[values["run_type"]], _mesh_sizes(values, world_size)
+    sizes = {name: size for name, size in mesh.flags().items() if name in entry.options}
+    values = {**values, **sizes, "stages_per_rank": _stages_per_rank(values, mesh)}
+    check_combination(values)
+    if values["matmul"] == "fp8":
+        values["precision"] = "bf16"  # of all other products
+    is_one_at_a_time = entry.keeps == "stages" and "pipeline_schedule" not in entry.options
+    most = sys.maxsize if is_one_at_a_time else LARGEST_MICRO_BATCH  # then the whole batch passes through at once
+    values |= batch_arithmetic(values, mesh.data, most, at_least=1 if is_one_at_a_time else mesh.pipeline)
+    check_schedule(values, mesh)
+    return values, mesh
+
+
+def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     """Return the mesh on `world_size` ranks; ranks that no flag claims are data parallel.
 
     Raises:
-        InputError: the sizes do not divide the world size.
+        InputError: the sizes do not divide the world size, or the model's heads.
     """
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
@@ -63,18 +90,22 @@ def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
             f"--shard_size {shard} does not divide the {counted(data, 'rank')}: every copy of the weights lies on as "
             f"many ranks; give one of {_divisors(data)}"
         )
+    if values["num_heads"] % tensor:
+        heads = values["num_heads"]
+        raise InputError(
+            f"--tensor_parallel_size {tensor} (by default all ranks) does not divide --num_heads {heads}: every rank "
+            f"takes as many whole heads; possible are {_divisors(heads)}"
+        )
     return MeshSizes(data, pipeline, tensor, shard)
 
 
-def stages_per_rank(values: Mapping[str, Any]) -> int | None:
+def _stages_per_rank(values: Mapping[str, Any], mesh: MeshSizes) -> int | None:
     """Return the stages on each pipeline rank; None without a schedule.
 
     Raises:
-        InputError: the schedule cannot run with the given number.
+        InputError: the schedule cannot run with the given number, or there are more stages than pieces of the model.
     """
     schedule, given = values["pipeline_schedule"], values["stages_per_rank"]
-    if schedule is None:
-        return None
     number = given or (2 if schedule in TWO_STAGES_PER_RANK else 1)
     if schedule in ("gpipe", "1f1b") and number != 1:
         raise InputError(
@@ -86,7 +117,97 @@ def stages_per_rank(values: Mapping[str, Any]) -> int | None:
             f"--stages_per_rank {number} with --pipeline_schedule zero_bubble: its V shape has exactly two stages on "
             "each rank; leave the flag out"
         )
-    return number
+    pieces = values["num_layers"] + 2
+    if mesh.pipeline * number > pieces:
+        raise InputError(
+            f"--pipeline_stages {mesh.pipeline} x {number} stages per rank = {mesh.pipeline * number} stages, but "
+            f"--num_layers {values['num_layers']}, the embedding and the head are {pieces} pieces; lower one of them"
+        )
+    return None if schedule is None else number
+
+
+def batch_arithmetic(
+    values: Mapping[str, Any], data_world_size: int, most: int = LARGEST_MICRO_BATCH, at_least: int = 1
+) -> dict[str, int | None]:
+    """Return global batch, micro batch and accumulation: global batch = micro batch x accumulation x data ranks.
+
+    With --grad_accum_steps the global batch follows, otherwise the accumulation. With a micro batch of "auto" both are
+    None until the device is known.
+
+    Args:
+        most: the largest micro batch that is chosen if no flag gives it.
+        at_least: micro batches that a step should have, if possible (a pipeline needs some to be busy).
+
+    Raises:
+        InputError: the given numbers contradict each other or do not divide.
+    """
+    given, accumulation = values["micro_batch_size_per_gpu"], values["grad_accum_steps"]
+    micro_batch = 1 if given == AUTO else given  # the smallest that may be found
+    global_batch = values["global_batch_size"]
+    if accumulation is not None:
+        micro_batch = micro_batch or LARGEST_MICRO_BATCH
+        product = micro_batch * accumulation * data_world_size
+        if global_batch is not None and global_batch != product:
+            raise InputError(
+                f"--global_batch_size {global_batch} is not --micro_batch_size_per_gpu {micro_batch} x "
+                f"--grad_accum_steps {accumulation} x {data_world_size} data ranks = {product}; leave one of them out"
+            )
+        global_batch = product
+    else:
+        default = "" if global_batch else " (the default)"
+        global_batch = global_batch or DEFAULT_GLOBAL_BATCH
+        if micro_batch is None:
+            micro_batch = _largest_that_divides(global_batch, data_world_size, most, at_least)
+        sequences_per_round = micro_batch * data_world_size
+        if global_batch % sequences_per_round:
+            below = global_batch // sequences_per_round * sequences_per_round
+            nearest = [size for size in (below, below + sequences_per_round) if size > 0]
+            raise InputError(
+                f"--global_batch_size {global_batch}{default} is not a multiple of --micro_batch_size_per_gpu "
+                f"{micro_batch} x {data_world_size} data ranks = {sequences_per_round}; the nearest that is: "
+                f"{min(nearest, key=lambda size: abs(size - global_batch))}"
+            )
+        accumulation = global_batch // sequences_per_round
+    enforced = values["enforce_global_batch_size"]
+    if enforced is not None and enforced != global_batch:
+        raise InputError(
+            f"--enforce_global_batch_size {enforced}, but the global batch is {global_batch} = {micro_batch} x "
+            f"{accumulation} x {data_world_size} data ranks"
+        )
+    return {
+        "global_batch_size": global_batch,
+        "micro_batch_size_per_gpu": None if given == AUTO else micro_batch,
+        "grad_accum_steps": None if given == AUTO else accumulation,
+    }
+
+
+def _largest_that_divides(global_batch: int, data_world_size: int, largest: int, at_least: int) -> int:
+    share = global_batch // data_world_size if global_batch % data_world_size == 0 else 1
+    largest = max(1, min(largest, share // at_least))
+    return next(size for size in range(largest, 0, -1) if share % size == 0)
+
+
+def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
+    """Check that the pipeline schedule can run the micro batches of a step.
+
+    Raises:
+        InputError: it needs more of them, or another number.
+    """
+    schedule, count = values["pipeline_schedule"], values["grad_accum_steps"]
+    if schedule is None:
+        return
+    way_out = "give a smaller --micro_batch_size_per_gpu or a larger --global_batch_size"
+    if schedule in ("1f1b", "interleaved_1f1b", "zero_bubble") and count < mesh.pipeline:
+        raise InputError(
+            f"--pipeline_schedule {schedule} needs at least as many micro batches as pipeline ranks, {mesh.pipeline}, "
+            f"but a step has {count}; {way_out}"
+        )
+    rounds = max(1, count // mesh.pipeline)
+    if schedule == "interleaved_1f1b" and count % rounds:
+        raise InputError(
+            f"--pipeline_schedule interleaved_1f1b takes micro batches in {rounds} equal rounds, but a step "
+            f"has {count}; choose batch sizes that make it a multiple of {mesh.pipeline}"
+        )
 
 
 def _divisors(number: int) -> str:

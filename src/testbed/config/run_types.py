@@ -34,7 +34,7 @@ class StrategyEntry:
         equals_baseline: whether a step computes what a single process computes. If not, no verdict compares it with
             those that do, and `differs_because` is the reason.
         differs_because: what a step computes differently; None if `equals_baseline`.
-        refuses: flags of MAY_REFUSE that do not work with it, with the reason and what does.
+        refuses: flags of MAY_REFUSE that do not work with it, with the reason.
         gloo_on_cuda: whether its collectives are those that gloo has for tensors on a GPU: all-reduce and broadcast.
         micro_batch: how --micro_batch_size_per_gpu auto finds one on CUDA: "tried" by real steps, "predicted", or
             "given" by the user alone.
@@ -62,7 +62,7 @@ class StrategyEntry:
     def __post_init__(self) -> None:
         if self.equals_baseline == bool(self.differs_because):
             raise TypeError(f"{self.class_name}: give differs_because, in words, exactly where equals_baseline=False")
-        if unknown := self.refuses.keys() - MAY_REFUSE:
+        if unknown := self.refuses.keys() - MAY_REFUSE.keys():
             raise TypeError(f"{self.class_name}: refuses knows {sorted(MAY_REFUSE)}, not {sorted(unknown)}")
 
     @property
@@ -76,7 +76,14 @@ class StrategyEntry:
         return self.keeps in ("stages", "parts")
 
 
-MAY_REFUSE = frozenset({"matmul fp8", "precision fp16", "dropout", "compile", "async_mode async"})
+# what a row may refuse: the flag with its value, or a condition on it, and what else there is to give
+MAY_REFUSE: dict[str, tuple[dict[str, Any], str]] = {
+    "matmul fp8": ({"matmul": "fp8"}, "leave --matmul out"),
+    "precision fp16": ({"precision": "fp16"}, "give --precision bf16"),
+    "dropout": ({"dropout": lambda dropout: dropout > 0}, "give --dropout 0"),
+    "compile": ({"compile": True}, "give --compile off"),
+    "async_mode async": ({"async_mode": "async"}, "leave --async_mode out"),
+}
 NO_FP8 = "8-bit layers are not built for it"
 NO_FP16 = "its loss scale would have to be decided over ranks that hold different weights, which is not built"
 _WHOLE_MODEL = {"skip_gradient_sync": None}  # a rank that holds all weights can do a step without the others
@@ -113,8 +120,8 @@ STRATEGIES = {
         differs_because=None,
         refuses={
             "matmul fp8": NO_FP8,
-            "dropout": "every device would drop the same places of its part of the batch; use ddp",
-            "compile": "DataParallel copies the model in every pass, and a copy is not compiled; use ddp",
+            "dropout": "every device would drop the same places of its part of the batch",
+            "compile": "DataParallel copies the model in every pass, and a copy is not compiled",
         },
         gloo_on_cuda=False,
         micro_batch="given",
@@ -185,7 +192,7 @@ STRATEGIES = {
         differs_because=None,
         refuses={
             "matmul fp8": NO_FP8,
-            "async_mode async": "DeepSpeed writes its checkpoints while the loop waits; use fsdp",
+            "async_mode async": "DeepSpeed writes its checkpoints while the loop waits",
         },
         gloo_on_cuda=False,
         micro_batch="predicted",
@@ -252,6 +259,7 @@ STRATEGIES = {
     ),
 }
 ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)
+WITH_AUTOMATIC_MICRO_BATCH = tuple(name for name, entry in STRATEGIES.items() if entry.micro_batch != "given")
 
 
 def run_types_with(**fields: Any) -> tuple[str, ...]:

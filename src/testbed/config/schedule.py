@@ -65,28 +65,28 @@ def check_data_suffices(values: Mapping[str, Any], train_file: TokenFile, val_fi
         InputError: a file holds too little.
     """
     sequence, global_batch = values["seq_length"], values["global_batch_size"]
-    if num_windows(val_file, sequence) == 0 and values["max_val_steps"] != 0:
-        if val_file.targets is not None:
-            raise InputError(
-                f"--val_data_path {val_file.path} holds no pair that fits whole into --seq_length {sequence}; the "
-                f"longest needs {longest_pair(val_file)}: use a longer sequence, or --max_val_steps 0"
-            )
+    if values["max_val_steps"] != 0:
+        _check_holds(1, "one", f"--val_data_path {val_file.path}", val_file, sequence, "--max_val_steps 0")
+    if not values["eval_only"]:
+        needed = f"the global batch of {global_batch}"
+        name = f"--train_data_path {train_file.path}"
+        _check_holds(global_batch, needed, name, train_file, sequence, "a smaller --global_batch_size")
+
+
+def _check_holds(number: int, needed: str, name: str, file: TokenFile, sequence: int, way_out: str) -> None:
+    """Refuse a file with fewer than a number of windows, or of pairs that fit whole into one."""
+    found = num_windows(file, sequence)
+    if found >= number:
+        return
+    if file.targets is not None:
         raise InputError(
-            f"--val_data_path {val_file.path} holds {len(val_file.tokens):,} tokens, fewer than one window of "
-            f"--seq_length {sequence} + 1; use more text, a shorter sequence, or --max_val_steps 0"
+            f"{name} holds {found} pairs that fit whole into --seq_length {sequence}, fewer than {needed}; use more "
+            f"pairs, a longer sequence (the longest pair needs {longest_pair(file)}), or {way_out}"
         )
-    if num_windows(train_file, sequence) < global_batch and not values["eval_only"]:
-        if train_file.targets is not None:
-            raise InputError(
-                f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} pairs that fit whole "
-                f"into --seq_length {sequence}, fewer than the global batch of {global_batch}; use more pairs, a "
-                f"longer sequence (the longest pair needs {longest_pair(train_file)}) or a smaller --global_batch_size"
-            )
-        raise InputError(
-            f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} windows of --seq_length "
-            f"{sequence}, fewer than the global batch of {global_batch}; use more text, a shorter sequence or a "
-            "smaller --global_batch_size"
-        )
+    raise InputError(
+        f"{name} holds {found} windows of --seq_length {sequence} ({len(file.tokens):,} tokens), fewer than {needed}; "
+        f"use more text, a shorter sequence, or {way_out}"
+    )
 
 
 def count_steps(values: Mapping[str, Any], train_file: TokenFile) -> tuple[int, int]:

@@ -32,7 +32,6 @@ class Plan:
     data_world_size: int
     steps_per_epoch: int
     total_steps: int  # optimizer steps that the schedule is made for
-    finds_micro_batch: bool  # micro_batch_size_per_gpu stands for "auto" and is still to be found on the device
     deepspeed_file: DeepSpeedFile | None = dataclasses.field(
         default=None, compare=False
     )  # as checked; None: no DeepSpeed
@@ -90,6 +89,11 @@ class RunSettings(FlagGroups):
         return ModelShape(
             model.num_layers, model.num_heads, model.embedding_size, model.vocab_size, model.max_position_embeddings
         )
+
+    @property
+    def finds_micro_batch(self) -> bool:
+        """Return whether the micro batch is still to be found on the device, and with it the accumulation."""
+        return self.batch.micro_batch_size_per_gpu is None
 
     @property
     def last_step(self) -> int:

@@ -18,11 +18,10 @@ from testbed.config.flag_types import (
     steps_ahead,
     waiting_time,
 )
-from testbed.config.run_types import REFERENCE, STRATEGIES
+from testbed.config.run_types import REFERENCE, STRATEGIES, WITH_AUTOMATIC_MICRO_BATCH
 from testbed.model.shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
 
 WORK, PARALLELISM, EXECUTION, OUTPUT = Kind.WORK, Kind.PARALLELISM, Kind.EXECUTION, Kind.OUTPUT
-AUTOMATIC_MICRO_BATCH = [name for name, entry in STRATEGIES.items() if entry.micro_batch != "given"]
 LR_SCHEDULES = {
     "cosine": "cosine decay",
     "wsd": "constant, then linear decay over --decay_share of the steps",
@@ -145,7 +144,7 @@ class Batch:
         WORK, type=positive, metavar="SEQUENCES", in_config="global_batch_size")
     micro_batch_size_per_gpu: int = flag(
         "sequences per forward pass on one rank; lower it if memory runs out. auto = the largest that fits into memory, see "
-        f"docs/automatic_choices.md (default: auto on CUDA with {', '.join(AUTOMATIC_MICRO_BATCH)}, unless "
+        f"docs/automatic_choices.md (default: auto on CUDA with {', '.join(WITH_AUTOMATIC_MICRO_BATCH)}, unless "
         "--grad_accum_steps is given; else the largest up to 4 that divides a rank's share of the batch, smaller in a "
         "pipeline, the whole share with model_parallel)",
         PARALLELISM, type=positive_or_auto, metavar="SEQUENCES|auto", also=("--train_micro_batch_size_per_gpu",),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.config.compatibility import check_schedule
+from testbed.config.mesh import check_schedule
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
 from testbed.memory_model.activations import (

@@ -7,9 +7,8 @@ from typing import Any
 
 from testbed.config.automatic_run_type import SETS, Taken
 from testbed.config.check import check_run
-from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.flags import ParsedFlags, parse_command_line
-from testbed.config.run_types import PLAIN, REFERENCE
+from testbed.config.run_types import PLAIN, REFERENCE, WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from testbed.config.check import spread_over_ranks
+from testbed.config.flag_types import AUTO
 from testbed.config.flags import parse_command_line
-from testbed.config.mesh import options_of_run_type
+from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device
@@ -131,7 +131,7 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
     lanes = machine.devices if STRATEGIES[values["run_type"]].devices == "all" else mesh.data
     most = max(1, MOST_TOKENS[machine.device.kind] // values["seq_length"])
     sizes = _divisors(values["global_batch_size"] // lanes, most)
-    for micro_batch in sizes if asked is None else [asked]:
+    for micro_batch in sizes if asked in (None, AUTO) else [asked]:
         try:
             settled, _ = spread_over_ranks({**values, "micro_batch_size_per_gpu": micro_batch}, ranks)
         except InputError:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config.check import spread_over_ranks
 from testbed.config.flags import parse_command_line
-from testbed.config.mesh import options_of_run_type
+from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.run_types import STRATEGIES
 from testbed.errors import InputError
 from testbed.io import holding_together

@@ -28,7 +28,7 @@ UNFIT: tuple[Unfit, ...] = (
         lambda run: bool(run.synchronisation),
         "left gradients unsynchronised in some or all steps (--skip_gradient_sync), and no mean over such steps is "
         "that of a step of training: they are left out of every headline and speed-up, of the breakdown of a step, "
-        "the collectives and their bound. scripts/profiling/exposed_communication.py reads them.",
+        "the collectives and their bound.",
     ),
     (
         "Not complete",
