@@ -12,7 +12,7 @@ from support.settings import refusal, settings_of
 from testbed.autotune.device import check_float8, choose_device
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
-from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.model.shape import ModelShape
 
 
 def test_a_device_that_does_not_multiply_in_8_bits_is_refused_before_ranks_meet(token_files, monkeypatch):
@@ -66,7 +66,3 @@ def test_exactly_the_linear_layers_of_the_blocks_multiply_in_8_bits():
     for (name, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         away = (parameter.grad - other.grad).norm() / other.grad.norm()
         assert away < 0.3 or name.endswith("c_attn.bias"), name
-
-
-def test_sizes_are_divisible_for_8_bits():
-    assert all(shape.embedding_size % 16 == 0 for shape in MODEL_SIZES.values())

@@ -8,13 +8,7 @@ import re
 import pytest
 import torch
 from support.automatic_choices_cases import ALONE, CPU
-from support.programs import (
-    SEQUENCE,
-    TINY_RUN,
-    data_flags,
-    run_program,
-    torchrun_command,
-)
+from support.programs import SEQUENCE, TINY_RUN, data_flags, run_program, torchrun_command
 from support.settings import settings_of
 
 from testbed.autotune import choices, micro_batch
@@ -46,11 +40,7 @@ def test_auto_is_a_divisor_of_a_ranks_share_and_keeps_the_global_batch(token_fil
     for size in candidates:
         chosen = with_micro_batch(settings, size)
         assert not chosen.finds_micro_batch and chosen.plan.total_steps == settings.plan.total_steps
-        assert (
-            chosen.batch.micro_batch_size_per_gpu * chosen.batch.grad_accum_steps * ranks
-            == chosen.batch.global_batch_size
-            == 32
-        )
+        assert size * chosen.batch.grad_accum_steps * ranks == chosen.batch.global_batch_size == 32
 
 
 def test_what_was_found_is_recorded_as_if_it_had_been_given(settings, token_files):
@@ -138,13 +128,10 @@ class FakeCuda:
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     ],
 )
-def test_every_way_to_run_out_of_memory_ends_the_trial(settings, monkeypatch, error):
+def test_every_way_to_run_out_of_memory_and_no_other_error_ends_the_trial(settings, monkeypatch, error):
     FakeCuda(monkeypatch, error)
     found = micro_batch._try(settings, torch.device("cuda"), [1, 2, 4, 8])
     assert (found.micro_batch, found.too_large, found.too_large_needs) == (2, 4, 4 * 2**30) and found.is_tried
-
-
-def test_another_error_of_the_trial_is_no_lack_of_memory(settings, monkeypatch):
     FakeCuda(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         micro_batch._try(settings, torch.device("cuda"), [1, 2, 4, 8])
@@ -166,15 +153,15 @@ def test_ranks_take_the_smallest_that_any_of_them_found(settings, monkeypatch):
 
 def test_ranks_of_a_host_share_its_memory_and_a_container_limits_it(tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batch.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
-    monkeypatch.setattr(micro_batch, "_left_in_cgroup", lambda root: 2**63)
+    monkeypatch.setattr(micro_batch, "memory_of_container", lambda root: (2**63, 2**63))
     assert available_bytes(CPU, Launch(0, 4, 0, 4)) == int(1000 * 0.95 / 4)
     monkeypatch.undo()
     (tmp_path / "memory.max").write_text("900\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 650\ninactive_file 50\n")
-    assert micro_batch._left_in_cgroup(tmp_path) == 250
+    assert micro_batch.memory_of_container(tmp_path) == (900, 250)
     (tmp_path / "memory.max").write_text("max\n")
-    assert micro_batch._left_in_cgroup(tmp_path) == 2**63
+    assert micro_batch.memory_of_container(tmp_path) == (2**63, 2**63)
 
 
 def test_what_sharding_saves_is_in_the_prediction(token_files):
@@ -218,22 +205,12 @@ def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_f
 def test_a_resumed_run_goes_on_with_what_was_decided(settings):
     recorded = {"precision": "bf16", "compile": True, "attention": "cudnn", "micro_batch_size_per_gpu": 4}
     again = as_decided_before(settings.with_values(precision="auto"), recorded)
-    assert (
-        again.compute.precision,
-        again.compute.compile,
-        again.model.attention,
-        again.batch.micro_batch_size_per_gpu,
-    ) == (
-        *("bf16", True, "cudnn"),
-        4,
-    )
-    assert again.batch.grad_accum_steps == 8 and not again.finds_micro_batch
+    names = ("precision", "compile", "attention", "micro_batch_size_per_gpu", "grad_accum_steps")
+    assert [again.value(name) for name in names] == ["bf16", True, "cudnn", 4, 8]
     assert again.origin.chosen == {"precision", "compile", "attention", "micro_batch_size_per_gpu"}
     given = settings.with_values(compile=False, attention="math")
     kept = as_decided_before(given, recorded)
-    assert (kept.compute.precision, kept.compute.compile, kept.model.attention) == ("fp32", False, "math"), (
-        "what was typed stands"
-    )
+    assert [kept.value(name) for name in names[:3]] == ["fp32", False, "math"], "what was typed stands"
     assert kept.origin.chosen == {"micro_batch_size_per_gpu"}
     old = {"precision": "fp32", "compile": True, "use_flash_attention": True, "micro_batch_size_per_gpu": 4}
     assert as_decided_before(settings, old).model.attention == "flash"

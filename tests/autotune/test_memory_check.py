@@ -8,7 +8,7 @@ from support.programs import TINY_RUN, data_flags, python_command, run_program
 from support.settings import launch, settings_of, typed
 
 from testbed.autotune import memory_check
-from testbed.autotune.memory_check import GIB, check_memory, limit_of_cgroup
+from testbed.autotune.memory_check import GIB, check_memory
 from testbed.errors import InputError
 
 CPU = torch.device("cpu")
@@ -78,14 +78,6 @@ def test_evaluation_keeps_weights_alone(token_files, monkeypatch):
 def test_tiny_models_fit_here_whatever_is_open(token_files):
     for flags in ([], ["--precision", "auto", "--micro_batch_size_per_gpu", "auto", "--run_type", "ddp"]):
         assert check_memory(settings_of(token_files, *flags), launch(), CPU) is None
-
-
-def test_a_container_limits_the_memory(tmp_path):
-    assert limit_of_cgroup(tmp_path) == 2**63
-    (tmp_path / "memory.max").write_text("max\n")
-    assert limit_of_cgroup(tmp_path) == 2**63
-    (tmp_path / "memory.max").write_text("900\n")
-    assert limit_of_cgroup(tmp_path) == 900
 
 
 @pytest.mark.launches

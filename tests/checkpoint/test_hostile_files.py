@@ -253,7 +253,7 @@ def test_a_description_leads_nowhere_else(drill, file):
     (drill.given / "tensors.json").write_text(json.dumps(described))
     with pytest.raises(CheckpointException) as caught:
         state_files.load({"model": {"w": torch.zeros(2, 3)}}, drill.given, None)
-    assert "which is no file of a state" in root_cause(caught.value)
+    assert "does not describe a state: tensors.model.w.pieces[0].file is " in root_cause(caught.value)
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "tensors.json"])

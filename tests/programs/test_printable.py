@@ -15,7 +15,6 @@ from support.metrics_examples import save
 from support.programs import TINY_RUN, run_here
 from support.report_cases import load, run_metrics
 
-from testbed.analysis.charts.agreement import write_agreement_figure
 from testbed.analysis.charts.training import plot_results, write_charts
 from testbed.analysis.report.build import write_html, write_markdown
 from testbed.config.check import check_run
@@ -53,7 +52,6 @@ def test_pages_and_pictures_hold_letters_alone(runs, tmp_path):
     assert len(write_charts(found, tmp_path / "charts")) > 3
     whole = [run for run in found if run.status == "complete"]
     plot_results({f"{OBEYED}{FORMULA}": whole[:1], "b": whole[1:]}, "tokens_per_second", tmp_path / "a.png")
-    write_agreement_figure(whole[:1] * 2, tmp_path / "agreement.png")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from support.report_cases import load
 
 from testbed.analysis.report.build import write_html
 from testbed.config.check import check_run
-from testbed.config.environment_variables import nccl_variables, recorded_variables, secret_in
+from testbed.config.environment_variables import check_no_secret, nccl_variables, recorded_variables
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
@@ -82,17 +82,11 @@ def test_a_file_of_settings_that_holds_a_secret_is_refused(monkeypatch, tmp_path
 
 
 def test_words_that_are_no_secrets_are_not_refused(monkeypatch):
-    folder = str(REPOSITORY)
-    monkeypatch.setenv("STARTED_PWD", folder)
-    assert secret_in(f"{folder}/checkpoint") is None, "a folder is no secret"
-    for name, value in {
-        "GIT_AUTHOR_NAME": "checkpoint",
-        "TOKEN": "run",
-        "KEYBOARD": "checkpoint",
-        "MONKEY": "baseline",
-    }.items():
+    monkeypatch.setenv("STARTED_PWD", str(REPOSITORY))  # a folder is no secret
+    words = {"GIT_AUTHOR_NAME": "checkpoint", "TOKEN": "run", "KEYBOARD": "checkpoint", "MONKEY": "baseline"}
+    for name, value in words.items():
         monkeypatch.setenv(name, value)
-    assert secret_in("checkpoint/baseline/run") is None
+    check_no_secret("a flag", f"{REPOSITORY}/checkpoint", "checkpoint/baseline/run")
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def test_a_race_ends_with_a_verdict_a_command_and_a_choice_that_auto_takes(work,
     assert len(arms) == 4 and content["arms"][0]["name"].startswith("ddp")
     assert all(arm["predicted_seconds_per_step"] for arm in content["arms"])
     choice = read_choice(tmp_path / "checkpoint/fastest/choice.json")
-    assert (choice.run_type, choice.ranks, choice.commit) == ("ddp", 2, "c" * 40)
+    assert (choice.run_type, choice.content["ranks"], choice.content["commit"]) == ("ddp", 2, "c" * 40)
     assert "ddp on 1 rank" in content["did_not_race"]
     words = shlex.split(content["command"])
     assert (
@@ -218,7 +218,7 @@ def test_two_tiny_configurations_race(token_files, tmp_path):
     done = run_program(command, timeout_s=400, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     choice = read_choice(tmp_path / "checkpoint/fastest/choice.json")
-    assert choice.ranks == 2 and choice.run_type in ("ddp", "tensor") and "verdict: " in done.stdout
+    assert choice.content["ranks"] == 2 and choice.run_type in ("ddp", "tensor") and "verdict: " in done.stdout
     assert len(list((tmp_path / "checkpoint/fastest").rglob("training_metrics.json"))) >= 2
 
 

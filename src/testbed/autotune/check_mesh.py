@@ -101,39 +101,33 @@ def build_ranks(
     return [[made[number, rank] for rank in ranks] for number, ranks in enumerate(ranks_of)]
 
 
-@dataclass(frozen=True)
-class _RankJobs:
-    """Jobs by number that one rank is to be built for."""
-
-    launch: Launch
-    jobs: dict[int, list[str]]
+_Work = tuple[Launch, dict[int, list[str]]]  # a rank, and the jobs, by number, that it is to be built for
 
 
 def _works(
     jobs: Sequence[Sequence[str]], ranks_of: Sequence[Sequence[int]], world_size: int, per_node: int
-) -> tuple[list[_RankJobs], list[_RankJobs]]:
+) -> tuple[list[_Work], list[_Work]]:
     """Return the work of each rank: DeepSpeed's jobs, and all others."""
-    works: tuple[list[_RankJobs], list[_RankJobs]] = ([], [])
+    works: tuple[list[_Work], list[_Work]] = ([], [])
     has_deepspeed = [STRATEGIES[parse_command_line(list(job)).values["run_type"]].engine == "deepspeed" for job in jobs]
     for rank in sorted({rank for ranks in ranks_of for rank in ranks}):
         launch = Launch(rank, rank % per_node, world_size, per_node)
         for kind, found in zip((True, False), works, strict=True):
             mine = [number for number, ranks in enumerate(ranks_of) if rank in ranks and has_deepspeed[number] is kind]
             if mine:
-                found.append(_RankJobs(launch, {number: list(jobs[number]) for number in mine}))
+                found.append((launch, {number: list(jobs[number]) for number in mine}))
     return works
 
 
-def _build(works: Sequence[_RankJobs]) -> dict[tuple[int, int], BuiltRank]:
+def _build(works: Sequence[_Work]) -> dict[tuple[int, int], BuiltRank]:
     """Return what was built, by number of the job and rank."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     made: dict[tuple[int, int], BuiltRank] = {}
-    for work in works:
-        launch = work.launch
+    for launch, jobs in works:
         os.environ |= launch.as_variables("localhost", 1)
         dist.init_process_group("fake", store=FakeStore(), rank=launch.rank, world_size=launch.world_size)
-        made |= {(number, launch.rank): _built(arguments, launch) for number, arguments in work.jobs.items()}
+        made |= {(number, launch.rank): _built(arguments, launch) for number, arguments in jobs.items()}
         dist.destroy_process_group()
     return made
 

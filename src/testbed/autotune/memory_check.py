@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import psutil
 import torch
 
 from testbed.autotune.choices import with_micro_batch_left_open
-from testbed.autotune.micro_batch import CGROUP, CGROUP_FILES, GIB, with_micro_batch
+from testbed.autotune.micro_batch import CGROUP, GIB, memory_of_container, with_micro_batch
 from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, counted
 from testbed.memory_model.job import job_of_settings
-from testbed.memory_model.memory import SPARE, MemoryEstimate, memory_of_ranks
+from testbed.memory_model.memory import SPARE, memory_of_ranks
 from testbed.model.shape import size_name
 
 FAR_TOO_LARGE = 1.5  # an estimate is off by a tenth where it was measured, so beyond this a run cannot fit
@@ -43,7 +41,8 @@ def check_memory(settings: RunSettings, launch: Launch, device: torch.device) ->
     has, sharing = memory_here(launch, device)
     where = f"the {has / GIB:.1f} GiB of " + ("this machine" if device.type == "cpu" else "the GPU")
     who = "" if sharing == 1 else f" for its {counted(sharing, 'rank')}"
-    states = _together(ranks, _states_of_evaluation if settings.training.eval_only else _states, launch, sharing)
+    held = [rank.moments["forward end"]["weights"] if settings.training.eval_only else rank.states for rank in ranks]
+    states = _together(held, launch, sharing)
     batch = f"in micro batches of {with_batch.batch.micro_batch_size_per_gpu} x {settings.data.seq_length} tokens"
     if states > has:
         kinds = "weights" if settings.training.eval_only else "weights, gradients and optimizer state"
@@ -52,7 +51,8 @@ def check_memory(settings: RunSettings, launch: Launch, device: torch.device) ->
             f"{states / GIB:.1f} GiB{who}, and {where} are all there is; use "
             f"{' or '.join(_ways_out(settings, sharing))}"
         )
-    whole = _together(ranks, _on_cpu if device.type == "cpu" else _on_gpu, launch, sharing)
+    peaks = [rank.resident if device.type == "cpu" else SPARE * rank.allocated for rank in ranks]
+    whole = _together(peaks, launch, sharing)
     if settings.training.eval_only or whole <= has:
         return None
     smaller = [f"a smaller --micro_batch_size_per_gpu (now {with_batch.batch.micro_batch_size_per_gpu})"]
@@ -78,39 +78,12 @@ def memory_here(launch: Launch, device: torch.device) -> tuple[float, int]:
     if device.type == "cuda":
         sharing = math.ceil(launch.local_world_size / torch.cuda.device_count())
         return torch.cuda.get_device_properties(device).total_memory, sharing
-    return min(psutil.virtual_memory().total, limit_of_cgroup(CGROUP)), launch.local_world_size
+    return min(psutil.virtual_memory().total, memory_of_container(CGROUP)[0]), launch.local_world_size
 
 
-def limit_of_cgroup(root: Path) -> int:
-    """Return the bytes that a container may use."""
-    for limit, _, _ in CGROUP_FILES:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            return int((root / limit).read_text())
-    return 2**63
-
-
-def _together(
-    ranks: Sequence[MemoryEstimate], of: Callable[[MemoryEstimate], float], launch: Launch, sharing: int
-) -> float:
+def _together(of_ranks: Sequence[float], launch: Launch, sharing: int) -> float:
     """Return the bytes of the ranks that share a memory: where a pipeline has other stages elsewhere, its smallest."""
-    found = [of(rank) for rank in ranks]
-    return sharing * (sum(found) / len(found) if sharing == launch.world_size else min(found))
-
-
-def _states(estimate: MemoryEstimate) -> float:
-    return estimate.states
-
-
-def _states_of_evaluation(estimate: MemoryEstimate) -> float:
-    return estimate.moments["forward end"]["weights"]
-
-
-def _on_cpu(estimate: MemoryEstimate) -> float:
-    return estimate.resident
-
-
-def _on_gpu(estimate: MemoryEstimate) -> float:
-    return SPARE * estimate.allocated
+    return sharing * (sum(of_ranks) / len(of_ranks) if sharing == launch.world_size else min(of_ranks))
 
 
 def _model_of(settings: RunSettings) -> str:

@@ -96,20 +96,21 @@ def available_bytes(device: torch.device, launch: Launch) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - MARGIN * total)
-    free = min(psutil.virtual_memory().available, _left_in_cgroup(CGROUP))
+    free = min(psutil.virtual_memory().available, memory_of_container(CGROUP)[1])
     return int(free * (1 - MARGIN) / launch.local_world_size)
 
 
-def _left_in_cgroup(root: Path) -> int:
-    """Return the bytes until the limit of a container (cgroup 2, then 1); cached files count as free."""
+def memory_of_container(root: Path) -> tuple[int, int]:
+    """Return the bytes that a container may use (cgroup 2, then 1), and those of them that are free, as cached files
+    are. Without a limit both are beyond any machine."""
     for limit, used, cached in CGROUP_FILES:
         try:
             most, taken = int((root / limit).read_text()), int((root / used).read_text())
             rows = ((root / limit).parent / "memory.stat").read_text().splitlines()
         except (OSError, ValueError):  # no such file, or "max"
             continue
-        return most - taken + sum(int(row.split()[1]) for row in rows if row.split()[0] == cached)
-    return 2**63
+        return most, most - taken + sum(int(row.split()[1]) for row in rows if row.split()[0] == cached)
+    return 2**63, 2**63
 
 
 def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -> Finding:

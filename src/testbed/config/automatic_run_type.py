@@ -7,8 +7,6 @@ A flag that was given, or that DeepSpeed's file decides, wins over the choice, a
 sentence says so. A file that states keys of ZeRO takes the run type that does them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -16,7 +14,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from testbed.config.deepspeed_file import read_deepspeed_file, with_deepspeed_file
 from testbed.config.device_name import device_name, gpu_names, torch_version
@@ -27,6 +27,7 @@ from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, one_line, value_text
 from testbed.io import holding_together, read_json
+from testbed.typed_json import check as check_types
 
 SCHEMA = 1
 LONGEST_VERDICT = 400  # characters that a start prints of it
@@ -43,25 +44,40 @@ SETS = frozenset(ALL_OPTIONS - {"skip_gradient_sync"}) | {
 }
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A choice, checked. `flags`: values by flag, of `SETS`."""
-
-    path: Path
-    sha256: str  # of the file's bytes as JSON, which all ranks compare
+class _Chosen(TypedDict):
     run_type: str
-    flags: Mapping[str, Any]
-    ranks: int
-    work: Mapping[str, Any]
+    flags: dict[str, Any]  # values by flag, of `SETS`
+
+
+class _Content(TypedDict):
+    """What choice.json must hold; the program that measured adds how."""
+
+    schema: int
     device: str
     torch: str
     commit: str
+    ranks: Annotated[int, Meta(ge=1)]
+    work: dict[str, Any]
+    work_sha256: str
+    choice: _Chosen
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice, checked."""
+
+    path: Path
+    sha256: str  # of the file's bytes as JSON, which all ranks compare
+    content: _Content
     verdict: str = ""  # the race's sentence where it did not find one configuration to be the fastest
 
     @property
-    def name(self) -> str:
-        """The run type with its flags, as --run_types of a sweep has it."""
-        return spelled(self.run_type, self.flags)
+    def run_type(self) -> str:
+        return self.content["choice"]["run_type"]
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        return self.content["choice"]["flags"]
 
 
 def spelled(run_type: str, flags: Mapping[str, Any]) -> str:
@@ -81,57 +97,37 @@ def hash_of(content: Any) -> str:
 
 def read_choice(path: Path) -> Choice:
     """Return the choice in a file. InputError, one sentence, if it cannot be used anywhere."""
-    content = read_json(path)
+    found = read_json(path)
     with holding_together(path):
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             raise InputError(f"it is not a choice of find_fastest.py with schema {SCHEMA}")
-        chosen = content["choice"]
-        texts = [content[name] for name in ("device", "torch", "commit", "work_sha256")]
-        run_type, flags, work, ranks = chosen["run_type"], chosen["flags"], content["work"], content["ranks"]
-        if not all(isinstance(text, str) for text in (*texts, run_type)) or type(ranks) is not int or ranks < 1:
-            raise InputError("device, torch, commit and run_type are texts, and ranks a number above 0")
+        content: _Content = check_types(found, _Content, may_hold_more=True)
+        run_type, work = content["choice"]["run_type"], content["work"]
         if run_type not in STRATEGIES:
             raise InputError(f"{value_text(run_type)[:40]!r} is no run type; known are {', '.join(STRATEGIES)}")
-        if not isinstance(work, dict) or work.keys() != set(WORK):
+        if work.keys() != set(WORK):
             raise InputError(f"its work does not name {', '.join(WORK)}")
-        if hash_of(work) != texts[3]:
+        if hash_of(work) != content["work_sha256"]:
             raise InputError("its work is not what its work_sha256 says, so it was changed by hand")
-        return Choice(
-            path=path,
-            sha256=hash_of(content),
-            run_type=run_type,
-            flags=_checked_content(flags, run_type),
-            ranks=ranks,
-            work=work,
-            device=texts[0],
-            torch=texts[1],
-            commit=texts[2],
-            verdict=_open_verdict(content.get("verdict")),
-        )
-
-
-def _open_verdict(verdict: Any) -> str:
-    """Return the sentence of a race that several configurations could have won; empty if one did."""
-    if not isinstance(verdict, dict) or verdict.get("kind") == "fastest":
-        return ""
-    return one_line(str(verdict.get("sentence") or ""), LONGEST_VERDICT)
-
-
-def _checked_content(flags: Any, run_type: str) -> dict[str, Any]:
-    """Return the flags of a choice, each checked like its flag."""
-    if not isinstance(flags, dict):
-        raise InputError("its flags are no object")
-    own = STRATEGIES[run_type].options
-    for name in flags:
-        if name not in SETS or (name in ALL_OPTIONS and name not in own):
-            raise InputError(f"it sets {name[:40]!r}, which is not for a choice of {run_type}")
-    return {name: checked_like_a_flag(FLAGS[name], value, name) for name, value in flags.items() if value is not None}
+        own = STRATEGIES[run_type].options
+        for name in content["choice"]["flags"]:
+            if name not in SETS or (name in ALL_OPTIONS and name not in own):
+                raise InputError(f"it sets {name[:40]!r}, which is not for a choice of {run_type}")
+        flags = {
+            name: checked_like_a_flag(FLAGS[name], value, name)
+            for name, value in content["choice"]["flags"].items()
+            if value is not None
+        }
+        verdict, sentence = found.get("verdict"), ""
+        if isinstance(verdict, dict) and verdict.get("kind") != "fastest":
+            sentence = one_line(str(verdict.get("sentence") or ""), LONGEST_VERDICT)
+        return Choice(path, hash_of(found), {**content, "choice": {"run_type": run_type, "flags": flags}}, sentence)
 
 
 def content_of(
     run_type: str, flags: Mapping[str, Any], ranks: int, settings: RunSettings, commit: str
 ) -> dict[str, Any]:
-    """Return what a choice.json must hold; the program that measured adds how."""
+    """Return what a choice.json must hold."""
     work = work_of(settings)
     return {
         "schema": SCHEMA,
@@ -148,10 +144,10 @@ def content_of(
 def misfit(choice: Choice, settings: RunSettings, world_size: int) -> str | None:
     """Return why the saved choice does not apply to a start; None if it does."""
     pairs = [
-        ("ranks", choice.ranks, devices_of(settings, world_size)),
-        ("the device", choice.device, device_name(settings.compute.device)),
-        ("PyTorch", choice.torch, torch_version()),
-        *((f"--{name}", choice.work[name], value) for name, value in work_of(settings).items()),
+        ("ranks", choice.content["ranks"], devices_of(settings, world_size)),
+        ("the device", choice.content["device"], device_name(settings.compute.device)),
+        ("PyTorch", choice.content["torch"], torch_version()),
+        *((f"--{name}", choice.content["work"][name], value) for name, value in work_of(settings).items()),
     ]
     for name, theirs, ours in pairs:
         if theirs != ours:
@@ -222,8 +218,8 @@ def _by_choice(asked: ParsedFlags, launch: Launch, check: Check) -> CheckedRun |
     path, is_given = Path(asked.values["choice"] or DEFAULT_CHOICE), asked.values["choice"] is not None
     try:
         choice = read_choice(path)
-        if choice.ranks != launch.world_size and STRATEGIES[choice.run_type].devices != "all":
-            raise InputError(f"{path} is for ranks {choice.ranks}, not {launch.world_size}")
+        if choice.content["ranks"] != launch.world_size and STRATEGIES[choice.run_type].devices != "all":
+            raise InputError(f"{path} is for ranks {choice.content['ranks']}, not {launch.world_size}")
         asked, work = _with_work_of(choice, asked)
         standing = f"not shown to be the fastest ({choice.verdict}) but first" if choice.verdict else "the fastest"
         why = f"{standing} by {path} (SHA-256 {choice.sha256[:8]}){work}"
@@ -249,19 +245,16 @@ def _with_work_of(choice: Choice, asked: ParsedFlags) -> tuple[ParsedFlags, str]
     if asked.given & NAMES_WORK:
         if "precision" in asked.given:
             return asked, ""
-        precision = checked_like_a_flag(FLAGS["precision"], choice.work["precision"], "precision")
+        precision = checked_like_a_flag(FLAGS["precision"], choice.content["work"]["precision"], "precision")
         words = f", and its --precision {value_text(precision)}, as no flag names another"
-        return dataclasses.replace(
-            asked.replace({"precision": precision}), configured=asked.configured | {"precision"}
-        ), words
+        return asked.configured_with({"precision": precision}), words
     work = {
         name: checked_like_a_flag(FLAGS[name], value, name)
-        for name, value in choice.work.items()
+        for name, value in choice.content["work"].items()
         if name not in asked.given
     }
     words = " ".join(f"--{name} {value_text(value)}" for name, value in work.items() if name in SIZES)
-    asked = dataclasses.replace(asked.replace(work), configured=asked.configured | work.keys())
-    return asked, f", and its work, as no flag names another: {words}"
+    return asked.configured_with(work), f", and its work, as no flag names another: {words}"
 
 
 def _checked(taken: Taken, asked: ParsedFlags, launch: Launch, check: Check) -> CheckedRun:
@@ -269,11 +262,8 @@ def _checked(taken: Taken, asked: ParsedFlags, launch: Launch, check: Check) -> 
     flags = {name: value for name, value in taken.flags.items() if name not in asked.given}
     kept = {name: asked.values[name] for name in taken.flags.keys() & asked.given}
     kept = {name: value for name, value in kept.items() if value != taken.flags[name]}
-    asked = dataclasses.replace(
-        asked.replace({**flags, "run_type": taken.run_type}), configured=asked.configured | flags.keys()
-    )
     try:
-        checked = check(asked, launch)
+        checked = check(asked.configured_with(flags).replace({"run_type": taken.run_type}), launch)
     except InputError as error:
         raise InputError(f"{error} (--run_type auto took {taken.run_type}, {taken.why})") from None
     name = spelled(taken.run_type, taken.flags)

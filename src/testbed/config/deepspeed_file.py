@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.config.deepspeed_keys import faults_of_keys, passed_on
+from testbed.config.deepspeed_keys import KEYS, faults_of_keys, passed_on
 from testbed.config.deepspeed_scheduler import Decision, OpenEnd, flags_of_scheduler, shown
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag_types import AUTO
@@ -24,21 +24,11 @@ from testbed.config.table import FLAGS
 from testbed.errors import InputError
 from testbed.io import not_a_file, parse_json, read_regular
 
-# where a file says what a flag also says
+# where a file says what one flag also says, in a value of its own
 FILE_KEY_OF_FLAG = {
-    "micro_batch_size_per_gpu": ("train_micro_batch_size_per_gpu",),
-    "grad_accum_steps": ("gradient_accumulation_steps",),
-    "global_batch_size": ("train_batch_size",),
-    "max_grad_norm": ("gradient_clipping",),
-    "steps_per_print": ("steps_per_print",),
-    "zero_stage": ("zero_optimization", "stage"),
-    "reduce_bucket_size": ("zero_optimization", "reduce_bucket_size"),
-    "allgather_bucket_size": ("zero_optimization", "allgather_bucket_size"),
-    "overlap_comm": ("zero_optimization", "overlap_comm"),
-    "optimizer": ("optimizer", "type"),
-    "learning_rate": ("optimizer", "params", "lr"),
-    "adam_eps": ("optimizer", "params", "eps"),
-    "weight_decay": ("optimizer", "params", "weight_decay"),
+    fate.said: tuple(key.split("."))
+    for key, fate in KEYS.items()
+    if fate.what == "flag" and fate.said in FLAGS and fate.said not in ("precision", "offload", "lr_schedule")
 }
 # what each value of --offload puts into host memory; the weights are never offloaded without the optimizer state
 OFFLOADED = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}

@@ -5,10 +5,11 @@ A file may come from a stranger, and DeepSpeed writes where it is told: only key
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from testbed.config.deepspeed_scheduler import KINDS, is_number, shown
 from testbed.config.flag_types import AUTO, LARGEST_COUNT
@@ -32,39 +33,25 @@ _IS_A: dict[str, Callable[[Any], bool]] = {
 
 
 @dataclass(frozen=True)
-class Flag:
-    """A flag says the same, or several do; deepspeed_file.py takes the value for it."""
+class Fate:
+    """What becomes of a key.
 
-    name: str
-
-
-@dataclass(frozen=True)
-class Passed:
-    """DeepSpeed gets the value, which must be of this kind."""
-
-    kind: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Refused, with the reason, unless it has a value that asks for nothing. Such a value is not passed on.
-
-    Of a section, `harmless` holds an object with the values of its keys that ask for nothing. Empty: any value asks
-    for something.
+    Attributes:
+        what: "flag": flags say the same, and deepspeed_file.py takes the value for them; "passed": DeepSpeed gets the
+            value; "without effect": any value is taken, and none changes the run; "refused": with the reason, unless it
+            has a value that asks for nothing, which is not passed on.
+        said: the names of the flags, the kind of value that is passed, or the reason.
+        harmless: values that ask for nothing, where it is refused. Of a section, an object with the values of its keys
+            that do. Empty: any value asks for something.
     """
 
-    reason: str
+    what: Literal["flag", "passed", "without effect", "refused"]
+    said: str
     harmless: tuple[Any, ...] = (False,)
 
 
-@dataclass(frozen=True)
-class WithoutEffect:
-    """Any value is taken, and none changes the run."""
-
-    reason: str
-
-
-Fate = Flag | Passed | Refused | WithoutEffect
+Flag, Passed = functools.partial(Fate, "flag"), functools.partial(Fate, "passed")
+Refused, WithoutEffect = functools.partial(Fate, "refused"), functools.partial(Fate, "without effect")
 SECTIONS: tuple[str, ...] = ("optimizer", "optimizer.params", "scheduler", "scheduler.params", "zero_optimization")
 SECTIONS += ("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "fp16", "bf16")
 SECTIONS += ("activation_checkpointing", "checkpoint")
@@ -246,13 +233,13 @@ def _fault(place: str, fate: Fate, value: Any) -> str:
     """Return why a value cannot be taken; empty if it can."""
     if is_nothing(value):
         return ""
-    if isinstance(fate, Passed) and not _IS_A[fate.kind](value):
-        return f'{place} must be {fate.kind} or "auto", not {shown(value)}'
-    if not isinstance(fate, Refused) or _is_harmless(value, fate):
+    if fate.what == "passed" and not _IS_A[fate.said](value):
+        return f'{place} must be {fate.said} or "auto", not {shown(value)}'
+    if fate.what != "refused" or _is_harmless(value, fate):
         return ""
     if "." in place or not isinstance(value, dict):
-        return f"{place} = {shown(value)} cannot be taken: {fate.reason}; remove it"
-    return f"the section {place!r} cannot be taken: {fate.reason}; remove it"
+        return f"{place} = {shown(value)} cannot be taken: {fate.said}; remove it"
+    return f"the section {place!r} cannot be taken: {fate.said}; remove it"
 
 
 def is_nothing(value: Any) -> bool:
@@ -260,7 +247,7 @@ def is_nothing(value: Any) -> bool:
     return value is None or value == AUTO
 
 
-def _is_harmless(value: Any, fate: Refused) -> bool:
+def _is_harmless(value: Any, fate: Fate) -> bool:
     """Tell whether a value asks for nothing: a default of DeepSpeed's, or a section in which all is off."""
     if isinstance(value, dict):
         defaults = next((each for each in fate.harmless if isinstance(each, dict)), {})
@@ -291,7 +278,7 @@ def passed_on(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             inside = passed_on(value, f"{place}.")
             if inside or place in ("zero_optimization", "optimizer", "fp16", "bf16") or "offload" in place:
                 kept[key] = inside
-        elif place in SECTIONS or isinstance(KEYS[place], Flag | Passed) or (place, value) == _RECORDED:
+        elif place in SECTIONS or KEYS[place].what in ("flag", "passed") or (place, value) == _RECORDED:
             kept[key] = value
     return kept
 
@@ -300,7 +287,7 @@ def table() -> str:
     """Return the list for the documentation, as Markdown: keys with the same fate share a row."""
     rows: dict[tuple[str, str], list[str]] = {}
     for key, fate in KEYS.items():
-        rows.setdefault(_words(fate), []).append(f"`{key}`")
+        rows.setdefault((fate.what, _words(fate)), []).append(f"`{key}`")
     lines = ["| Key of the file | What becomes of it |", "|---|---|"]
     for order in ("flag", "passed", "without effect", "refused"):
         for (what, words), keys in rows.items():
@@ -309,13 +296,13 @@ def table() -> str:
     return "\n".join([*lines, "| any other | refused |"])
 
 
-def _words(fate: Fate) -> tuple[str, str]:
-    if isinstance(fate, Flag):
-        return "flag", f"taken as {', '.join(f'`--{name}`' for name in fate.name.split(', '))}"
-    if isinstance(fate, Passed):
-        return "passed", f"passed to DeepSpeed: {fate.kind}"
-    if isinstance(fate, WithoutEffect):
-        return "without effect", f"without effect: {fate.reason}"
+def _words(fate: Fate) -> str:
+    if fate.what == "flag":
+        return f"taken as {', '.join(f'`--{name}`' for name in fate.said.split(', '))}"
+    if fate.what == "passed":
+        return f"passed to DeepSpeed: {fate.said}"
+    if fate.what == "without effect":
+        return f"without effect: {fate.said}"
     defaults = [json.dumps(value) for value in fate.harmless if value is not False and not isinstance(value, dict)]
     harmless = " or ".join(f"`{value}`" for value in defaults)
-    return "refused", f"refused{f' unless {harmless}' if harmless else ''}: {fate.reason}"
+    return f"refused{f' unless {harmless}' if harmless else ''}: {fate.said}"

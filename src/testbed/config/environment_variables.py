@@ -98,12 +98,6 @@ def slurm_facts() -> dict[str, str] | None:
     return {fact: os.environ[name] for fact, name in _SLURM.items() if os.environ.get(name)}
 
 
-def secret_in(text: str) -> str | None:
-    """Return the variable, named like a secret, whose value is in `text`; None if there is none. Paths of folders (PWD)
-    are no secrets."""
-    return next((name for name, value in _secrets() if value in text), None)
-
-
 def _secrets() -> list[tuple[str, str]]:
     return [
         (name, value)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 AUTO = "auto"
 LARGEST_REAL = 3.4e38  # of float32, in which the optimizer computes; PyTorch ends with a RuntimeError above
 LARGEST_COUNT = 2**63 - 1  # what PyTorch and the metrics file hold
 MOST_THREADS = 1024  # of one process. Ten thousands end it in a segmentation fault
-MOST_LAYERS = 1000  # the deepest published GPT has 96
-MOST_STEPS_AHEAD = 1024  # each holds a batch in memory
-LONGEST_SAMPLE = 1_000_000  # tokens
 LONGEST_WAIT_S = 7 * 86_400.0  # timers of Python and PyTorch overflow at 1e10 s
-LARGEST_BUCKET_MIB = 1_048_576.0  # PyTorch counts its bytes in 64 bits
+Number = TypeVar("Number", int, float)
 
 
 def _whole(text: str, least: int, rule: str) -> int:
@@ -43,12 +41,6 @@ def positive(text: str) -> int:
     return _whole(text, 1, "positive whole number")
 
 
-def layer_count(text: str) -> int:
-    number = positive(text)
-    _at_most(number, MOST_LAYERS, text, "and each block is built before the first step; give fewer and wider layers")
-    return number
-
-
 def positive_or_auto(text: str) -> int | str:
     return text if text == AUTO else positive(text)
 
@@ -70,44 +62,37 @@ def not_negative_number(text: str) -> float:
     return _real(text, lambda number: 0 <= number <= LARGEST_REAL, rule)
 
 
-def _at_most(number: float, most: float, text: str, why: str) -> None:
-    """Refuse a number above `most`, for the reason `why`, which ends with the way out."""
-    if number > most:
-        raise argparse.ArgumentTypeError(f"{text} is more than {most:.0f}, {why}")
-
-
-def thread_count(text: str) -> int:
-    number = positive(text)
-    _at_most(number, MOST_THREADS, text, "the most threads of one process; give at most the machine's cores")
-    return number
-
-
-def steps_ahead(text: str) -> int:
-    number = not_negative(text)
-    _at_most(number, MOST_STEPS_AHEAD, text, "and every step read ahead is kept in memory; 1 or 2 hide the reading")
-    return number
-
-
-def sample_length(text: str) -> int:
-    number = not_negative(text)
-    _at_most(number, LONGEST_SAMPLE, text, "and a text ends at the model's last position anyway; give fewer tokens")
-    return number
-
-
-def waiting_time(text: str) -> float:
-    number = positive_number(text)
-    _at_most(number, LONGEST_WAIT_S, text, "the seconds of a week, which is the longest wait; give fewer seconds")
-    return number
-
-
-def bucket_size(text: str) -> float:
-    number = positive_number(text)
-    _at_most(number, LARGEST_BUCKET_MIB, text, "a bucket of 1 TiB; one bucket for all gradients needs no more")
-    return number
-
-
 def positive_number(text: str) -> float:
     return _real(text, lambda number: 0 < number < math.inf, "a number above 0")
+
+
+def _at_most(kind: Callable[[str], Number], most: Number, why: str) -> Callable[[str], Number]:
+    """Return a type that refuses a number above `most`, for the reason `why`, which ends with the way out."""
+
+    def number_of(text: str) -> Number:
+        number = kind(text)
+        if number > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most:.0f}, {why}")
+        return number
+
+    number_of.__name__ = kind.__name__
+    return number_of
+
+
+thread_count = _at_most(positive, MOST_THREADS, "the most threads of one process; give at most the machine's cores")
+layer_count = _at_most(  # the deepest published GPT has 96
+    positive, 1000, "and each block is built before the first step; give fewer and wider layers"
+)
+steps_ahead = _at_most(not_negative, 1024, "and every step read ahead is kept in memory; 1 or 2 hide the reading")
+sample_length = _at_most(
+    not_negative, 1_000_000, "and a text ends at the model's last position anyway; give fewer tokens"
+)
+waiting_time = _at_most(
+    positive_number, LONGEST_WAIT_S, "the seconds of a week, which is the longest wait; give fewer seconds"
+)
+bucket_size = _at_most(  # PyTorch counts its bytes in 64 bits
+    positive_number, 1_048_576.0, "a bucket of 1 TiB; one bucket for all gradients needs no more"
+)
 
 
 def fraction(text: str) -> float:

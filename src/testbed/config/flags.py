@@ -54,6 +54,10 @@ class ParsedFlags:
         """Return the same with other values for some flags."""
         return dataclasses.replace(self, values={**self.values, **values})
 
+    def configured_with(self, values: Mapping[str, Any]) -> ParsedFlags:
+        """Return the same with other values for some flags, as if the --config file had them."""
+        return dataclasses.replace(self.replace(values), configured=self.configured | values.keys() - self.typed)
+
 
 def parse_command_line(arguments: list[str]) -> ParsedFlags:
     """Return the given flags: the command line wins over the --config file, the file over the defaults.

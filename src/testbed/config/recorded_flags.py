@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from testbed.config.flag_types import AUTO
@@ -46,7 +45,7 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
         if content.get(name) is not None
     }
     taken["run_type"] = run_type
-    return dataclasses.replace(asked.replace(taken), configured=asked.configured | taken.keys() - asked.typed), file
+    return asked.configured_with(taken), file
 
 
 def _record_of(asked: ParsedFlags) -> Path | None:
