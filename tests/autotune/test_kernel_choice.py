@@ -92,17 +92,12 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
     named = settings_of(token_files, "--use_flash_attention").with_values(precision="auto", compile=False)
     plant_kernel(monkeypatch, torch.bfloat16)
     check_backend(named, CPU)
-    for chosen in ("bf16", "fp32"):
-        monkeypatch.setattr(
-            choices,
-            "with_precision_resolved",
-            lambda s, *_, p=chosen: (s.with_values(precision=p), "said"),
-        )
-        if chosen == "bf16":
-            assert decide_open_settings(named, ALONE, CPU)[0].compute.precision == "bf16"
-            continue
-        with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
-            decide_open_settings(named, ALONE, CPU)
+    resolved = "bf16"
+    monkeypatch.setattr(choices, "with_precision_resolved", lambda s, *_: (s.with_values(precision=resolved), "said"))
+    assert decide_open_settings(named, ALONE, CPU)[0].compute.precision == "bf16"
+    resolved = "fp32"
+    with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
+        decide_open_settings(named, ALONE, CPU)
     plant_kernel(monkeypatch)
     with pytest.raises(ValueError, match=r"bf16 or fp32.*\(RuntimeError\); leave --attention out"):
         check_backend(named, CPU)
