@@ -115,9 +115,9 @@ def _add_answer(answer: argparse._ArgumentGroup) -> None:
     answer.add_argument("--sweep", metavar="gpus=LIST", help=text)
     text = "build the strategies as every kind of rank would, without devices, and say what would fail"
     answer.add_argument("--check", action="store_true", help=text)
-    text = "predict published runs of this file, each by the others, and print how far off; plans nothing"
+    text = "predict rows with measured times, each from others, and print how far off; plans nothing"
     answer.add_argument("--score", type=Path, metavar="FILE.json", help=text)
-    text = "predict rows in the form of published runs into the file of --out; plans nothing"
+    text = "predict the rows of this file (docs/planner.md) into the file of --out; plans nothing"
     answer.add_argument("--predict", type=Path, metavar="ROWS.json", help=text)
     text = f"where --predict writes, and --calibrate (default of the latter: {CALIBRATION})"
     answer.add_argument("--out", type=Path, metavar="FILE.json", help=text)
@@ -279,7 +279,7 @@ def score(path: Path) -> int:
 
 def predict(path: Path, out: Path | None) -> int:
     """Write a prediction of every row."""
-    from testbed.planner.predict import predict_file
+    from testbed.planner.score import predict_file
 
     if out is None:
         raise InputError(f"--predict {path} needs --out FILE.json, where the predictions go")

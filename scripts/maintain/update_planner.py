@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this che
 from testbed.errors import say
 from testbed.io import write_json
 from testbed.planner.constants import SCORE_FILE
-from testbed.planner.published import OWN_COPY
+from testbed.planner.rows import OWN_COPY
 from testbed.planner.score import score_file
 from testbed.program import program
 

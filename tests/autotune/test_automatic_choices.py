@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from support.programs import SEQUENCE, TINY_RUN, data_flags, run_program, torchrun_command
+from support.programs import SEQUENCE, TINY_RUN, data_flags
 from support.settings import launch, settings_of
 
 from testbed.autotune import choices, micro_batch
@@ -179,7 +179,7 @@ def test_what_sharding_saves_is_in_the_prediction(token_files):
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_files, tmp_path):
+def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(ranks, token_files, tmp_path):
     """On two ranks with dropout: weights, random numbers and the order of the data are those of the plain run."""
     work = [*TINY_RUN, *data_flags(token_files), "--run_type", "ddp", "--max_train_steps", "3", "--dropout", "0.1"]
     work += ["--sample_tokens", "0", "--max_val_steps", "1"]
@@ -187,7 +187,7 @@ def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_f
     for name in ("auto", "16"):
         folder = tmp_path / name
         flags = ["--micro_batch_size_per_gpu", name, "--checkpoint_path", str(folder)]
-        done = run_program([*torchrun_command(2), *work, *flags])
+        done = ranks.run_program([*work, *flags], tmp_path / f"ranks_{name}", 2)
         assert done.returncode == 0, done.stderr[-2000:]
         metrics = json.loads((folder / "training_metrics.json").read_text())
         assert metrics["training_config"]["micro_batch_size_per_gpu"] == 16

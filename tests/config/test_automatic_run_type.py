@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fuzz import READ, REFUSED, Fuzz, Refused, gpt2_accepts
 from support.mutations import broken_json
-from support.programs import TINY_RUN, data_flags, run_program, torchrun_command
+from support.programs import TINY_RUN, data_flags
 from support.settings import checked_run, launch, refusal, settings_of
 
 from testbed.config.automatic_run_type import DEFAULT_CHOICE, Taken, content_of, hash_of, read_choice
@@ -209,19 +209,10 @@ def test_no_choice_file_breaks_a_start(place, token_files):
 
 
 @pytest.mark.launches
-def test_two_ranks_train_with_the_choice_and_record_it(place, token_files):
+def test_two_ranks_train_with_the_choice_and_record_it(ranks, place, token_files):
     write_choice(choice_content(token_files, run_type="ddp", flags={"bucket_cap_mb": 5.0}))
-    words = [
-        *TINY_RUN,
-        *data_flags(token_files),
-        "--run_type",
-        "auto",
-        "--max_train_steps",
-        "6",
-        "--sample_tokens",
-        "0",
-    ]
-    done = run_program([*torchrun_command(2), *words], cwd=place)
+    words = [*TINY_RUN, *data_flags(token_files), "--run_type", "auto", "--max_train_steps", "6", "--sample_tokens=0"]
+    done = ranks.run_program(words, place / "ranks", 2, cwd=place)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "--run_type auto: ddp:bucket_cap_mb=5.0, the fastest by checkpoint/fastest/choice.json" in done.stdout
     metrics = json.loads((place / "checkpoint/auto/training_metrics.json").read_text())

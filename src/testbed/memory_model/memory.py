@@ -61,11 +61,6 @@ class MemoryEstimate:
     pipeline_rank: int = 0
     states: float = 0.0  # weights, gradients and optimizer state alone
 
-    def of_kind(self, memory_kind: str | None) -> float:
-        """Return the bytes that a published figure counts; the peak in tensors where its kind is not stated."""
-        kinds = {"peak_reserved": self.reserved, "allocated_between_steps": self.steady}
-        return kinds.get(str(memory_kind), self.allocated)
-
 
 def memory_of(job: Job) -> MemoryEstimate:
     """Predict the device that needs most: of a pipeline, each rank is looked at."""

@@ -20,7 +20,7 @@ from testbed.errors import InputError
 from testbed.planner.calibrated_time import Predictor
 from testbed.planner.calibration import Calibration, check_machine, read_calibration
 from testbed.planner.fit import Fit, measured
-from testbed.planner.published import Row, own_rows
+from testbed.planner.rows import own_rows
 
 SCORE_FILE = Path(__file__).parent / "published_score.json"
 COVERED = 0.9
@@ -52,12 +52,7 @@ class Constants:
 def published_constants() -> Constants:
     """Return the constants of a machine that was not calibrated: data sheets and the project's published runs."""
     width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"] if SCORE_FILE.exists() else NORMAL_WIDTH
-    return constants_of_rows(own_rows(), width)
-
-
-def constants_of_rows(rows: Sequence[Row], width: float) -> Constants:
-    """Return constants fitted to published rows."""
-    fitted = [measured(row) for row in rows if row.is_fitted]
+    fitted = [measured(row) for row in own_rows() if row.is_fitted]
     return Constants(fit=Fit(fitted), width=width, label=f"uncalibrated: data sheet and {len(fitted)} published runs")
 
 

@@ -1,9 +1,15 @@
-"""Fit the factors of parts to measured steps, by numpy alone. No torch.
+"""Fit factors of a step's parts to measured steps, by numpy alone. No torch.
+
+A part's seconds from its rates are off by what no data sheet tells. Three things are fitted: how far all programs, and
+each family of programs, stay behind the formulas; how large a share of its peak an architecture reaches in matrix
+products; attention. Each factor is a random effect: normal in its logarithm, around 0, with the deviation below (Laird
+and Ware 1982, doi:10.2307/2529876). What was not seen keeps factor 1, and adds its deviation to the interval. The
+deviations are round numbers. Nothing is fitted for a strategy, a device or a network, so that rankings follow from the
+formulas.
 
 log t = log sum of parts x exp(sum of factors) + noise. Gauss-Newton steps on the posterior mode, where outliers weigh
 less (noise of Student's t, by reweighting; Lange et al. 1989, doi:10.2307/2290063). The factors are shrunk towards 1
-by their deviations, so with few rows the data sheet speaks. Each step is solved over the rows, which are fewer than
-the factors (Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, equations 2.25 and 2.26).
+by their deviations, so with few rows the data sheet speaks.
 """
 
 from __future__ import annotations
@@ -14,11 +20,10 @@ from functools import cached_property
 
 import numpy as np
 
-from testbed.memory_model.job import Job, Machine
-from testbed.planner.factors import TOTAL, Factor, factors_of
+from testbed.memory_model.job import Job, Machine, framework_of
 from testbed.planner.parts import PARTS, Rates, step_parts
-from testbed.planner.published import FRAMEWORKS, Row
 from testbed.planner.rates import DataSheetRates
+from testbed.planner.rows import Row
 
 NOISE = 0.04  # of log time: a rounded comment, a release, one reading for a mean
 WEAK = 2.0  # times the noise, of rows graded weak or flagged
@@ -26,7 +31,40 @@ FREEDOM = 4.0  # degrees, of Student's t
 ROUNDS = 25
 TOLERANCE = 1e-7
 
+TOTAL = "total"  # the whole step, as a part
+# (part, what its factor belongs to) -> standard deviation of the logarithm
+DEVIATIONS = {
+    (TOTAL, "all"): 0.2,
+    (TOTAL, "framework"): 0.1,
+    ("products", "architecture"): 0.15,
+    ("attention", "all"): 0.3,
+}
 PART_PLACES = {part: place for place, part in enumerate(PARTS)}
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor: of a part, for one value of a kind, such as ("total", "framework", "megatron")."""
+
+    part: str
+    kind: str
+    value: str
+
+    @property
+    def deviation(self) -> float:
+        """Return the standard deviation of its logarithm before any row was seen."""
+        return DEVIATIONS[self.part, self.kind]
+
+
+def factors_of(job: Job, machine: Machine) -> tuple[Factor, ...]:
+    """Return all factors of a job, whether fitted or not."""
+    device = machine.device
+    values = {
+        "all": "all",
+        "framework": framework_of(job.stack),
+        "architecture": device.architecture or device.name,
+    }
+    return tuple(Factor(part, kind, values[kind]) for part, kind in DEVIATIONS)
 
 
 @dataclass(frozen=True)
@@ -56,18 +94,15 @@ class Measured:
 def nominal_of(job: Job, machine: Machine, rates: Rates) -> Nominal:
     """Return a step before any factor."""
     parts, idle = step_parts(job, machine, rates)
-    framework = FRAMEWORKS.get(job.stack)
-    factors = tuple(factors_of(job, machine, framework))
-    return Nominal(np.array([parts[part] for part in PARTS]), idle, factors)
+    return Nominal(np.array([parts[part] for part in PARTS]), idle, factors_of(job, machine))
 
 
 def measured(row: Row) -> Measured:
     """Return what the fit needs of a published row."""
-    is_weak = row.grade == "weak" or bool(row.flags)
     return Measured(
         nominal=nominal_of(row.job, row.machine, DataSheetRates(row.machine.device)),
         log_time=float(np.log(row.step_time_s)) if row.step_time_s else float("nan"),
-        noise=NOISE * (WEAK if is_weak else 1.0),
+        noise=NOISE * (WEAK if row.is_weak else 1.0),
     )
 
 

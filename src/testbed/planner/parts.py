@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.job import Job, Machine, framework_of
 from testbed.memory_model.stages import even_stages, stages_of, stages_of_ranks
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 
@@ -146,18 +146,14 @@ def elementwise_bytes(job: Job) -> float:
     inner = (24.0 if model.mlp == "swiglu" else 16.0) * model.ffn / layout.tensor
     eager = 70.0 * model.hidden / across + 16.0 * (model.heads * model.head_dim + kv) / layout.tensor + inner
     width = 2.0 if job.precision in ("fp32", "tf32") else 1.0
-    is_fused = job.compiled or job.stack in FUSED
-    return eager * width * (0.55 if is_fused else 1.0)
+    return eager * width * (0.55 if _is_fused(job) else 1.0)
 
 
-FUSED = (
-    "NVIDIA-NeMo/Megatron-Bridge",
-    "NVIDIA/Megatron-LM",
-    "MooreThreads/SimuMax",
-    "calculon-ai/calculon",
-    "karpathy/llm.c",
-    "KellerJordan/modded-nanogpt",
-)  # programs with kernels that join several elementwise steps
+def _is_fused(job: Job) -> bool:
+    return job.compiled or framework_of(job.stack) in FUSED
+
+
+FUSED = ("megatron", "llm.c")  # frameworks whose kernels join several elementwise steps
 
 
 def cast_bytes(job: Job, widths: list[tuple[float, float]]) -> float:
@@ -177,7 +173,7 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) 
     if share.predicts:
         dense = _as_the_head_computes(job)
         products = rates.product_seconds(tokens, model.vocab / tensor, model.hidden, dense)
-        logits = tokens * model.vocab / tensor * (10.0 if job.compiled or job.stack in FUSED else 20.0)
+        logits = tokens * model.vocab / tensor * (10.0 if _is_fused(job) else 20.0)
         parts["head"] = 3 * sum(products) + rates.moving_seconds(logits, job)
     for part, traffic in (
         ("tensor links", tensor_traffic(job, share.blocks)),

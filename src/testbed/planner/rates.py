@@ -1,7 +1,7 @@
 """Tell how fast a device computes, moves and sends: from its data sheet. No torch.
 
 The shares of peak below are what kernels of each generation reach at best, as their libraries' papers and makers'
-guides say; what a program reaches of them is fitted (factors.py). Measured rates: calibration.py.
+guides say; what a program reaches of them is fitted (fit.py). Measured rates: calibration.py.
 """
 
 from __future__ import annotations

@@ -1,69 +1,149 @@
-"""Score the planner on published runs: errors, coverage, verdicts on memory, next to constant MFU. No torch."""
+"""Score the planner on rows with measured times: each is predicted from a fit that did not see its group. No torch.
+
+A group is left out of everything at once: the factors, constant MFU, and the width of the interval.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from testbed.errors import InputError
-from testbed.io import read_json
+from testbed.io import write_json
 from testbed.memory_model.devices import GIB
 from testbed.memory_model.memory import fits, memory_of
-from testbed.planner.hold_out import FOR_WIDTH, LEFT_OUT, UNKNOWN, HeldOut, held_out, width_of, with_widths
-from testbed.planner.published import ImpossibleRow, Row, as_unknown, rows_of
+from testbed.planner.constants import Constants, conformal_quantile, published_constants
+from testbed.planner.fit import Fit, measured
+from testbed.planner.rows import ImpossibleRow, Row, read_rows
+from testbed.planner.step_time import step_time
 
 LEAST_ROWS, LEAST_SUB_BLOCKS = 3, 2  # of a block whose median counts
+LEFT_OUT: dict[str, Callable[[Row], Hashable]] = {
+    "block": lambda row: row.form.block,
+    "sub_block": lambda row: (row.form.block, row.form.sub_block),
+    "device": lambda row: row.machine.device.name,
+    "program": lambda row: row.job.stack,
+}
 TITLES = {
     "block": "(a) without its block",
     "sub_block": "(b) without its sub_block",
-    "GPU kind": "without its GPU kind",
-    UNKNOWN: "without its GPU kind and data sheet",
-    "source": "without its source",
-    "precision": "without its precision",
-    "model size": "without its model width",
+    "device": "without its kind of device",
+    "program": "(c) without its program",
 }
+FOR_WIDTH = ("block", "sub_block", "program")
+# what a row states of memory -> attribute of MemoryEstimate
+MEMORY = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "steady_allocated_gib": "steady"}
+HEAD = ("rows", "median", "90th percentile", "constant MFU: median", "90th percentile", "covered")
+FIELDS = ("rows", "median", "p90", "control_median", "control_p90", "covered")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A row's time as predicted without its group: logarithms of predicted over measured."""
+
+    row: Row
+    residual: float
+    deviation: float  # as the fit expects it
+    control: float  # of constant MFU
+    width: float = math.nan  # of the 90 % interval, in deviations, from other blocks' rows
+
+    @property
+    def score(self) -> float:
+        """Return the error of the prediction in deviations."""
+        return abs(self.residual) / self.deviation
+
+
+def held_out(rows: Sequence[Row], group_of: Callable[[Row], Hashable]) -> list[HeldOut]:
+    """Predict each row that has a time from all rows of other groups."""
+    timed = [row for row in rows if row.step_time_s is not None]
+    seen = {row.id: measured(row) for row in timed}
+    found = {}
+    for group in dict.fromkeys(map(group_of, timed)):
+        others = [row for row in timed if group_of(row) != group and row.is_fitted]
+        fit = Fit([seen[row.id] for row in others])
+        for row in timed:
+            if group_of(row) == group:
+                log_time, deviation = fit.predict(seen[row.id].nominal)
+                truth = seen[row.id].log_time
+                found[row.id] = HeldOut(row, log_time - truth, deviation, constant_mfu(row, others) - truth)
+    return [found[row.id] for row in timed]
+
+
+def constant_mfu(row: Row, others: Sequence[Row]) -> float:
+    """Return the logarithm of a row's time at the median MFU of the rows most like it.
+
+    Like it: the same kind of device, precision and checkpointing; where there is none, without checkpointing, then of
+    the architecture in place of the kind, then any row.
+    """
+    keys: list[Callable[[Row], Hashable]] = [
+        lambda one: (one.machine.device.name, one.job.precision, one.job.recompute),
+        lambda one: (one.machine.device.name, one.job.precision),
+        lambda one: (one.machine.device.architecture, one.job.precision, one.job.recompute),
+        lambda one: (one.machine.device.architecture, one.job.precision),
+        lambda one: one.machine.device.name,
+        lambda one: one.machine.device.architecture,
+        lambda one: None,
+    ]
+    for key in keys:
+        alike = [_log_ideal(one) - math.log(one.step_time_s or math.nan) for one in others if key(one) == key(row)]
+        if alike:
+            return _log_ideal(row) - float(np.median(alike))
+    return _log_ideal(row) + math.log(2)  # half of the peak
+
+
+def _log_ideal(row: Row) -> float:
+    return math.log(row.model_flops_per_device / row.machine.device.peak_of(row.job.precision))
+
+
+def width_of(found: Sequence[HeldOut], without: str | None = None) -> float:
+    """Return the interval's width in deviations: conformal, from the scores of held-out rows.
+
+    The scores are residuals over the fit's own deviation, so an interval widens by itself where a device or a program
+    was not seen (Lei et al. 2018, arXiv:1604.04173, section 5.2). Rows of one block resemble each other, so a block
+    counts as the root of its number of rows (between all rows alike and all blocks alike: Dunn, Wasserman and Ramdas
+    2022, arXiv:1809.07441, distribution-free prediction sets for groups).
+    """
+    used = [one for one in found if one.row.is_scored and one.row.form.block != without]
+    blocks = [one.row.form.block for one in used]
+    return conformal_quantile([one.score for one in used], [blocks.count(block) ** -0.5 for block in blocks])
 
 
 def score_file(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the score of a file of rows, as text and as numbers. InputError where it is no such file."""
-    content = read_json(path, f"--score {path}")
-    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
-        raise InputError(f'--score {path}: a file of published runs has its rows in a list under "rows"')
-    found = list(rows_of(content["rows"]))
+    """Return the score of a file of rows, as Markdown and as numbers. InputError where it is no such file."""
+    found = read_rows(path, "--score")
     rows = [one for one in found if isinstance(one, Row)]
-    if len({row.block for row in rows if row.step_time_s}) < 2:
-        raise InputError(f"--score {path}: rows of at least two blocks with a measured time are needed")
+    rejected = {one.id: one.reason for one in found if isinstance(one, ImpossibleRow)}
+    if len({row.form.block for row in rows if row.step_time_s}) < 2:
+        reasons = "".join(f"; {id}: {reason}" for id, reason in list(rejected.items())[:3])
+        raise InputError(f"--score {path}: rows of at least two blocks with a measured time are needed{reasons}")
     result = score(rows)
-    result["rejected"] = {one.id: one.reason for one in found if isinstance(one, ImpossibleRow)}
-    return text_of(result), result
+    result["rejected"] = rejected
+    lines = [page_of(result), *(f"Rejected: {id}: {reason}" for id, reason in rejected.items())]
+    return "\n".join(lines), result
 
 
 def score(rows: Sequence[Row]) -> dict[str, Any]:
     """Return errors by what was left out, the interval's width, and the verdicts on memory."""
     by_scheme = {scheme: held_out(rows, group_of) for scheme, group_of in LEFT_OUT.items()}
-    by_scheme[UNKNOWN] = held_out(rows, LEFT_OUT["GPU kind"], as_unknown)
     pool = [one for scheme in FOR_WIDTH for one in by_scheme[scheme]]
-    unknown = by_scheme[UNKNOWN]
+    widths = {block: width_of(pool, block) for block in {row.form.block for row in rows}}
     schemes = {
-        scheme: _scheme(with_widths(found, unknown if scheme == UNKNOWN else pool))
+        scheme: _scheme([replace(one, width=widths[one.row.form.block]) for one in found])
         for scheme, found in by_scheme.items()
     }
-    return {
-        "width": round(width_of(pool), 4),
-        "width_of_unknown_device": round(max(width_of(pool), width_of(unknown)), 4),
-        "schemes": schemes,
-        "memory": _memory(rows),
-    }
+    return {"width": round(width_of(pool), 4), "schemes": schemes, "memory": _memory(rows)}
 
 
 def _scheme(found: Sequence[HeldOut]) -> dict[str, Any]:
     scored = [one for one in found if one.row.is_scored]
     blocks = {
-        block: _errors([one for one in scored if one.row.block == block])
-        for block in sorted({one.row.block for one in scored})
+        block: _errors([one for one in scored if one.row.form.block == block])
+        for block in sorted({one.row.form.block for one in scored})
     }
     counted = [
         entry for entry in blocks.values() if entry["rows"] >= LEAST_ROWS and entry["sub_blocks"] >= LEAST_SUB_BLOCKS
@@ -79,16 +159,16 @@ def _scheme(found: Sequence[HeldOut]) -> dict[str, Any]:
 
 def _errors(found: Sequence[HeldOut]) -> dict[str, Any]:
     """Return errors in percent of the measured time."""
-    errors = [100 * one.error for one in found]
-    control = [100 * one.control_error for one in found]
+    errors = [100 * abs(math.expm1(one.residual)) for one in found]
+    control = [100 * abs(math.expm1(one.control)) for one in found]
     return {
         "rows": len(found),
-        "sub_blocks": len({one.row.sub_block for one in found}),
+        "sub_blocks": len({one.row.form.sub_block for one in found}),
         "median": _percent(errors, 0.5),
         "p90": _percent(errors, 0.9),
         "control_median": _percent(control, 0.5),
         "control_p90": _percent(control, 0.9),
-        "covered": round(100 * float(np.mean([one.is_covered for one in found])), 1) if found else None,
+        "covered": round(100 * float(np.mean([one.score <= one.width for one in found])), 1) if found else None,
     }
 
 
@@ -98,23 +178,17 @@ def _percent(values: Sequence[float | None], quantile: float) -> float | None:
 
 
 def _memory(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return how often the verdict on memory was wrong, and the error of the peak where one was measured.
-
-    Every published run ran, so none may be predicted not to fit. A false "fits" is a row whose model states alone are
-    more than its device has.
-    """
-    wrong, false_fits, errors = [], [], []
+    """Return which rows are said not to fit, which is wrong, as all ran, and the errors of what was measured."""
+    wrong, errors = [], []
     for row in rows:
-        estimate, device = memory_of(row.job), row.machine.device
-        is_said_to_fit = fits(estimate, device)
-        if not is_said_to_fit:
+        estimate, stated = memory_of(row.job), row.form.measured
+        if not fits(estimate, row.machine.device):
             wrong.append(row.id)
-        elif estimate.states > device.memory_bytes:
-            false_fits.append(row.id)
-        errors += [100 * abs(estimate.of_kind(kind) / GIB / gib - 1) for kind, gib in row.memory.items()]
+        for key, kind in MEMORY.items():
+            if stated_gib := getattr(stated, key, None):
+                errors.append(100 * abs(getattr(estimate, kind) / GIB / stated_gib - 1))
     return {
         "rows": len(rows),
-        "false_fits": false_fits,
         "said_not_to_fit": wrong,
         "measured": len(errors),
         "median": _percent(errors, 0.5),
@@ -122,55 +196,65 @@ def _memory(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def text_of(result: dict[str, Any]) -> str:
-    """Return the tables that --score prints."""
-    lines = [*_summary(result), ""]
-    for scheme in FOR_WIDTH:
-        lines += [*_blocks(scheme, result["schemes"][scheme]), ""]
+def page_of(result: dict[str, Any]) -> str:
+    """Return the tables and the sentences that follow from them, as Markdown."""
+    schemes = result["schemes"]
+    lines = list(_table("each row is predicted", ((TITLES[name], entry["all"]) for name, entry in schemes.items())))
+    weak = ((TITLES[name], schemes[name]["weak_or_flagged"]) for name in FOR_WIDTH)
+    lines += ["", "Weak and flagged rows, which are counted in no other line:", ""]
+    lines += _table("each row is predicted", weak)
+    blocks = schemes["block"]["blocks"]
+    lines += ["", f"Blocks of {LEAST_ROWS} rows or more, {TITLES['block']}:", ""]
+    lines += _table("block", ((block, errors) for block, errors in blocks.items() if errors["rows"] >= LEAST_ROWS))
+    return "\n".join([*lines, "", *_sentences(result)])
+
+
+def _table(first: str, entries: Any) -> Iterator[str]:
+    yield f"| {first} | {' | '.join(HEAD)} |"
+    yield f"|---|{'---:|' * len(HEAD)}"
+    for name, errors in entries:
+        cells = [errors[field] for field in FIELDS]
+        yield f"| {name.replace('|', ', ')} | {' | '.join('' if cell is None else f'{cell:g}' for cell in cells)} |"
+
+
+def _sentences(result: dict[str, Any]) -> Iterator[str]:
+    for name in FOR_WIDTH:
+        entry = result["schemes"][name]
+        if entry["median_of_block_medians"] is not None:
+            medians = f"{entry['median_of_block_medians']:g} %, constant MFU"
+            medians += f" {entry['control_median_of_block_medians']:g} %"
+            yield f"Median of the block medians, {TITLES[name]}: {medians}.\n"
+        wins = sum(errors["control_median"] < errors["median"] for errors in entry["blocks"].values())
+        yield f"Constant MFU is better {TITLES[name]} in {wins} of {len(entry['blocks'])} blocks, by their medians.\n"
     memory = result["memory"]
-    lines += [
-        f'Memory of {memory["rows"]} rows, which all ran: {len(memory["false_fits"])} false "fits", '
-        f"{len(memory['said_not_to_fit'])} said not to fit.",
-        *[f"    said not to fit: {name}" for name in memory["said_not_to_fit"]],
-    ]
+    yield f"Memory: of {memory['rows']} rows, which all ran, {len(memory['said_not_to_fit'])} are said not to fit."
     if memory["measured"]:
-        lines.append(
-            f"Error of {memory['measured']} measured memory figures: median {memory['median']} %, "
-            f"90th percentile {memory['p90']} %."
+        yield (
+            f"\n{memory['measured']} measured figures of memory: median error {memory['median']} %, 90th percentile "
+            f"{memory['p90']} %."
         )
-    lines += [f"Rejected: {name}: {reason}" for name, reason in result.get("rejected", {}).items()]
-    return "\n".join(lines)
 
 
-def _summary(result: dict[str, Any]) -> list[str]:
-    head = f"{'each row predicted':30s} {'rows':>4s} | {'median':>6s} {'p90':>6s} | {'MFU':>6s} {'p90':>6s} | covered"
-    lines = ["Error of step time in percent; MFU: of constant MFU; covered: by the 90 % interval.", "", head]
-    for scheme, entry in result["schemes"].items():
-        lines.append(f"{TITLES[scheme]:30s} {_row(entry['all'])}")
-        weak = entry["weak_or_flagged"]
-        if scheme in FOR_WIDTH and weak["rows"]:
-            lines.append(f"{'    weak or flagged, apart':30s} {_row(weak)}")
-    medians = result["schemes"]["sub_block"]
-    return [
-        *lines,
-        "",
-        f"Median of the medians of blocks with {LEAST_ROWS} rows and {LEAST_SUB_BLOCKS} sub-blocks or more, (b): "
-        f"{medians['median_of_block_medians']} %, constant MFU {medians['control_median_of_block_medians']} %.",
-    ]
+def predict_file(path: Path, out: Path) -> dict[str, Any]:
+    """Predict every row of a file and write the predictions by id. InputError where it is no file of rows."""
+    constants = published_constants()
+    predictions = {
+        one.id: {"rejected": one.reason} if isinstance(one, ImpossibleRow) else _prediction(one, constants)
+        for one in read_rows(path, "--predict")
+    }
+    write_json(out, predictions, f"--out {out}")
+    return predictions
 
 
-def _blocks(scheme: str, entry: dict[str, Any]) -> list[str]:
-    lines = [f"{TITLES[scheme]:30s} {'rows':>4s} | {'median':>6s} {'p90':>6s} | {'MFU':>6s} {'p90':>6s} | covered"]
-    for block, errors in entry["blocks"].items():
-        wins = "   constant MFU wins" if errors["control_median"] < errors["median"] else ""
-        lines.append(f"{block:30s} {_row(errors)}{wins}")
-    return lines
-
-
-def _row(errors: dict[str, Any]) -> str:
-    def shown(name: str) -> str:
-        return f"{errors[name]:6.1f}" if errors[name] is not None else f"{'':6s}"
-
-    covered = shown("covered")
-    errors_of_both = f"{shown('median')} {shown('p90')} | {shown('control_median')} {shown('control_p90')}"
-    return f"{errors['rows']:4d} | {errors_of_both} | {covered}"
+def _prediction(row: Row, constants: Constants) -> dict[str, Any]:
+    time, estimate = step_time(row.job, row.machine, constants), memory_of(row.job)
+    found = {
+        "step_time_s": time.seconds,
+        "low": time.low,
+        "high": time.high,
+        "peak_allocated_gib": estimate.allocated / GIB,
+        "peak_reserved_gib": estimate.reserved / GIB,
+    }
+    if not time.seconds > 0 or not all(map(math.isfinite, found.values())):
+        return {"rejected": "nothing can be computed from its sizes: they give no time or memory that is a number"}
+    return {**found, "fits": bool(fits(estimate, row.machine.device))}

@@ -1,0 +1,360 @@
+"""Read rows: runs of any program in the planner's own words, with or without what was measured. No torch.
+
+The form is strict. A key that is not known, a word that the formulas do not have and a number that cannot be are errors
+of that row, with the reason, and never of the file. null is unknown, and gets what most runs have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from testbed.errors import InputError
+from testbed.io import read_json
+from testbed.memory_model.devices import GIB, PRECISIONS, SAME_UNITS, device_named, network
+from testbed.memory_model.job import DenseModel, Job, Layout, Machine, framework_of
+from testbed.memory_model.memory import fits, memory_of
+
+OWN_COPY = Path(__file__).parent / "published_runs.json"
+NOT_FITTED = ("suspect_", "tokens_per_step_uncertain")  # flags, by their beginning
+TOKENS_OF_A_PASS = 8192  # of one micro batch where the row states none: a guess
+RECOMPUTED = ("none", "full", "selective", "selective_attention", "selective_op")
+OFFLOADED = ("none", "optimizer", "parameters", "activations")
+
+Count = Annotated[int, Meta(ge=1, le=2**40)]
+Amount = Annotated[float, Meta(gt=0, le=1e15)]
+
+
+class RowModel(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A dense transformer. What is null follows from the others: 4 x hidden, as many kv_heads as heads, ..."""
+
+    hidden: Count
+    layers: Annotated[int, Meta(ge=1, le=10_000)]
+    seq_length: Count
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    ffn: Count | None = None
+    vocab: Count | None = None
+    gated: bool | None = None  # three matrices in the MLP, no biases, RMSNorm, rotary positions: as in Llama
+    tied: bool | None = None
+    head_dim: Count | None = None
+
+
+class RowLayout(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Ranks along each axis; null is 1, and `data` is what the others leave of the devices."""
+
+    data: Count | None = None
+    shard: Count | None = None  # data ranks that share one copy of what is sharded; null: all of them
+    tensor: Count | None = None
+    sequence_parallel: bool | None = None
+    pipeline: Count | None = None
+    virtual_stages: Count | None = None
+    context: Count | None = None
+    zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None  # 3: FSDP too
+    schedule: str | None = None
+
+
+class Measured(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the run took. Memory per device, of the fullest."""
+
+    step_time_s: Amount | None = None
+    peak_allocated_gib: Amount | None = None
+    peak_reserved_gib: Amount | None = None
+    steady_allocated_gib: Amount | None = None  # between two steps
+
+
+class RowForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One row of a file. Batches in sequences, the network in Gbit/s per device and direction."""
+
+    id: str
+    device: str
+    devices: Annotated[int, Meta(ge=1, le=2**20)]
+    model: RowModel
+    layout: RowLayout = msgspec.field(default_factory=RowLayout)
+    program: str | None = None
+    devices_per_node: Count | None = None
+    network_gbit: Amount | None = None
+    micro_batch: Count | None = None
+    global_batch: Count | None = None
+    precision: str | None = None
+    recompute: str | bool | None = None
+    compiled: bool | None = None
+    offload: str | bool | None = None
+    measured: Measured | None = None
+    # what few rows tell
+    autocast: bool | None = None  # fp32 weights under autocast, not weights in 16 bits
+    attention: str | None = None  # flash or eager
+    dropout: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    recompute_share: Annotated[float, Meta(gt=0, le=1)] | None = None  # of the layers
+    offload_layers: Count | None = None  # whose activations are offloaded
+    overlap: bool | None = None  # of the data ranks' collectives with the passes
+    tensor_overlap: bool | None = None
+    bucket_elements: Amount | None = None
+    # for the score
+    block: str = ""
+    sub_block: str = ""
+    grade: str = "medium"
+    flags: tuple[str, ...] = ()
+    source: dict[str, Any] | None = None
+
+
+class ImpossibleRow(Exception):
+    """A row that cannot be true or be read, with the reason as a sentence."""
+
+    def __init__(self, reason: str, id: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.id = id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A run that can be true, as the formulas see it."""
+
+    form: RowForm
+    job: Job
+    machine: Machine
+
+    @property
+    def id(self) -> str:
+        return self.form.id
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Measured seconds of a step."""
+        return self.form.measured.step_time_s if self.form.measured else None
+
+    @property
+    def is_fitted(self) -> bool:
+        """Its time may teach the model something."""
+        return self.step_time_s is not None and not any(flag.startswith(NOT_FITTED) for flag in self.form.flags)
+
+    @property
+    def is_weak(self) -> bool:
+        return self.form.grade == "weak" or bool(self.form.flags)
+
+    @property
+    def is_scored(self) -> bool:
+        """Its error counts: it is neither weak nor flagged."""
+        return self.is_fitted and not self.is_weak
+
+    @property
+    def model_flops_per_device(self) -> float:
+        """FLOPs of one step on one device, without recomputation."""
+        return self.job.model.flops_per_token() * self.job.tokens_per_step / self.machine.devices
+
+
+@cache
+def own_rows() -> tuple[Row, ...]:
+    """Return the rows of the project's own copy."""
+    return tuple(one for one in rows_of(read_json(OWN_COPY)["rows"]) if isinstance(one, Row))
+
+
+def read_rows(path: Path, flag: str) -> list[Row | ImpossibleRow]:
+    """Read a file `{"rows": [...]}`. InputError names the flag where it is no such file."""
+    content = read_json(path, f"{flag} {path}")
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+        raise InputError(f'{flag} {path}: a file of rows has them in a list under "rows"; docs/planner.md has the form')
+    return list(rows_of(content["rows"]))
+
+
+def rows_of(raw_rows: list[Any]) -> Iterator[Row | ImpossibleRow]:
+    """Read each row; one that cannot be read or be true comes back as the reason."""
+    for number, raw in enumerate(raw_rows):
+        name = raw["id"] if isinstance(raw, dict) and isinstance(raw.get("id"), str) else f"row {number}"
+        try:
+            yield row_of(msgspec.convert({"id": name, **raw} if isinstance(raw, dict) else raw, RowForm))
+        except ImpossibleRow as error:
+            yield ImpossibleRow(error.reason, name)
+        except (InputError, ArithmeticError, msgspec.ValidationError) as error:
+            yield ImpossibleRow(str(error), name)
+
+
+def row_of(form: RowForm) -> Row:
+    """Return the run that a row describes. ImpossibleRow with the reason where it cannot be true."""
+    device = device_named(form.device)
+    model, layout = _model(form.model), _layout(form)
+    _check_sizes(model, layout)
+    micro_batch, accumulation = _batch(form, layout, model)
+    precision = _one_of("precision", form.precision or "bf16", (*PRECISIONS, *SAME_UNITS))
+    job = Job(
+        model=model,
+        layout=layout,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        stack=form.program or "unknown",
+        precision=precision,
+        has_16_bit_weights=precision not in ("fp32", "tf32") and not form.autocast,
+        recompute=_recompute(form),
+        recompute_share=form.recompute_share or 1.0,
+        compiled=bool(form.compiled),
+        attention=_one_of("attention", form.attention or "flash", ("flash", "eager")),
+        schedule=_schedule(layout, form.layout.schedule),
+        offload=_one_of("offload", _word(form.offload, "optimizer"), OFFLOADED),
+        dropout=form.dropout or 0.0,
+        offload_layers=form.offload_layers,
+        bucket_elements=form.bucket_elements or Job.bucket_elements,
+        overlap=form.overlap is not False,
+        tensor_overlap=bool(form.tensor_overlap),
+    )
+    per_node = min(form.devices_per_node or device.per_node, 2**20)
+    within, between = device.within_node, device.between_nodes
+    if form.network_gbit:
+        between = network(f"{form.network_gbit:.9f}gbit")
+    assert within and between  # each device of devices.json has them
+    machine = Machine(
+        device=device, devices=layout.devices, per_node=per_node, within_node=within, between_nodes=between
+    )
+    row = Row(form=form, job=_likely(job, machine, form), machine=machine)
+    _check_measured(row)
+    return row
+
+
+def _one_of(key: str, word: str, words: tuple[str, ...]) -> str:
+    if word not in words:
+        raise ImpossibleRow(f"{key} is {word!r}, and can be {', '.join(words)} or null")
+    return word
+
+
+def _model(form: RowModel) -> DenseModel:
+    gated = bool(form.gated)
+    heads = form.heads or max(1, form.hidden // (form.head_dim or (128 if form.hidden >= 2048 else 64)))
+    kv_heads = form.kv_heads or heads
+    if heads % kv_heads:
+        raise ImpossibleRow(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+    if form.head_dim is None and form.heads is not None and form.hidden % heads:
+        raise ImpossibleRow(f"{heads} heads cannot share a width of {form.hidden}")
+    return DenseModel(
+        layers=form.layers,
+        hidden=form.hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=form.head_dim or max(1, form.hidden // heads),
+        ffn=form.ffn or 4 * form.hidden,
+        vocab=form.vocab or 50304,
+        seq_length=form.seq_length,
+        tied=not gated if form.tied is None else form.tied,
+        mlp="swiglu" if gated else "gelu",
+        positions="rope" if gated else "learned",
+        bias=not gated,
+        norm="rmsnorm" if gated else "layernorm",
+    )
+
+
+def _layout(form: RowForm) -> Layout:
+    stated = form.layout
+    tensor, pipeline, context = stated.tensor or 1, stated.pipeline or 1, stated.context or 1
+    others = tensor * pipeline * context
+    data = stated.data or max(1, form.devices // others)
+    if data * others != form.devices:
+        product = f"data {data} x tensor {tensor} x pipeline {pipeline} x context {context}"
+        raise ImpossibleRow(f"{product} is {data * others}, not {form.devices} devices")
+    ranks = data * context
+    stage = stated.zero_stage if stated.zero_stage is not None else 3 if (stated.shard or 1) > 1 else 0
+    shard = stated.shard or ranks
+    if stage and ranks % shard:
+        raise ImpossibleRow(f"shards of {shard} ranks do not divide {ranks} data and context ranks")
+    return Layout(
+        data=data,
+        zero_stage=stage,
+        shard=shard if stage else 1,
+        tensor=tensor,
+        sequence_parallel=bool(stated.sequence_parallel) and tensor > 1,
+        pipeline=pipeline,
+        virtual_stages=(stated.virtual_stages or 1) if pipeline > 1 else 1,
+        context=context,
+    )
+
+
+def _check_sizes(model: DenseModel, layout: Layout) -> None:
+    if layout.pipeline * layout.virtual_stages > model.layers + 2:
+        stages = f"{layout.pipeline} x {layout.virtual_stages}"
+        raise ImpossibleRow(f"{stages} pipeline stages are more than the {model.layers} layers, embedding and head")
+    if model.heads % layout.tensor:
+        raise ImpossibleRow(f"{layout.tensor} tensor ranks cannot share {model.heads} heads")
+    if model.seq_length % layout.context:
+        raise ImpossibleRow(f"{layout.context} context ranks cannot share sequences of {model.seq_length} tokens")
+
+
+def _batch(form: RowForm, layout: Layout, model: DenseModel) -> tuple[float, float]:
+    """Return micro batch and accumulation; one that is not stated follows from the others, or is guessed."""
+    most = 1 if layout.pipeline > 1 else max(1, TOKENS_OF_A_PASS // model.seq_length)
+    if form.global_batch is None:
+        return form.micro_batch or most, layout.pipeline
+    share, rest = divmod(form.global_batch, layout.data)
+    if rest:
+        raise ImpossibleRow(f"a global batch of {form.global_batch} does not divide among {layout.data} data ranks")
+    micro = form.micro_batch or max(size for size in range(1, min(most, share) + 1) if share % size == 0)
+    if share % micro:
+        raise ImpossibleRow(
+            f"micro batch {micro} x {layout.data} data ranks does not divide the global batch {form.global_batch}"
+        )
+    return micro, share // micro
+
+
+def _recompute(form: RowForm) -> str:
+    kind = _one_of("recompute", _word(form.recompute, "full"), RECOMPUTED)
+    if kind == "selective":  # Megatron's, or what PyTorch's programs call so
+        return "selective_attention" if framework_of(form.program or "") == "megatron" else "selective_op"
+    return kind
+
+
+def _word(stated: str | bool | None, yes: str) -> str:
+    return stated if isinstance(stated, str) else yes if stated else "none"
+
+
+def _schedule(layout: Layout, stated: str | None) -> str | None:
+    if layout.pipeline == 1:
+        return None
+    usual = "interleaved_1f1b" if layout.virtual_stages > 1 else "1f1b"
+    return _one_of("schedule", stated or usual, ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"))
+
+
+def _likely(job: Job, machine: Machine, form: RowForm) -> Job:
+    """Return the job with what the row leaves out so that it fits: since a run ran, it did what it takes to fit."""
+    guesses = [job]
+    if form.micro_batch is None and job.micro_batch > 1:
+        guesses.append(replace(job, micro_batch=1, accumulation=job.micro_batch * job.accumulation))
+    if form.recompute is None:
+        guesses += [replace(guess, recompute="full") for guess in guesses]
+    ranks = job.layout.data * job.layout.context
+    if form.layout.zero_stage is None and form.layout.shard is None and ranks > 1:
+        sharded = replace(job.layout, zero_stage=3, shard=ranks)
+        guesses += [replace(guess, layout=sharded) for guess in guesses]
+    if len(guesses) == 1:
+        return job
+    return next((guess for guess in guesses if fits(memory_of(guess), machine.device)), job)
+
+
+def _check_measured(row: Row) -> None:
+    """Refuse weights that the device cannot hold, and times that no device reaches."""
+    job, device = row.job, row.machine.device
+    layout = job.layout
+    shards = layout.shard if layout.zero_stage == 3 else 1
+    width = 4.0 if job.precision in ("fp32", "tf32") else 2.0
+    weights = width * job.model.parameters / (layout.tensor * layout.pipeline * shards)
+    if weights > device.memory_bytes and job.offload != "parameters":
+        raise ImpossibleRow(
+            f"the weights alone take {weights / GIB:.1f} GiB on each device, which has {device.memory_bytes / GIB:.1f}"
+        )
+    measured = row.form.measured or Measured()
+    if row.step_time_s is not None:
+        reached, peak = row.model_flops_per_device / row.step_time_s, device.peak_of(job.precision)
+        if reached > peak:
+            raise ImpossibleRow(
+                f"step_time_s means {reached / 1e12:.0f} TFLOP/s on each device, above its peak of {peak / 1e12:.0f} "
+                f"in {job.precision}"
+            )
+    for key in ("peak_allocated_gib", "peak_reserved_gib", "steady_allocated_gib"):
+        stated = getattr(measured, key)
+        if stated is not None and stated * GIB > 1.02 * device.memory_bytes:
+            raise ImpossibleRow(f"{key} of {stated:g} is more than the device has")
+    if not math.isfinite(row.model_flops_per_device):
+        raise ImpossibleRow("its sizes give no number of FLOPs")
