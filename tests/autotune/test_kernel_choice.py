@@ -188,6 +188,7 @@ def test_what_the_compiler_keeps_on_disk_is_kept_by_kernel():
 
 
 @pytest.mark.launches
+@pytest.mark.slow
 def test_what_was_compiled_with_one_kernel_is_not_taken_from_disk_for_another():
     heads, found = torch.zeros(1, 2, 16, 8), []
     with fresh_cache():

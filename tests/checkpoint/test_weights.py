@@ -78,6 +78,7 @@ def test_a_truncated_weights_file_is_refused(tmp_path):
 
 
 @pytest.mark.launches
+@pytest.mark.slow
 def test_published_weights_are_read_without_the_warnings_of_libraries(tmp_path):
     """In a new process: transformers imports torchao once."""
     code = "from testbed.inference import load_model; load_model('gpt2')"

@@ -60,6 +60,7 @@ from testbed.distributed.launch import Launch
 from testbed.train.ending import RunEnding
 from testbed.train.other_ranks import OtherRanks
 
+flight_recorder.PATIENCE_S = 0.5
 flight_recorder._recorded = lambda: ctypes.PyDLL(None).sleep(600)
 ending = object.__new__(RunEnding)
 ending.launch, ending.recorder, ending.signals = Launch(0, 0, 2, 2), None, SimpleNamespace(number=0)

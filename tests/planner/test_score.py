@@ -31,6 +31,7 @@ def test_the_score_reaches_what_was_asked():
     assert len(published_constants().fit.values) <= 17
 
 
+@pytest.mark.slow
 def test_the_score_made_again_is_the_committed_one():
     text, result = score_file(OWN_COPY)
     assert result["width"] == pytest.approx(COMMITTED["width"], abs=2e-3)

@@ -18,7 +18,7 @@ from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
 from support.settings import typed
-from support.variants import BF16, SMOOTHED, VARIANTS, slow_but
+from support.variants import BF16, SMOOTHED, VARIANTS, WHOLE_BATCHES, slow_but
 from support.waits import allowed_waits
 
 from testbed.config.run_types import STRATEGIES
@@ -29,7 +29,7 @@ from testbed.train.batches import TrainingBatches
 
 pytestmark = pytest.mark.launches
 
-RECIPES = ("", "--optimizer muon", PAIRS, SMOOTHED)  # what the single process has to be trained with
+RECIPES = ("--optimizer muon", PAIRS, SMOOTHED, WHOLE_BATCHES)  # what the single process has to be trained with
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
 LARGEST_SHARE = {
     **dict.fromkeys((name for name in VARIANTS if name.startswith(("fsdp", "ZeRO 3"))), 0.5),
@@ -99,7 +99,7 @@ def train(ranks, token_files, pair_files, tmp_path_factory):
 @pytest.mark.parametrize("variant", slow_but(STRATEGIES, VARIANTS))
 def test_every_strategy_follows_the_single_process(train, variant, clipping):
     run_type, ranks, flags, mesh = VARIANTS[variant]
-    recipe = next((recipe for recipe in RECIPES if recipe and recipe in flags), "")
+    recipe = " ".join(recipe for recipe in RECIPES if recipe in flags)
     expected, actual = train("baseline", 1, recipe, clipping), train(run_type, ranks, flags, clipping)
     limit = float(CLIPPING[clipping])
     assert (min(expected["grad_norms"]) > limit) == (clipping == "clipping"), "the case tests what it says"
@@ -151,7 +151,8 @@ def test_bf16_is_as_near_to_fp32_as_on_one_process(train, name):
     two bf16 runs cannot agree more closely than each does with fp32. So the yardstick is the single process: how far
     its bf16 run is from its fp32 run."""
     run_type, flags, times = BF16[name]
-    exact, rounded = train("baseline", 1, "", "clipping"), train("baseline", 1, "--precision bf16", "clipping")
+    recipe = WHOLE_BATCHES if WHOLE_BATCHES in flags else ""
+    exact, rounded = (train("baseline", 1, f"{start}{recipe}", "clipping") for start in ("", "--precision bf16 "))
     actual = train(run_type, 2 if STRATEGIES[run_type].is_distributed else 1, flags, "clipping")
     found = distances(exact, actual)
     for quantity, allowed in distances(exact, rounded).items():

@@ -15,6 +15,11 @@ from testbed.config.run_types import STRATEGIES
 SMOOTHED = "--label_smoothing 0.2 --adam_eps 1e-6"
 
 
+# Each shape of a batch is another graph, seconds to compile. These runs validate on whole batches alone; ddp, on all.
+WHOLE_BATCHES = "--max_val_steps 5"
+COMPILED = f"--compile --attention flash {WHOLE_BATCHES}"
+
+
 def slow_but(every_day: Collection[str], names: Iterable[str]) -> list:
     """Return the names as parameters of a test, marked slow but for those that judge every change."""
     return [name if name in every_day else pytest.param(name, marks=pytest.mark.slow) for name in names]
@@ -33,25 +38,25 @@ VARIANTS = {
     },
     "tensor x data, label smoothing": ("tensor", 4, f"--tensor_parallel_size 2 {SMOOTHED}", None),
     "ZeRO 3, label smoothing": ("optimized", 2, f"--zero_stage 3 {SMOOTHED}", None),
-    "ddp, label smoothing compiled": ("ddp", 2, f"{SMOOTHED} --compile --attention flash", None),
-    "tensor, label smoothing compiled": ("tensor", 2, f"{SMOOTHED} --compile --attention flash", None),
+    "ddp, label smoothing compiled": ("ddp", 2, f"{SMOOTHED} {COMPILED}", None),
+    "tensor, label smoothing compiled": ("tensor", 2, f"{SMOOTHED} {COMPILED}", None),
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
     # compiled: a kernel is always named in what --compile auto compiles, and the graph has it
-    "allreduce, compiled": ("allreduce", 2, "--compile --attention flash", None),
+    "allreduce, compiled": ("allreduce", 2, COMPILED, None),
     "ddp, compiled": ("ddp", 2, "--compile --attention flash", None),
     "ddp, blocks compiled and recomputed": (
         # buckets smaller than a block: else the compiler would have nothing to cut
-        *("ddp", 2, "--compile --attention flash --activation_checkpointing block --bucket_cap_mb 0.02"),
+        *("ddp", 2, f"{COMPILED} --activation_checkpointing block --bucket_cap_mb 0.02"),
         None,
     ),
-    "fsdp, compiled": ("fsdp", 2, "--compile --attention flash", None),
-    "ZeRO 0, compiled": ("optimized", 2, "--zero_stage 0 --compile --attention flash", None),
-    "ZeRO 1, compiled": ("optimized", 2, "--zero_stage 1 --compile --attention flash", None),
-    "ZeRO 2, compiled": ("optimized", 2, "--zero_stage 2 --compile --attention flash", None),
-    "model_parallel, compiled": ("model_parallel", 2, "--compile --attention flash", None),
-    "pipeline, compiled": ("pipeline", 2, "--compile --attention flash", None),
-    "tensor, compiled": ("tensor", 2, "--compile --attention flash", None),
+    "fsdp, compiled": ("fsdp", 2, COMPILED, None),
+    "ZeRO 0, compiled": ("optimized", 2, f"--zero_stage 0 {COMPILED}", None),
+    "ZeRO 1, compiled": ("optimized", 2, f"--zero_stage 1 {COMPILED}", None),
+    "ZeRO 2, compiled": ("optimized", 2, f"--zero_stage 2 {COMPILED}", None),
+    "model_parallel, compiled": ("model_parallel", 2, COMPILED, None),
+    "pipeline, compiled": ("pipeline", 2, COMPILED, None),
+    "tensor, compiled": ("tensor", 2, COMPILED, None),
     "fsdp, weights kept": (
         "fsdp",
         2,
@@ -104,7 +109,7 @@ VARIANTS = {
 }
 # what rounds to bf16: run type, flags, and how many times the single process's own rounding error is allowed
 BF16 = {
-    "baseline, compiled": ("baseline", "--precision bf16 --compile --attention flash", 2),
+    "baseline, compiled": ("baseline", f"--precision bf16 {COMPILED}", 2),
     "ddp": ("ddp", "--precision bf16", 2),
     "ddp, gradients compressed": ("ddp", "--gradient_compression bf16", 2),
     "fsdp": ("fsdp", "--precision bf16", 2),
@@ -113,7 +118,7 @@ BF16 = {
     # each part of a sum is rounded, then the sum: three times instead of once
     "tensor": ("tensor", "--precision bf16", 4),
     **{
-        f"{name}, compiled": (run_type, f"--precision bf16 {flags}--compile --attention flash", times)
+        f"{name}, compiled": (run_type, f"--precision bf16 {flags}{COMPILED}", times)
         for name, run_type, flags, times in (
             ("allreduce", "allreduce", "", 2),
             ("ddp", "ddp", "", 2),

@@ -50,16 +50,16 @@ def last_line(text: str) -> str:
 @pytest.fixture(scope="module")
 def baseline_run(token_files, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("baseline") / "run"
-    done = run_program([*python_command(), *flags_of(token_files, directory, "--eval_every", "3", "--keep_best")])
+    flags = flags_of(token_files, directory, "--eval_every", "3", "--keep_best")
+    done = run_program([sys.executable, "-X", "importtime", *python_command()[1:], *flags])
     assert done.returncode == 0, done.stderr
+    (directory.parent / "imported.txt").write_text(done.stderr)
     return directory
 
 
-def test_an_ordinary_start_does_not_load_the_planner(token_files, tmp_path):
-    flags = [*flags_of(token_files, tmp_path), "--max_train_steps", "1", "--timing_warmup_steps", "0"]
-    done = run_program([sys.executable, "-X", "importtime", *python_command()[1:], *flags])
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "testbed.memory_model" in done.stderr and "testbed.planner" not in done.stderr
+def test_an_ordinary_start_does_not_load_the_planner(baseline_run):
+    imported = (baseline_run.parent / "imported.txt").read_text()
+    assert "testbed.memory_model" in imported and "testbed.planner" not in imported
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,7 @@ def test_every_step_is_in_the_metrics(baseline_run):
     assert metrics["status"] == "complete" and metrics["completion"]["printed_marker"]
 
 
+@pytest.mark.slow
 def test_two_deepspeed_ranks_do_the_work_of_the_baseline(baseline_run, deepspeed_run):
     one, two = (read_metrics(run / "training_metrics.json") for run in (baseline_run, deepspeed_run))
     assert two["hardware"]["world_size"] == 2
@@ -116,7 +117,7 @@ def test_two_deepspeed_ranks_do_the_work_of_the_baseline(baseline_run, deepspeed
     assert one["deepspeed_config"] is None
 
 
-@pytest.mark.parametrize("which", ["baseline_run", "deepspeed_run"])
+@pytest.mark.parametrize("which", ["baseline_run", pytest.param("deepspeed_run", marks=pytest.mark.slow)])
 def test_transformers_opens_the_weights_and_finds_our_validation_loss(which, request, token_files):
     """Every window in file order, by hand; fp32, so within 1e-4."""
     from transformers import GPT2LMHeadModel
@@ -230,7 +231,7 @@ def test_a_held_folder_is_refused_unless_overwritten(program, baseline_run, toke
 @pytest.mark.slow
 def test_a_resumed_run_continues_bit_for_bit(program, token_files, tmp_path):
     """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
-    more = ["--run_type", "optimized", "--dropout", "0.1", "--timing_warmup_steps", "1", "--deterministic"]
+    more = ["--dropout", "0.1", "--timing_warmup_steps", "1", "--deterministic"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert program(flags_of(token_files, whole, *more)).returncode == 0
     first = program(flags_of(token_files, parts, *more, "--stop_at_step", "3"))
@@ -318,6 +319,7 @@ def test_a_model_without_room_is_not_blamed_on_the_batch(program, token_files, t
     assert "the model's weights do not fit (992,0" in said and "--vocab_size 31000000000" in said
 
 
+@pytest.mark.slow
 def test_under_a_launcher_one_rank_speaks(token_files, tmp_path):
     """torchrun turns the rank's 2 into 1; the sentence must be there once, whatever rank ends first, and torchrun's own
     forty lines close with it."""
