@@ -81,11 +81,8 @@ def test_what_cannot_work_is_refused_before_a_machine_is_rented(launcher, run_ty
     launcher.check_request("ddp", "H100", 8)
 
 
-def test_gpus_are_asked_for_as_modal_wants_them(launcher):
+def test_gpus_and_packages_are_asked_for_as_modal_wants_them(launcher):
     assert launcher.gpu_request("H100", 4) == "H100:4" and launcher.gpu_request("cpu", 2) is None
-
-
-def test_the_packages_are_those_of_requirements_without_this_project(launcher):
     packages = launcher.requirements()
     assert any(line.startswith("torch==") for line in packages) and not any(line.startswith("-") for line in packages)
 
@@ -153,16 +150,6 @@ def test_the_app_builds_and_its_function_runs_here(launcher, tmp_path):
     assert said["status"] == "complete"
 
 
-@needs_yaml
-def test_the_task_has_the_fields_that_skypilot_documents():
-    import yaml
-
-    task = yaml.safe_load(SKYPILOT.read_text())
-    assert set(task) <= TASK and set(task["resources"]) <= RESOURCES
-    assert set(task["resources"]["autostop"]) == {"idle_minutes", "down"}
-    assert all(isinstance(value, str) for value in task["envs"].values()), "a number would be no environment variable"
-
-
 @pytest.mark.launches
 @needs_yaml
 def test_the_commands_of_the_task_start_a_run(tmp_path):
@@ -172,6 +159,8 @@ def test_the_commands_of_the_task_start_a_run(tmp_path):
     from testbed.config.flags import parse_command_line
 
     task = yaml.safe_load(SKYPILOT.read_text())
+    assert set(task) <= TASK and set(task["resources"]) <= RESOURCES
+    assert all(isinstance(value, str) for value in task["envs"].values()), "a number would be no environment variable"
     home = tmp_path / "home"
     (home / "testbed" / "bin").mkdir(parents=True)
     (home / "testbed" / "bin" / "activate").write_text(f'PATH="{tmp_path}:$PATH"\n')
@@ -183,10 +172,8 @@ def test_the_commands_of_the_task_start_a_run(tmp_path):
     assert task["num_nodes"] == 1, "the working folders of several machines are not one, and the run would be refused"
     sky = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
     variables = {**os.environ, **task["envs"], **sky, "SKYPILOT_NUM_GPUS_PER_NODE": "4", "HOME": str(home)}
-    variables["GPT2_EXTRA_ARGS"] = "--seq_length 64"
-    for part in ("setup", "run"):
-        checked = subprocess.run(["bash", "-n", "-c", task[part]], capture_output=True, text=True)
-        assert checked.returncode == 0, checked.stderr
+    variables |= {"GPT2_EXTRA_ARGS": "--seq_length 64", "RUN_DIR": "/shared/run"}
+    assert subprocess.run(["bash", "-n", "-c", task["setup"]], capture_output=True).returncode == 0
     done = subprocess.run(["bash", "-c", task["run"]], capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
     words = json.loads(done.stdout)
@@ -194,8 +181,4 @@ def test_the_commands_of_the_task_start_a_run(tmp_path):
     assert launch[launch.index("--master-addr") + 1] == "10.0.0.1" and launch[launch.index("--node-rank") + 1] == "1"
     assert parse_command_line(flags).values["run_type"] == "ddp"
     assert flags[-2:] == ["--seq_length", "64"]
-    assert parse_command_line(flags).values["checkpoint_path"] == "checkpoint/sky_ddp"
-    shared = subprocess.run(
-        ["bash", "-c", task["run"]], capture_output=True, text=True, env=variables | {"RUN_DIR": "/shared/run"}
-    )
-    assert "/shared/run" in json.loads(shared.stdout)
+    assert parse_command_line(flags).values["checkpoint_path"] == "/shared/run"

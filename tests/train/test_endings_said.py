@@ -8,16 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from support.endings import COMPLETE, FAILED, PREEMPTED, ending_of
 from support.metrics_examples import example_metrics
-from support.programs import REPOSITORY, TINY_RUN, data_flags
+from support.programs import REPOSITORY
 
 from testbed.analysis.runs.verify import verify
-from testbed.config.flags import parse_command_line
 from testbed.distributed import watchdog
 from testbed.metrics.file import check_metrics, write_metrics
 from testbed.run_folder import marks
@@ -132,10 +132,18 @@ def test_a_preempted_run_is_not_finished_for_whoever_reads_it(tmp_path):
     assert [verdict.status for verdict in verify(tmp_path)] == ["contradicting_marks"]
 
 
-@pytest.mark.parametrize("flag", ["--grace_seconds", "--collective_timeout"])
-def test_a_time_to_wait_is_positive(files, flag):
-    with pytest.raises(ValueError, match=flag):
-        parse_command_line([*TINY_RUN, *data_flags(files), flag, "0"])
+@pytest.mark.parametrize("code", [0, None, 3])
+def test_an_exit_of_a_library_ends_the_run_as_failed(files, code, monkeypatch):
+    """exit() called from inside training is a failure of the run, whatever its code."""
+    ending, marked = ending_of(files), []
+    ending.signals = SimpleNamespace(agreed=0, number=0, defer=lambda: None)
+    ending.checkpoints = None
+    monkeypatch.setattr(ending, "mark_failed", lambda reason, **_: marked.append(reason))
+    monkeypatch.setattr(ending, "_leave", lambda code: code)
+    with ending:
+        raise SystemExit(code)
+    assert ending.exit_code == 1
+    assert marked == [f"RuntimeError: something called exit({code!r}) before the run's end"]
 
 
 @pytest.mark.launches
