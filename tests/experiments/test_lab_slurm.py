@@ -116,11 +116,17 @@ def leftovers(directory: Path) -> list[str]:
     return found
 
 
-def test_two_nodes_of_two_ranks(cluster, tmp_path):
-    run = tmp_path / "run"
-    job = cluster.submit("run_2node_8gpu.sbatch", f"RUN_TYPE=ddp RUN_DIR={run}", "--max_train_steps 6")
-    facts = cluster.end_of(job)
-    assert facts["JobState"] == "COMPLETED", cluster.said(job)
+@pytest.fixture(scope="module")
+def plain(cluster, tmp_path_factory) -> tuple[Path, str]:
+    """A job of two nodes of two ranks: the run's folder, and the job's number."""
+    run = tmp_path_factory.mktemp("plain") / "run"
+    job = cluster.submit("run_2node_8gpu.sbatch", f"RUN_TYPE=ddp RUN_DIR={run}", "--max_train_steps 8")
+    assert cluster.end_of(job)["JobState"] == "COMPLETED", cluster.said(job)
+    return run, job
+
+
+def test_two_nodes_of_two_ranks(cluster, plain):
+    run, job = plain
     assert "2 x 2 ranks by torchrun" in cluster.said(job) and f"complete: {run}" in cluster.said(job)
     metrics = read_metrics(run / "training_metrics.json")
     hardware = metrics["hardware"]
@@ -133,19 +139,19 @@ def test_two_nodes_of_two_ranks(cluster, tmp_path):
     assert not metrics["instrumented"] and metrics["git_commit"] != "unknown"
 
 
-def test_a_task_per_rank_trains_the_same(cluster, tmp_path):
-    """The second is submitted with --export of a few names, and srun by itself would give the ranks those alone."""
-    told = "RUN_TYPE=ddp RANKS_PER_NODE=1 LAUNCHER={0} RUN_DIR={1}/{0}"
-    few = "--export=RUN_TYPE,RANKS_PER_NODE,LAUNCHER,RUN_DIR,GPT2_EXTRA_ARGS,PYTHON,PATH,HOME"
-    losses = []
-    for launcher, flags in (("torchrun", []), ("srun", [few])):
-        variables = told.format(launcher, tmp_path)
-        job = cluster.submit("run_2node_8gpu.sbatch", variables, "--max_train_steps 3", *flags)
-        assert cluster.end_of(job)["JobState"] == "COMPLETED", cluster.said(job)
-        metrics = read_metrics(tmp_path / launcher / "training_metrics.json")
-        assert metrics["hardware"]["world_size"] == 2 and metrics["git_commit"] != "unknown"
-        losses.append([row["loss"] for row in metrics["steps"]])
-    assert losses[0] == losses[1] and len(losses[0]) == 3
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(run / "training_metrics.json")["steps"]]
+
+
+def test_a_task_per_rank_trains_the_same(cluster, plain, tmp_path):
+    """Submitted with --export of a few names; srun by itself would give the ranks those alone."""
+    few = "--export=RUN_TYPE,LAUNCHER,RUN_DIR,GPT2_EXTRA_ARGS,PYTHON,PATH,HOME"
+    variables = f"RUN_TYPE=ddp LAUNCHER=srun RUN_DIR={tmp_path}/run"
+    job = cluster.submit("run_2node_8gpu.sbatch", variables, "--max_train_steps 8", few)
+    assert cluster.end_of(job)["JobState"] == "COMPLETED", cluster.said(job)
+    metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
+    assert metrics["hardware"]["world_size"] == 4 and metrics["git_commit"] != "unknown"
+    assert losses(tmp_path / "run") == losses(plain[0]) and len(losses(plain[0])) == 8
 
 
 LONG = "--max_train_steps 150 --epochs 1000 --global_batch_size 8"  # long enough to be interrupted
@@ -193,12 +199,11 @@ def check_that_nothing_was_lost(run: Path, starts: int) -> None:
 
 
 def test_the_commands_of_the_earlier_projects(cluster, tmp_path):
-    """A file per batch and number of GPUs; one submitted from where it lies; all variables of the third."""
+    """One submitted from where it lies, and one with all variables. Others are submitted above."""
     off = "NSYS=0 NCCL_LOGS=0 TORCHRUN_LOGS=0 DIST_DEBUG=0"
     told = f"RUN_DIR={tmp_path}/004 {off} GRAD_ACCUM_STEPS=2 MICRO_BATCH_SIZE_PER_GPU=2 RANKS_PER_NODE=1"
     short = "--max_train_steps 1"
     jobs = {
-        "001": cluster.submit("train_b64_g2.slurm", f"RUN_DIR={tmp_path}/001", short, SMALL_NODES),
         "003": cluster.submit("train_gpt2_small_ddp.sbatch", f"RUN_DIR={tmp_path}/003", short, SMALL_NODES, cwd=SLURM),
         "004": cluster.submit("run_2node_8gpu.sbatch", told, "--profile_mode --max_train_steps 2 --max_val_steps 1"),
     }
@@ -207,25 +212,19 @@ def test_the_commands_of_the_earlier_projects(cluster, tmp_path):
         assert cluster.end_of(job, timeout_s=180)["JobState"] == "COMPLETED", cluster.said(job)
         config = read_metrics(tmp_path / name / "training_metrics.json")["training_config"]
         found[name] = (config["run_type"], config["global_batch_size"], config["data_world_size"])
-    assert found == {"001": ("ddp", 64, 2), "003": ("ddp", 32, 2), "004": ("optimized", 8, 2)}
+    assert found == {"003": ("ddp", 32, 2), "004": ("optimized", 8, 2)}
 
 
-def test_a_job_with_evidence_is_marked_and_enters_no_comparison(cluster, tmp_path):
+def test_a_job_with_evidence_is_marked_and_enters_no_comparison(cluster, plain, tmp_path):
     toggles = ("NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG")
     told = " ".join(f"{toggle}=1" for toggle in toggles)
-    jobs = {
-        name: cluster.submit(
-            "run_2node_8gpu.sbatch", f"RUN_TYPE=ddp RUN_DIR={tmp_path}/{name} {variables}", "--max_train_steps 8"
-        )
-        for name, variables in (("seen", told), ("plain", ""))
-    }
-    for job in jobs.values():
-        assert cluster.end_of(job, timeout_s=180)["JobState"] == "COMPLETED", cluster.said(job)
-    seen, plain = (read_metrics(tmp_path / name / "training_metrics.json") for name in jobs)
+    variables = f"RUN_TYPE=ddp RUN_DIR={tmp_path}/seen {told}"
+    job = cluster.submit("run_2node_8gpu.sbatch", variables, "--max_train_steps 8")
+    assert cluster.end_of(job, timeout_s=180)["JobState"] == "COMPLETED", cluster.said(job)
+    seen = read_metrics(tmp_path / "seen" / "training_metrics.json")
     assert (seen["status"], seen["hardware"]["world_size"], seen["hardware"]["num_nodes"]) == ("complete", 4, 2)
     assert seen["instrumented"] and {f"{toggle}=1" for toggle in toggles} <= set(seen["instruments"])
-    assert not plain["instrumented"] and not (tmp_path / "plain" / "evidence").exists()
-    assert [row["loss"] for row in seen["steps"]] == [row["loss"] for row in plain["steps"]]
+    assert not (plain[0] / "evidence").exists() and losses(tmp_path / "seen") == losses(plain[0])
     start = tmp_path / "seen" / "evidence" / "start_1"
     ranks = [re.match(r"collectives_rank(\d)_", path.name).group(1) for path in start.glob("collectives_rank*.jsonl")]
     assert sorted(ranks) == ["0", "1", "2", "3"]
@@ -234,7 +233,7 @@ def test_a_job_with_evidence_is_marked_and_enters_no_comparison(cluster, tmp_pat
     topology = (start / "topo.txt").read_text()
     assert "== node1: nvidia-smi" in topology and "== node2: nvidia-smi" in topology
     compare = [sys.executable, str(REPOSITORY / "scripts" / "compare_runs.py"), str(tmp_path / "seen")]
-    done = subprocess.run([*compare, "--against", str(tmp_path / "plain")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*compare, "--against", str(plain[0])], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "has no run that counts: it is instrumented (" in done.stderr, done.stderr
 
 
