@@ -51,7 +51,7 @@ if [ -n "$complete" ] && { [ "$complete" != "$complete_before" ] || [ "$step_cod
     exit 0
 fi
 preempted=$(content RUN_PREEMPTED.txt) failed=$(content RUN_FAILED.txt)
-if [ -n "$preempted" ] && [ "$preempted" != "$preempted_before" ]; then # an old one, of a start that was refused, would requeue for ever
+if [ -n "$preempted" ] && [ "$preempted" != "$preempted_before" ]; then # an old one, of a start that was refused, would requeue again and again
     say "$preempted"
     tell_evidence # the time that is left is for the requeue
     if [ $is_cancelled = yes ]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -103,16 +104,13 @@ def cluster(tmp_path_factory, token_files) -> Iterator[Cluster]:
         assert not directory.exists() and leftovers(directory) == []
 
 
-def leftovers(directory: Path) -> list[str]:
+def leftovers(directory: Path) -> list[list[str]]:
     """Processes that have to do with the lab: in their words, their environment or their folder."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            seen = process.joinpath("cmdline").read_bytes() + process.joinpath("environ").read_bytes()
-            if str(directory).encode() in seen or str(directory) in str(process.joinpath("cwd").readlink()):
-                found.append(process.joinpath("cmdline").read_text())
-        except OSError:
-            continue
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            seen = [*process.cmdline(), *process.environ().values(), process.cwd()]
+            found += [process.cmdline()] if any(str(directory) in word for word in seen) else []
     return found
 
 
@@ -241,7 +239,7 @@ def test_nodes_that_are_not_ready_are_named(cluster, tmp_path):
     job = cluster.submit("run_2node_8gpu.sbatch", f"RUN_DIR={tmp_path}/run", "--train_data_path nowhere.bin")
     assert cluster.end_of(job)["JobState"] == "FAILED"
     for node in ("node1", "node2"):
-        assert f"{node}: --train_data_path {REPOSITORY}/nowhere.bin is no readable file" in cluster.said(job)
+        assert f"{node}: --train_data_path {REPOSITORY}/nowhere.bin is not a readable file" in cluster.said(job)
     assert "nothing was started" in cluster.said(job) and list((tmp_path / "run").iterdir()) == []
 
 
@@ -268,7 +266,7 @@ def test_the_lab_touches_nothing_that_it_did_not_start(cluster, tmp_path):
     down = ["bash", str(LAB / "slurm_down.sh"), "--dir"]
     try:
         refused = subprocess.run([*down, str(tmp_path)], capture_output=True, text=True)
-        assert refused.returncode == 2 and "is no lab of slurm_up.sh: nothing was touched" in refused.stderr
+        assert refused.returncode == 2 and "is not a lab of slurm_up.sh: nothing was touched" in refused.stderr
         forged = tmp_path / "forged"  # the number is right, the process is another
         forged.mkdir()
         shutil.copy(cluster.directory / "lab", forged)

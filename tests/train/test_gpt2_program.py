@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from support.fuzz import Refused, gpt2_accepts
@@ -347,20 +348,11 @@ def test_help_loads_no_torch():
     assert done.returncode == 0 and done.stdout.count("usage: ") == len(PROGRAMS), done.stderr
 
 
-def processes_of(directory: Path) -> list[int]:
+def processes_of(directory: Path) -> list[psutil.Process]:
     """Processes whose command line names the run's folder, launchers and ranks alike."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes().decode(errors="replace")
-            is_zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            continue
-        if str(directory) in command and not is_zombie:
-            found.append(int(entry.name))
-    return found
+    processes = psutil.process_iter(["cmdline", "status"])
+    named = [each for each in processes if str(directory) in " ".join(each.info["cmdline"] or ())]
+    return [each for each in named if each.pid != os.getpid() and each.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 LAUNCHERS = {
@@ -409,8 +401,8 @@ def test_a_stopped_run_leaves_whole_files_and_no_process(launcher, sent, token_f
     while processes_of(directory) and time.monotonic() < deadline:
         time.sleep(0.2)
     left = processes_of(directory)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    for each in left:
+        each.kill()
     assert left == [], (tmp_path / "said.txt").read_text()[-3000:]
     metrics = read_metrics(metrics_file)
     # the death of a launcher is a SIGTERM to its ranks: they save the step that they are in

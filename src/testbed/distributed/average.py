@@ -33,7 +33,7 @@ def average_(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Group neighbours up to BUCKET_BYTES; a larger tensor is a bucket of its own."""
+    """Group neighbours up to BUCKET_BYTES; a larger tensor is a bucket by itself."""
     bucket: list[torch.Tensor] = []
     num_bytes = 0
     for tensor in tensors:

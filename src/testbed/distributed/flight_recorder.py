@@ -24,7 +24,7 @@ def collective_under_way() -> str | None:
 
     Call it when all else is written: a recorder that has not answered after PATIENCE_S ends the process with exit code
     1 and the threads' stacks on stderr. It keeps the interpreter's lock while it asks CUDA, so that no Python code
-    could go on. Only faulthandler's thread needs no lock.
+    could continue. Only faulthandler's thread needs no lock.
     """
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True, file=STDERR)
     try:

@@ -105,7 +105,7 @@ def _store_of_this_start(launch: Launch, patience_s: float) -> dist.Store:
             )
         else:
             if port is not None:
-                wait_for_store(patience_s)  # PyTorch alone would wait twice as long, and print forty lines of its own
+                wait_for_store(patience_s)  # PyTorch alone would wait twice as long, and print forty lines
             store, _, _ = next(dist.rendezvous("env://", timeout=patience))
     except dist.DistError as error:
         raise no_answer(str(error).partition("\n")[0], patience_s) from error

@@ -1,4 +1,4 @@
-"""Run a program in processes of its own, and leave none of them behind.
+"""Run a program in separate processes, and leave none of them behind.
 
 Python code never runs inside a signal handler here: `Stop` notes a signal, and the loop that waits sees it.
 """
@@ -114,7 +114,7 @@ def run(
                     break
                 on_wait()
                 time.sleep(POLL_S)
-        except BaseException:  # whatever fails here, the program must not go on alone
+        except BaseException:  # whatever fails here, the program must not continue alone
             end_processes(process, stop)
             raise
     was_stopped = was_stopped or (was_late and stop.signal_number is not None)
@@ -124,7 +124,7 @@ def run(
 def end_processes(process: subprocess.Popen, stop: Stop) -> None:
     """End a program of `start` and everything that it started, and wait until all of it is gone.
 
-    torchrun puts each rank into a session of its own, so the group alone would miss them: they are looked up first.
+    torchrun puts each rank into a separate session, so the group alone would miss them: they are looked up first.
     """
     everything = _with_descendants(process)
     _send_to_group(process, signal.SIGTERM)  # torchrun passes it on; gpt2.py leaves its files whole

@@ -254,7 +254,7 @@ def check_port(launch: Launch) -> None:
 
 
 def where_ranks_meet() -> tuple[str, int | None]:
-    """Return address and port as the launcher set them. None: what is set is no port, which PyTorch reports."""
+    """Return address and port as the launcher set them. None: what is set is not a port, which PyTorch reports."""
     port = whole_number(os.environ.get("MASTER_PORT", ""))
     return os.environ.get("MASTER_ADDR", ""), port if port is not None and port < 1 << 16 else None
 

@@ -59,7 +59,7 @@ class OtherRanks:
             self.startup.close()
 
     def end_for_stuck_rank(self, missing: str) -> None:
-        """End from the watching thread: a rank is dead or stopped, and this one would wait for ever."""
+        """End from the watching thread: a rank is dead or stopped, and this one would wait without end."""
         self._end_run(f"{missing}; {self.waited()}, longer than --collective_timeout allows")
 
     def end_for_missing_rank(self, missing: str) -> None:
