@@ -15,7 +15,7 @@ from support.programs import REPOSITORY
 from testbed.distributed import rendezvous
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import Unreachable, check_addresses, gloo_address
-from testbed.experiments.network_lab.links import why_impossible
+from testbed.experiments.network_lab import why_impossible
 
 
 class Store(dict):
