@@ -44,11 +44,9 @@ from testbed.distributed.launch import Launch
 from testbed.metrics.world_step import gather_step
 from testbed.model.gpt2 import attention_kernel
 from testbed.optim.lr_schedule import learning_rate_at
-from testbed.train.divergence import raise_if_diverged
 from testbed.train.ending import RunEnding, RunPreempted
-from testbed.train.finish import finish
-from testbed.train.run import TrainingRun, open_run
-from testbed.train.validation import validate
+from testbed.train.reasons import raise_if_diverged
+from testbed.train.run import TrainingRun, finish, open_run, validate
 
 
 def main(checked: CheckedRun, launch: Launch) -> int:

@@ -4,12 +4,11 @@
     python scripts/lab/network.py run --hosts 2 --rate 100mbit -- torchrun src/gpt2.py --run_type ddp --model nano
     python scripts/lab/network.py run --hosts 2 -- python src/gpt2.py --run_type fsdp --model nano
     python scripts/lab/network.py run --hosts 2 -- deepspeed src/gpt2.py --run_type optimized --model nano
-    python scripts/lab/network.py up --hosts 2 --rate 1gbit &   # for an hour, or until
-    python scripts/lab/network.py down testbed-1a2b3c
+    python scripts/lab/network.py up --hosts 2 --rate 1gbit   # until Ctrl-C, and at most for an hour
 
 `run` brings the hosts up, starts the command on each of them, and takes everything down again. torchrun and deepspeed
-get the flags for several nodes filled in; a program without a launcher the variables of one rank per host. Hosts are
-called host1, host2, ...; the first one is the master. See docs/network.md.
+get the flags for several nodes filled in; a program without a launcher the variables of one rank per host. `up` shows
+how to enter each host. Hosts are called host1, host2, ...; the first one is the master. See docs/network.md.
 
 Exit code of `run`: 0 when the command ended with 0 on every host, 1 when not, 2 for what was typed.
 """
@@ -18,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 import tempfile
 import time
@@ -33,7 +33,7 @@ from testbed.program import program
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="what", required=True, metavar="up|down|run")
+    commands = parser.add_subparsers(dest="what", required=True, metavar="up|run")
     shared = FlagParser(add_help=False)
     shared.add_argument("--hosts", type=positive, default=2, metavar="N", help="hosts, 1 to 32 (default: %(default)s)")
     text = "of every link in both directions: 100mbit, 1gbit, ... (default: %(default)s)"
@@ -47,8 +47,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     run.add_argument("--log_dir", type=Path, metavar="DIR", help="keep what each host said (default: only show it)")
     text = "how long the other hosts run on after the first has ended (default: %(default)g)"
     run.add_argument("--patience_s", type=float, default=30.0, metavar="SECONDS", help=text)
-    down = commands.add_parser("down", help="take hosts down that `up` made")
-    down.add_argument("name", help="as `up` printed it")
     place = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:place])
     arguments.command = words[place + 1 :]
@@ -60,11 +58,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    return {"up": up, "down": down, "run": run}[arguments.what](arguments)
+    return {"up": up, "run": run}[arguments.what](arguments)
 
 
 def link_of(arguments: argparse.Namespace):
-    from testbed.experiments.network_lab.links import Link, parse_rate
+    from testbed.experiments.network_lab import Link, parse_rate
 
     try:
         return Link(parse_rate(arguments.rate))
@@ -75,31 +73,21 @@ def link_of(arguments: argparse.Namespace):
 def up(arguments: argparse.Namespace) -> int:
     """Make hosts and wait, until the time is over or a signal comes."""
     from testbed.distributed.processes import POLL_S, Stop
-    from testbed.experiments.network_lab.lab import lab
-    from testbed.experiments.network_lab.links import address_of
+    from testbed.experiments.network_lab import address_of, lab
 
     deadline_s = time.monotonic() + arguments.seconds
     with Stop() as stop, lab(arguments.hosts, link_of(arguments)) as made:
-        say(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
+        say(f"{made}, for {arguments.seconds:g} s")
         for number, host in enumerate(made.hosts, start=1):
-            say(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
-        say(f"python scripts/lab/network.py down {made.name}", flush=True)
+            say(f"  {host.name} {address_of(number)}: {shlex.join(host.inside)} COMMAND", flush=True)
         while stop.signal_number is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
     return stop.exit_code or 0
 
 
-def down(arguments: argparse.Namespace) -> int:
-    from testbed.experiments.network_lab.lab import take_down
-
-    say(f"{arguments.name}: {take_down(arguments.name)}")
-    return 0
-
-
 def run(arguments: argparse.Namespace) -> int:
     from testbed.distributed.processes import Stop
-    from testbed.experiments.network_lab.hosts import run_on_hosts
-    from testbed.experiments.network_lab.lab import lab
+    from testbed.experiments.network_lab import lab, run_on_hosts
 
     def show(host: int, line: str) -> None:
         with contextlib.suppress(OSError):  # the reader has gone: the run goes on
@@ -109,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Stop() as stop, tempfile.TemporaryDirectory(prefix="lab-") as scratch:
         folder = Path(scratch) if arguments.log_dir is None else arguments.log_dir
         with lab(arguments.hosts, link) as made:
-            say(f"network.py: lab {made.name}, {len(made.hosts)} hosts, {made.link}", file=sys.stderr, flush=True)
+            say(f"network.py: {made}", file=sys.stderr, flush=True)
             ends = run_on_hosts(
                 made, arguments.command, folder, arguments.seconds, lambda: stop.signal_number is not None, show,
                 arguments.patience_s,

@@ -92,8 +92,7 @@ def main() -> int:
     import gpt2
     from testbed.experiments import peers
     from testbed.train.ending import RunEnding
-    from testbed.train.finish import finish
-    from testbed.train.run import open_run
+    from testbed.train.run import finish, open_run
 
     with RunEnding(checked.settings, launch) as ending:
         run = open_run(checked, launch, ending)

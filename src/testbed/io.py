@@ -25,7 +25,8 @@ SOURCE = Path(__file__).resolve().parents[1]  # the folder that holds the packag
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on success it takes the place of `path` in one move.
+    """Yield a temporary path in the same folder; on success it takes the place of `path` in one move, so that a crash
+    leaves the old file or the new one.
 
     Whatever fails, an earlier `path` stays as it was and no temporary file stays behind; an OSError names `path`, not
     the temporary file, which nobody knows.
@@ -34,20 +35,15 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     try:
         yield temporary
-        put_in_place(temporary, path)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())  # else a power cut can leave the new name on an empty file
+        temporary.replace(path)
     except BaseException as error:
         with contextlib.suppress(NotADirectoryError):  # a file has taken the folder's place
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
-
-
-def put_in_place(temporary: Path, final: Path) -> None:
-    """Give a finished temporary file its name; a crash leaves the old file or the new one, never half of one."""
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())  # else a power cut can leave the new name on an empty file
-    temporary.replace(final)
 
 
 def write_text(path: Path, text: str) -> None:

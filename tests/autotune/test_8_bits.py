@@ -6,8 +6,7 @@ import importlib.util
 
 import pytest
 import torch
-from support.automatic_choices_cases import ALONE
-from support.settings import refusal, settings_of
+from support.settings import launch, refusal, settings_of
 
 from testbed.autotune.device import check_float8, choose_device
 from testbed.model.float8 import convert_to_float8_
@@ -18,7 +17,7 @@ from testbed.model.shape import ModelShape
 def test_a_device_that_does_not_multiply_in_8_bits_is_refused_before_ranks_meet(token_files, monkeypatch):
     settings = settings_of(token_files).with_values(matmul="fp8")
     with pytest.raises(ValueError, match=r"--matmul fp8.*compute capability 8\.9.*CPU"):
-        choose_device(settings, ALONE)
+        choose_device(settings, launch())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
     for capability, is_refused in (((8, 0), True), ((8, 9), False), ((9, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)

@@ -7,9 +7,8 @@ import re
 
 import pytest
 import torch
-from support.automatic_choices_cases import ALONE, CPU
-from support.programs import SEQUENCE, TINY_RUN, data_flags, run_program, torchrun_command
-from support.settings import settings_of
+from support.programs import SEQUENCE, TINY_RUN, data_flags
+from support.settings import launch, settings_of
 
 from testbed.autotune import choices, micro_batch
 from testbed.autotune.choices import as_decided_before
@@ -23,11 +22,11 @@ from testbed.autotune.micro_batch import (
 )
 from testbed.config.run_types import STRATEGIES, WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.table import FLAGS
-from testbed.distributed.launch import Launch
 from testbed.memory_model.job import DenseModel
 from testbed.memory_model.memory import SPARE
 from testbed.memory_model.model_states import elements_held
 
+CPU = torch.device("cpu")
 WIDE = ["--embedding_size", "512"]  # states outweigh logits
 
 
@@ -53,7 +52,7 @@ def test_what_was_found_is_recorded_as_if_it_had_been_given(settings, token_file
 def test_prediction_touches_neither_random_numbers_nor_memory(settings):
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    find_micro_batch(settings, ALONE, CPU)
+    find_micro_batch(settings, launch(), CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert not isinstance(torch.ones(2), torch._subclasses.FakeTensor)
 
@@ -64,7 +63,7 @@ def test_the_largest_that_fits_is_chosen_and_the_line_says_what_the_next_needs(s
     monkeypatch.setattr(micro_batch, "predicted_bytes", lambda _, size: needs[size])
     monkeypatch.setattr(micro_batch, "available_bytes", lambda *_: int(8_000 * factor) if fits > 1 else 500)
     monkeypatch.setitem(micro_batch.ENOUGH_TOKENS, "cpu", 10**9)
-    chosen, words = find_micro_batch(settings, ALONE, CPU)
+    chosen, words = find_micro_batch(settings, launch(), CPU)
     assert chosen == fits
     assert words.startswith(f"micro batch {fits}:")
     assert ("may not fit" in words) == (fits == 1)
@@ -78,7 +77,7 @@ def test_a_gpu_gets_the_largest_useful_micro_batch_unless_one_is_given(token_fil
     def micro_batch_of(*flags: str, ranks: int = 1) -> int:
         settings = settings_of(token_files, "--attention", "math", "--compile", "off", *flags, world_size=ranks)
         settings = settings.with_values(device="cuda", precision="bf16")
-        decided, _ = choices.decide_open_settings(settings, ALONE, torch.device("cuda"))
+        decided, _ = choices.decide_open_settings(settings, launch(), torch.device("cuda"))
         resumed = choices.as_decided_before(settings, decided.as_dict() | {"micro_batch_size_per_gpu": 2})
         expected = 2 if "micro_batch_size_per_gpu" in decided.origin.chosen else settings.batch.micro_batch_size_per_gpu
         assert resumed.batch.micro_batch_size_per_gpu == expected, "a resumed run goes on with what was decided"
@@ -139,7 +138,7 @@ def test_every_way_to_run_out_of_memory_and_no_other_error_ends_the_trial(settin
 
 def test_on_the_cpu_no_micro_batch_is_larger_than_it_helps(token_files):
     settings = settings_of(token_files, "--micro_batch_size_per_gpu", "auto", "--global_batch_size", "256")
-    chosen, words = find_micro_batch(settings, ALONE, CPU)
+    chosen, words = find_micro_batch(settings, launch(), CPU)
     assert chosen * SEQUENCE == micro_batch.ENOUGH_TOKENS["cpu"]
     assert "no faster" in words
 
@@ -148,13 +147,13 @@ def test_ranks_take_the_smallest_that_any_of_them_found(settings, monkeypatch):
     others = [Finding(16, 5, 10), Finding(4, 5, 6), Finding(8, 5, 8)]
     monkeypatch.setattr(micro_batch.process_group, "gather_objects", lambda mine: [mine, *others])
     monkeypatch.setattr(micro_batch, "available_bytes", lambda *_: 2**60)
-    assert find_micro_batch(settings, ALONE, CPU)[0] == 4
+    assert find_micro_batch(settings, launch(), CPU)[0] == 4
 
 
 def test_ranks_of_a_host_share_its_memory_and_a_container_limits_it(tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batch.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     monkeypatch.setattr(micro_batch, "memory_of_container", lambda root: (2**63, 2**63))
-    assert available_bytes(CPU, Launch(0, 4, 0, 4)) == int(1000 * 0.95 / 4)
+    assert available_bytes(CPU, launch(4)) == int(1000 * 0.95 / 4)
     monkeypatch.undo()
     (tmp_path / "memory.max").write_text("900\n")
     (tmp_path / "memory.current").write_text("700\n")
@@ -180,7 +179,7 @@ def test_what_sharding_saves_is_in_the_prediction(token_files):
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_files, tmp_path):
+def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(ranks, token_files, tmp_path):
     """On two ranks with dropout: weights, random numbers and the order of the data are those of the plain run."""
     work = [*TINY_RUN, *data_flags(token_files), "--run_type", "ddp", "--max_train_steps", "3", "--dropout", "0.1"]
     work += ["--sample_tokens", "0", "--max_val_steps", "1"]
@@ -188,7 +187,7 @@ def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_f
     for name in ("auto", "16"):
         folder = tmp_path / name
         flags = ["--micro_batch_size_per_gpu", name, "--checkpoint_path", str(folder)]
-        done = run_program([*torchrun_command(2), *work, *flags])
+        done = ranks.run_program([*work, *flags], tmp_path / f"ranks_{name}", 2)
         assert done.returncode == 0, done.stderr[-2000:]
         metrics = json.loads((folder / "training_metrics.json").read_text())
         assert metrics["training_config"]["micro_batch_size_per_gpu"] == 16

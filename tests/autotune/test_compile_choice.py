@@ -7,8 +7,7 @@ import json
 
 import pytest
 import torch
-from support.automatic_choices_cases import ALONE, CPU, CUDA
-from support.settings import settings_of
+from support.settings import launch, settings_of
 from support.variants import BF16, VARIANTS
 
 from testbed.autotune import choices
@@ -16,6 +15,8 @@ from testbed.autotune.attention import Trial, check_backend
 from testbed.autotune.choices import decide_open_settings
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_a_config_file_of_an_earlier_version_is_still_read(tmp_path, value, mean
 
 
 def test_auto_compiles_nothing_on_the_cpu(token_files):
-    decided, said = decide_open_settings(settings_of(token_files), ALONE, CPU)
+    decided, said = decide_open_settings(settings_of(token_files), launch(), CPU)
     assert decided.compute.compile is False and decided.model.attention == "auto" and said == []
     assert decided.data.num_workers == 0 and decided.origin.chosen == {"compile", "num_workers"}
 
@@ -51,7 +52,7 @@ def on_cuda(monkeypatch):
 @pytest.mark.usefixtures("on_cuda")
 def test_what_was_chosen_for_a_device_is_chosen_anew_where_the_file_is_used(token_files, tmp_path):
     """A baseline on CUDA comes to cuDNN and compiled blocks: on a CPU, or with ZeRO 3, nobody asked for either."""
-    decided, _ = decide_open_settings(settings_of(token_files), ALONE, CUDA)
+    decided, _ = decide_open_settings(settings_of(token_files), launch(), CUDA)
     assert (decided.model.attention, decided.compute.compile, decided.data.num_workers) == ("cudnn", True, 1)
     config = decided.as_config()
     assert (config["attention"], config["compile"], config["num_workers"]) == (None, None, None)
@@ -65,13 +66,13 @@ def test_what_was_chosen_for_a_device_is_chosen_anew_where_the_file_is_used(toke
     assert (sharded.model.attention, sharded.compute.compile, sharded.data.num_workers) == ("auto", None, None)
     on_the_cpu = settings_of(token_files, *again)
     check_backend(on_the_cpu, CPU)
-    assert decide_open_settings(on_the_cpu, ALONE, CPU)[0].compute.compile is False
+    assert decide_open_settings(on_the_cpu, launch(), CPU)[0].compute.compile is False
 
 
 @pytest.mark.usefixtures("on_cuda")
 def test_what_was_given_stays_in_the_file(token_files):
     given = ["--attention", "math", "--compile", "off", "--num_workers", "3"]
-    config = decide_open_settings(settings_of(token_files, *given), ALONE, CUDA)[0].as_config()
+    config = decide_open_settings(settings_of(token_files, *given), launch(), CUDA)[0].as_config()
     assert (config["attention"], config["compile"], config["num_workers"]) == ("math", False, 3)
 
 
@@ -84,7 +85,7 @@ def test_the_kernel_is_timed_with_the_micro_batch_that_the_run_will_have(setting
 
     monkeypatch.setattr(choices, "fastest_backend", trial)
     monkeypatch.setattr(choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
-    decide_open_settings(settings.with_values(compile=False), ALONE, CUDA)
+    decide_open_settings(settings.with_values(compile=False), launch(), CUDA)
     assert timed_with == [8]
 
 

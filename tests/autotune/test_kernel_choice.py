@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.automatic_choices_cases import ALONE, CPU
-from support.settings import settings_of
+from support.settings import launch, settings_of
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
@@ -21,6 +20,8 @@ from testbed.autotune.attention import FUSED, check_backend, fastest_backend, ow
 from testbed.autotune.choices import ChoiceContradicts, decide_open_settings
 from testbed.model.gpt2 import BACKENDS, GPT2, attention_kernel
 from testbed.model.shape import ModelShape
+
+CPU = torch.device("cpu")
 
 
 def test_every_kernel_name_has_its_flag(token_files):
@@ -92,17 +93,12 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
     named = settings_of(token_files, "--use_flash_attention").with_values(precision="auto", compile=False)
     plant_kernel(monkeypatch, torch.bfloat16)
     check_backend(named, CPU)
-    for chosen in ("bf16", "fp32"):
-        monkeypatch.setattr(
-            choices,
-            "with_precision_resolved",
-            lambda s, *_, p=chosen: (s.with_values(precision=p), "said"),
-        )
-        if chosen == "bf16":
-            assert decide_open_settings(named, ALONE, CPU)[0].compute.precision == "bf16"
-            continue
-        with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
-            decide_open_settings(named, ALONE, CPU)
+    resolved = "bf16"
+    monkeypatch.setattr(choices, "with_precision_resolved", lambda s, *_: (s.with_values(precision=resolved), "said"))
+    assert decide_open_settings(named, launch(), CPU)[0].compute.precision == "bf16"
+    resolved = "fp32"
+    with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
+        decide_open_settings(named, launch(), CPU)
     plant_kernel(monkeypatch)
     with pytest.raises(ValueError, match=r"bf16 or fp32.*\(RuntimeError\); leave --attention out"):
         check_backend(named, CPU)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.programs import TINY_RUN, data_flags, python_command, run_program
+from support.programs import TINY_RUN, data_flags
 from support.settings import launch, settings_of, typed
 
 from testbed.autotune import memory_check
@@ -81,10 +81,10 @@ def test_tiny_models_fit_here_whatever_is_open(token_files):
 
 
 @pytest.mark.launches
-def test_the_program_ends_with_one_sentence_before_it_touches_the_folder(token_files, tmp_path):
+def test_the_program_ends_with_one_sentence_before_it_touches_the_folder(ranks, token_files, tmp_path):
     wide = ["--num_layers", "400", "--embedding_size", "8192", "--num_heads", "64", "--run_type", "baseline"]
     words = [*TINY_RUN, *data_flags(token_files), *wide, "--checkpoint_path", str(tmp_path / "run")]
-    done = run_program([*python_command(), *words])
+    done = ranks.run_program(words, tmp_path / "ranks")
     assert done.returncode == 2 and done.stderr.startswith("gpt2.py: error: --run_type baseline with ")
     assert "cannot fit: weights, gradients and optimizer state alone take" in done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()

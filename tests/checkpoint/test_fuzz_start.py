@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from testbed.checkpoint import folders as checkpoint
 from testbed.checkpoint.weights import export_weights, read_initial_weights
 from testbed.config.initial_shape import shape_of_folder
-from testbed.distributed.failures import root_cause
+from testbed.distributed.process_group import root_cause
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape

@@ -41,8 +41,8 @@ from testbed.data.pairs import read_pairs
 from testbed.data.sidecar import read_sidecar
 from testbed.data.tokenizer_file import load_tokenizer_file
 from testbed.distributed import watchdog
-from testbed.distributed.failures import root_cause
 from testbed.distributed.launch import Launch
+from testbed.distributed.process_group import root_cause
 from testbed.errors import InputError
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2, to_transformers

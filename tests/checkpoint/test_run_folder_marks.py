@@ -24,7 +24,7 @@ from testbed.metrics import recorder as recorder_module
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.run_folder import marks, run_lock
-from testbed.train import last_files
+from testbed.train import ending
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -99,17 +99,17 @@ def test_a_rank_says_in_rank_0s_stead_how_the_run_ended(run, tmp_path):
     (run.path / ".lock").touch()
     holder = os.open(run.path / ".lock", os.O_RDWR)
     run_lock.fcntl.flock(holder, run_lock.fcntl.LOCK_EX)
-    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
+    ending.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     assert path.read_bytes() == before
     os.close(holder)
-    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
+    ending.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     metrics = read_metrics(path)
     check_metrics(metrics)
     assert metrics["status"] == "failed" and metrics["failure"] == {"reason": "rank 0 is dead", "step": 5}
     assert metrics["segments"][-1]["ended"] == "failed"
     closed = metrics | {"failure": {"reason": "what rank 0 wrote", "step": 5}}
     write_metrics(path, closed)
-    last_files.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
+    ending.finalize_metrics_for_dead_rank0(run.path, "rank 0 is dead")
     assert read_metrics(path) == closed
     assert run.begin("--resume").step == 4, "and the lock is free"
 

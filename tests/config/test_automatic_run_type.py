@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fuzz import READ, REFUSED, Fuzz, Refused, gpt2_accepts
 from support.mutations import broken_json
-from support.programs import TINY_RUN, data_flags, run_program, torchrun_command
+from support.programs import TINY_RUN, data_flags
 from support.settings import checked_run, launch, refusal, settings_of
 
 from testbed.config.automatic_run_type import DEFAULT_CHOICE, Taken, content_of, hash_of, read_choice
@@ -87,44 +87,38 @@ def test_what_was_typed_wins_and_is_said(place, token_files):
     assert checked.notes[0].endswith("; --zero_stage 3 stays, as it was given")
 
 
-def test_a_typed_flag_of_another_run_type_makes_the_choice_pass_over(place, token_files):
-    path = write_choice(choice_content(token_files))
-    checked = auto(token_files, "--bucket_cap_mb", "5")
-    assert checked.settings.training.run_type == "ddp" and "--bucket_cap_mb belongs to" in checked.notes[0]
-    said = refusal(token_files, "--run_type", "auto", "--bucket_cap_mb", "5", "--choice", str(path), world_size=2)
-    assert "--bucket_cap_mb belongs to --run_type ddp, not to optimized" in said and "--choice" in said
+def choosing(run_type: str, **flags) -> dict:
+    return {"choice": {"run_type": run_type, "flags": flags}}
 
 
 MISFITS = {
-    "ranks": ({"ranks": 4}, (), "for ranks 4, not 2"),
-    "device": ({"device": "NVIDIA H100"}, (), "for the device NVIDIA H100, not "),
-    "torch": ({"torch": "1.13.1"}, (), "for PyTorch 1.13.1, not "),
-    "batch": ({}, ("--global_batch_size", "16"), "for --global_batch_size 32, not 16"),
-    "model": ({}, ("--num_layers", "3"), "for --num_layers 2, not 3"),
-    "length": ({}, ("--seq_length", "16"), "for --seq_length 32, not 16"),
-    "precision": ({}, ("--precision", "bf16"), "for --precision fp32, not bf16"),
-    "schema": ({"schema": 2}, (), "not a choice of find_fastest.py with schema 1"),
-    "run type": ({"choice": {"run_type": "magic", "flags": {}}}, (), "'magic' is no run type"),
-    "flag": ({"choice": {"run_type": "ddp", "flags": {"zero_stage": 1}}}, (), "which is not for a choice of ddp"),
-    "other flag": ({"choice": {"run_type": "ddp", "flags": {"learning_rate": 1}}}, (), "'learning_rate'"),
-    "value": (
-        {"choice": {"run_type": "optimized", "flags": {"zero_stage": 9}}},
-        (),
-        "zero_stage 9 is not one of 0, 1, 2, 3",
-    ),
-    "by hand": ({"work_sha256": "0" * 64}, (), "changed by hand"),
+    "ranks": ({"ranks": 4}, "", "for ranks 4, not 2"),
+    "device": ({"device": "NVIDIA H100"}, "", "for the device NVIDIA H100, not "),
+    "torch": ({"torch": "1.13.1"}, "", "for PyTorch 1.13.1, not "),
+    "batch": ({}, "--global_batch_size 16", "for --global_batch_size 32, not 16"),
+    "model": ({}, "--num_layers 3", "for --num_layers 2, not 3"),
+    "length": ({}, "--seq_length 16", "for --seq_length 32, not 16"),
+    "precision": ({}, "--precision bf16", "for --precision fp32, not bf16"),
+    "flag": ({}, "--bucket_cap_mb 5", "--bucket_cap_mb belongs to --run_type ddp, not to optimized"),
+    "schema": ({"schema": 2}, "", "not a choice of find_fastest.py with schema 1"),
+    "lacks": ({"torch": None}, "", "torch is None, it must be text"),
+    "run type": (choosing("magic"), "", "'magic' is no run type"),
+    "its flag": (choosing("ddp", zero_stage=1), "", "which is not for a choice of ddp"),
+    "other flag": (choosing("ddp", learning_rate=1), "", "'learning_rate'"),
+    "value": (choosing("optimized", zero_stage=9), "", "zero_stage 9 is not one of 0, 1, 2, 3"),
+    "by hand": ({"work_sha256": "0" * 64}, "", "changed by hand"),
 }
 
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_stale_or_foreign_choice_is_passed_over_with_the_reason_and_refused_if_typed(place, token_files, name):
-    changes, flags, words = MISFITS[name]
-    path = write_choice(choice_content(token_files) | changes)
+    changes, typed, words = MISFITS[name]
+    flags, path = typed.split(), write_choice(choice_content(token_files) | changes)
     checked = auto(token_files, *flags)
     assert checked.settings.training.run_type == "ddp"
     assert words in checked.notes[0] and str(path) in checked.notes[0]
     said = refusal(token_files, "--run_type", "auto", "--choice", str(path), *flags, world_size=2)
-    assert said.startswith(f"--choice {path}: ") and said.endswith("or leave --choice out")
+    assert said.startswith(f"--choice {path}: ") and said.endswith("or leave --choice out") and words in said
 
 
 def test_without_a_choice_the_plan_says(place, token_files):
@@ -215,19 +209,10 @@ def test_no_choice_file_breaks_a_start(place, token_files):
 
 
 @pytest.mark.launches
-def test_two_ranks_train_with_the_choice_and_record_it(place, token_files):
+def test_two_ranks_train_with_the_choice_and_record_it(ranks, place, token_files):
     write_choice(choice_content(token_files, run_type="ddp", flags={"bucket_cap_mb": 5.0}))
-    words = [
-        *TINY_RUN,
-        *data_flags(token_files),
-        "--run_type",
-        "auto",
-        "--max_train_steps",
-        "6",
-        "--sample_tokens",
-        "0",
-    ]
-    done = run_program([*torchrun_command(2), *words], cwd=place)
+    words = [*TINY_RUN, *data_flags(token_files), "--run_type", "auto", "--max_train_steps", "6", "--sample_tokens=0"]
+    done = ranks.run_program(words, place / "ranks", 2, cwd=place)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "--run_type auto: ddp:bucket_cap_mb=5.0, the fastest by checkpoint/fastest/choice.json" in done.stdout
     metrics = json.loads((place / "checkpoint/auto/training_metrics.json").read_text())

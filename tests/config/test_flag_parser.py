@@ -61,6 +61,7 @@ def test_a_flag_may_be_shortened_in_both_spellings_where_it_may_be_shortened():
         (["--metricsonly"], "--metricsonly is not a flag (did you mean --metrics-only?)"),
         (["--quux=1"], "--quux is not a flag; --help lists every flag"),
         (["--hidden_flg", "1"], "--hidden_flg is not a flag; --help"),
+        (["--dtype", "fp32"], "--dtype is not a flag; --help"),  # it leads to --precision, which this program lacks
         (["-steps", "1"], "-steps is not a flag (did you mean --steps?)"),
         (["--steps", "10.5"], "--steps: '10.5' is not a whole number; --help"),
         (["--share", "much"], "--share: 'much' is not a number; --help"),
@@ -71,15 +72,12 @@ def test_a_mistake_is_one_sentence(words, said, capsys):
     assert said in refusal(capsys, *words)
 
 
-def test_a_misspelt_flag_is_said_before_what_is_missing(capsys):
-    made = FlagParser(prog="program.py")
-    made.add_argument("--directory", required=True)
+def test_a_misspelt_flag_is_said_before_what_is_missing_and_in_commands_too(capsys):
+    plain = FlagParser(prog="program.py")
+    plain.add_argument("--directory", required=True)
     with pytest.raises(SystemExit):
-        made.parse_args(["--directry", "x"])
-    assert "--directry is not a flag (did you mean --directory?)" in capsys.readouterr().err
-
-
-def test_commands_of_a_program_have_flags_of_their_own(capsys):
+        plain.parse_args(["--directry", "x"])
+    assert "--directry is not a flag (did you mean --directory?)" in capsys.readouterr().err, "and not what is missing"
     made = FlagParser(prog="program.py")
     made.add_subparsers(dest="what").add_parser("run").add_argument("--patience_s", type=float)
     assert made.parse_args(["run", "--patience-s", "3"]).patience_s == 3
@@ -120,11 +118,6 @@ def test_the_trainer_knows_the_flags_of_others(typed):
     with pytest.raises(ValueError) as refused:
         parse_command_line([theirs, "1"])
     assert f"(did you mean {ours}?)" in str(refused.value)
-
-
-def test_another_program_suggests_its_own_flags_only(capsys):
-    """--dtype leads to --precision, which this program lacks."""
-    assert "--dtype is not a flag; --help" in refusal(capsys, "--dtype", "fp32")
 
 
 def test_the_trainer_takes_dashes():

@@ -32,38 +32,24 @@ def start(token_files, weights, *flags: str):
     )
 
 
-def test_the_record_names_the_size_that_is_trained(token_files, weights):
+def test_weights_decide_the_size(token_files, weights):
     assert start(token_files, weights).settings.model.size == "nano"
-    assert start(token_files, weights, "--model", "nano").settings.model.size == "nano"
     same = ("--model", "gpt2", "--num_layers", "4", "--num_heads", "4", "--embedding_size", "128")
     assert start(token_files, weights, *same).settings.model.size == "nano"
-
-
-@pytest.mark.parametrize("model", ["gpt2", "gpt2-xl"])
-def test_another_size_is_refused(token_files, weights, model):
-    with pytest.raises(
-        InputError, match=rf"^--model {model} does not fit the weights of --init_from .* \(nano\); leave"
-    ):
-        start(token_files, weights, "--model", model)
-
-
-def test_weights_of_no_named_size_are_described(token_files, weights):
+    for model in ("gpt2", "gpt2-xl"):
+        with pytest.raises(InputError, match=rf"^--model {model} does not fit the weights of .* \(nano\); leave"):
+            start(token_files, weights, "--model", model)
     (weights / "config.json").write_text(json.dumps(NANO | {"n_layer": 3}))
     assert start(token_files, weights, "--model", "nano", "--num_layers", "3").settings.shape.num_layers == 3
     with pytest.raises(InputError, match=r"^--model nano does not fit .* \(n_layer=3, n_head=4, n_embd=128\)"):
         start(token_files, weights, "--model", "nano")
 
 
-def test_a_config_file_of_such_a_run_repeats_it(token_files, weights, tmp_path):
-    """Runs of before recorded the default size."""
-    config = start(token_files, weights).settings.as_config() | {"model": "gpt2"}
-    (tmp_path / "effective_config.json").write_text(json.dumps(config))
+def test_runs_of_before_recorded_the_default_size(token_files, weights, tmp_path):
+    now = start(token_files, weights).settings
+    (tmp_path / "effective_config.json").write_text(json.dumps(now.as_config() | {"model": "gpt2"}))
     assert typed(["--config", str(tmp_path / "effective_config.json")]).settings.model.size == "nano"
-
-
-def test_a_run_of_before_can_be_resumed(token_files, weights):
-    now = start(token_files, weights).settings.as_recorded()
-    assert upgrade_settings(now | {"model": "gpt2"}) == upgrade_settings(now)
+    assert upgrade_settings(now.as_recorded() | {"model": "gpt2"}) == upgrade_settings(now.as_recorded())
     assert upgrade_settings({"model": "gpt2", "init_from": "runs/a"})["model"] == "gpt2"  # an older record has less
 
 

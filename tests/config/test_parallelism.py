@@ -35,6 +35,22 @@ def test_the_mesh_multiplies_to_the_world_size(token_files, flags, ranks, mesh):
     assert settings.plan.mesh.data * settings.plan.mesh.pipeline * settings.plan.mesh.tensor == ranks
 
 
+@pytest.mark.parametrize(
+    ("flags", "micro_batch", "accumulation"),
+    [
+        ("ddp", 4, 4),
+        ("ddp --global_batch_size 6", 3, 1),
+        ("pipeline", 4, 8),
+        ("pipeline --global_batch_size 4", 2, 2),  # a micro batch for each stage
+        ("model_parallel", 32, 1),  # the whole batch passes through at once
+        ("ddp --micro_batch_size_per_gpu auto", None, None),  # until it is found
+    ],
+)
+def test_the_default_micro_batch_is_what_the_run_type_is_about(token_files, flags, micro_batch, accumulation):
+    batch = settings_of(token_files, "--run_type", *flags.split(), world_size=2).batch
+    assert (batch.micro_batch_size_per_gpu, batch.grad_accum_steps) == (micro_batch, accumulation)
+
+
 @pytest.mark.parametrize("run_type", STRATEGIES)
 def test_a_flag_that_belongs_elsewhere_is_none_and_its_own_has_a_value(token_files, run_type):
     ranks = 2 if STRATEGIES[run_type].is_distributed else 1
@@ -70,6 +86,11 @@ def test_what_changes_the_mathematics_is_recorded(token_files):
     assert changes("--run_type", "optimized", *native) != changes("--run_type", "fsdp", *native)
     assert "fp16" in changes("--run_type", "optimized", "--precision", "fp16")[0]
     assert changes("--run_type", "ddp", "--precision", "fp16") == ()
+    skips = [changes("--run_type", "ddp", "--skip_gradient_sync", steps) for steps in ("all", "alternate")]
+    assert [said for (said,) in skips] == [
+        "gradients are not synchronised: this is no training",
+        "gradients of every even step are not synchronised: this is no training",
+    ]
 
 
 @pytest.mark.parametrize("num_stages", range(1, 15))

@@ -24,6 +24,8 @@ REFUSED = [
     ("--eval_only --resume", 1, ["--eval_only with --resume auto: ", "leave one"]),
     ("allreduce --skip_gradient_sync --save_every 5", 2, ["--skip_gradient_sync all with --save_every 5"]),
     ("allreduce --skip_gradient_sync --run_inference_benchmark", 2, ["--run_inference_benchmark", "leaves none"]),
+    ("--skip_gradient_sync", 1, ["--skip_gradient_sync belongs to --run_type allreduce, ddp, not to baseline"]),
+    ("--profile_steps 0", 1, ["--profile_steps: '0' is not a positive whole number"]),
     ("--run_inference_benchmark", 1, ["--run_inference_benchmark with --max_position_embeddings 64", "give", "116"]),
     ("--profile --max_train_steps 6 --profile_steps 5", 1, ["--profile looks at 5 steps", "the run has 6", "10"]),
     # optimizer and schedule
@@ -60,7 +62,7 @@ REFUSED = [
     ("fsdp --shard_size 3", 4, ["--shard_size 3", "4 ranks", "1, 2, 4"]),
     # pipelines
     ("ddp --pipeline_schedule 1f1b", 2, ["--pipeline_schedule", "pipeline"]),
-    ("pipeline", 8, ["--pipeline_stages 8", "--num_layers 2", "4 pieces"]),
+    ("pipeline", 5, ["--pipeline_stages 5", "--num_layers 2", "4 pieces"]),
     ("pipeline --pipeline_schedule zero_bubble", 4, ["= 8 stages", "--num_layers 2"]),
     ("pipeline --micro_batch_size_per_gpu 4 --global_batch_size 4", 2,
         ["1f1b", "pipeline ranks, 2", "has 1", "--micro_batch_size_per_gpu"]),
@@ -182,8 +184,8 @@ def test_a_run_is_planned_where_pytorch_is_not_installed(token_files, monkeypatc
 
 
 @pytest.mark.launches
-def test_data_parallel_without_two_devices_is_refused(token_files, tmp_path):
+def test_data_parallel_without_two_devices_is_refused(ranks, token_files, tmp_path):
     flags = ["--run_type", "dp", "--checkpoint_path", str(tmp_path / "run")]
-    done = run_program([*python_command(), *TINY_RUN, *data_flags(token_files), *flags])
+    done = ranks.run_program([*TINY_RUN, *data_flags(token_files), *flags], tmp_path / "ranks")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert "--run_type dp" in done.stderr and "needs two" in done.stderr and "ddp" in done.stderr

@@ -50,15 +50,11 @@ def settings_of(*words: str):
     return typed(["--device", "cpu", *words]).settings
 
 
-def test_eval_only_takes_over_length_and_data(run):
+def test_eval_only_takes_over_length_and_data_and_what_is_typed_wins(run):
     settings = settings_of("--eval_only", "--init_from", str(run))
-    assert settings.data.seq_length == SEQUENCE
-    assert settings.data.val_data_path == str(run.parent / "val.bin")
+    assert (settings.data.seq_length, settings.data.val_data_path) == (SEQUENCE, str(run.parent / "val.bin"))
     (said,) = said_of(settings)
     assert said.startswith(f"as {run} was trained: --seq_length {SEQUENCE} --train_data_path {run.parent}/train.bin")
-
-
-def test_what_is_typed_wins_and_is_warned_of(run):
     settings = settings_of("--eval_only", "--init_from", str(run), "--seq_length", "64")
     assert settings.data.seq_length == 64
     taken, warning = said_of(settings)
@@ -66,7 +62,7 @@ def test_what_is_typed_wins_and_is_warned_of(run):
     assert "--seq_length 64 validates on 64 tokens" in warning and f"from {SEQUENCE + 1} on were never" in warning
     other = ("--val_data_path", str(run.parent / "train.bin"), "--seq_length", "16")
     settings = settings_of("--eval_only", "--init_from", str(run), *other)
-    assert settings.data.val_data_path == str(run.parent / "train.bin") and settings.data.seq_length == 16
+    assert (settings.data.seq_length, settings.data.val_data_path) == (16, str(run.parent / "train.bin"))
     assert "never trained" not in " ".join(said_of(settings))
 
 
@@ -98,11 +94,15 @@ def test_another_file_under_the_recorded_name_is_not_called_the_runs_data(elsewh
     assert "not the run's data" not in " ".join(said_of(settings)), "the same bytes under another path are its data"
 
 
-def test_data_without_a_recorded_hash_is_said_to_be_unknown(run):
+def test_data_without_a_hash_and_another_precision_are_said(run):
+    write_record(run, run.parent / "train.bin", run.parent / "val.bin", precision="bf16")
+    _, said = said_of(settings_of("--eval_only", "--init_from", str(run), "--precision", "fp32"))
+    assert said == "note: validated in fp32, the run in bf16: losses differ by rounding"
+    assert len(said_of(settings_of("--eval_only", "--init_from", str(run), "--precision", "bf16"))) == 1
     record = json.loads((run / "training_metrics.json").read_text())
     del record["training_config"]["dataset_sha256"]
     (run / "training_metrics.json").write_text(json.dumps(record))
-    _, warning = said_of(settings_of("--eval_only", "--init_from", str(run)))
+    _, warning = said_of(settings_of("--eval_only", "--init_from", str(run), "--precision", "bf16"))
     assert "recorded no sha256" in warning and f"{run.parent}/val.bin is validated" in warning
 
 
@@ -160,13 +160,6 @@ def test_eval_only_validates_as_many_windows_as_the_run(run):
     assert trains.batch.global_batch_size == 32, "who trains on begins a run of its own"
 
 
-def test_another_precision_is_said(run):
-    write_record(run, run.parent / "train.bin", run.parent / "val.bin", precision="bf16")
-    _, said = said_of(settings_of("--eval_only", "--init_from", str(run), "--precision", "fp32"))
-    assert said == "note: validated in fp32, the run in bf16: losses differ by rounding"
-    assert len(said_of(settings_of("--eval_only", "--init_from", str(run), "--precision", "bf16"))) == 1
-
-
 def test_a_refused_batch_of_the_record_is_not_called_typed(run):
     write_record(run, run.parent / "train.bin", run.parent / "val.bin", global_batch_size=9)
     with pytest.raises(ValueError, match=r"the record of --init_from .* says --global_batch_size 9") as refused:
@@ -174,29 +167,22 @@ def test_a_refused_batch_of_the_record_is_not_called_typed(run):
     assert str(refused.value).endswith("; give --global_batch_size")
 
 
-def test_the_run_of_its_best_weights_is_the_folder_above(run):
-    (run / "best").mkdir()
-    assert trained_with(run / "best") == trained_with(run) != TrainedRun()
-
-
 @pytest.mark.parametrize(
     "record", [[], {}, {"training_config": {"seq_len": True}}, {"training_config": {"seq_len": "8"}, "settings": 1}]
 )
-def test_a_record_that_says_nothing_gives_nothing(record, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "training_metrics.json").write_text(json.dumps(record))
-    assert trained_with(tmp_path / "run") == TrainedRun() == trained_with(tmp_path / "nowhere" / "else")
+def test_a_record_that_says_nothing_gives_nothing(record, run, tmp_path):
+    (run / "best").mkdir()
+    assert trained_with(run / "best") == trained_with(run) != TrainedRun(), "best/ is of the run above it"
+    (run / "training_metrics.json").write_text(json.dumps(record))
+    assert trained_with(run) == TrainedRun() == trained_with(tmp_path / "nowhere" / "else")
     older = {"training_config": {"seq_len": 8}, "settings": {"val_data_path": 3, "max_val_steps": "4"}}
-    (tmp_path / "run" / "training_metrics.json").write_text(json.dumps(older))
-    assert trained_with(tmp_path / "run") == TrainedRun({"seq_length": 8})
-
-
-def test_the_warning_begins_after_the_last_trained_position():
-    assert untrained_positions("x has", 32, 32) == [] == untrained_positions("x has", 99, None)
-    assert "positions from 33 on" in untrained_positions("x has", 33, 32)[0]
+    (run / "training_metrics.json").write_text(json.dumps(older))
+    assert trained_with(run) == TrainedRun({"seq_length": 8})
 
 
 def test_a_text_ends_where_training_did():
+    assert untrained_positions("x has", 32, 32) == [] == untrained_positions("x has", 99, None)
+    assert "positions from 33 on" in untrained_positions("x has", 33, 32)[0]
     sample = script("sample.py")
     assert sample.tokens_to_make(None, 10, 1024, 128) == 118
     assert sample.tokens_to_make(None, 10, 1024, None) == 200 == sample.tokens_to_make(None, 10, 1024, 1024)

@@ -12,10 +12,10 @@ import textwrap
 import pytest
 from support.programs import REPOSITORY
 
-from testbed.distributed import addresses
-from testbed.distributed.addresses import Unreachable, check_addresses, gloo_address
+from testbed.distributed import rendezvous
 from testbed.distributed.launch import Launch
-from testbed.experiments.network_lab.links import why_impossible
+from testbed.distributed.rendezvous import Unreachable, check_addresses, gloo_address
+from testbed.experiments.network_lab import why_impossible
 
 
 class Store(dict):
@@ -31,8 +31,8 @@ class Store(dict):
 def other_machine(monkeypatch) -> Store:
     """Rank 1, on a machine of its own with a proper address. Rank 0, this one, is named as Debian names machines."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(addresses, "_network", lambda: "this one")
-    monkeypatch.setattr(addresses, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(rendezvous, "_network", lambda: "this one")
+    monkeypatch.setattr(rendezvous, "FAREWELL_S", 0.0)
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
     plant_address(monkeypatch, "127.0.1.1")
     return Store(address_1=json.dumps({"network": "another", "host": "node2", "address": "10.0.0.2"}))
@@ -51,7 +51,7 @@ def test_every_rank_names_the_one_at_the_loopback(other_machine, monkeypatch):
         check_addresses(other_machine, TWO_NODES)
     mine = json.loads(other_machine["address_0"])
     assert mine == {"network": "this one", "host": "node1", "address": "127.0.1.1"}
-    monkeypatch.setattr(addresses, "_network", lambda: "another")
+    monkeypatch.setattr(rendezvous, "_network", lambda: "another")
     plant_address(monkeypatch, "0.0.0.0")  # rank 1, which is named as it should be
     with pytest.raises(Unreachable, match=r"^rank 0 on node1"):
         check_addresses(other_machine, Launch(1, 0, 2, 1))
@@ -63,7 +63,7 @@ def test_an_interface_that_is_named_is_taken(other_machine, monkeypatch):
 
 
 def test_the_loopback_does_within_a_machine(other_machine, monkeypatch):
-    monkeypatch.setattr(addresses, "_network", lambda: "another")
+    monkeypatch.setattr(rendezvous, "_network", lambda: "another")
     check_addresses(other_machine, TWO_NODES)
     check_addresses(Store(), Launch(0, 0, 2, 2))  # one node: nothing is asked
 
@@ -84,7 +84,7 @@ def test_gloo_s_address_is_the_first_that_can_be_bound(monkeypatch):
 JOIN = textwrap.dedent(
     """
     import torch
-    from testbed.distributed.addresses import Unreachable
+    from testbed.distributed.rendezvous import Unreachable
     from testbed.distributed.launch import read_launch
     from testbed.distributed.process_group import start_process_group
     try:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from support.endings import FAILED, flags_of, started, wait_for
-from support.programs import PROGRAM
+from support.programs import PROGRAM, python_command
 
 from testbed.distributed import process_group, rendezvous
 from testbed.distributed.launch import Launch
-from testbed.distributed.rendezvous import RankMissing, StartupWatch, this_process, wait_for_ranks
-from testbed.distributed.store_port import free_port
+from testbed.distributed.rendezvous import RankMissing, StartupWatch, free_port, this_process, wait_for_ranks
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="process states as Linux has them")
 
@@ -105,44 +102,42 @@ def test_of_several_dead_ranks_the_first_to_die_is_named(other, monkeypatch):
 
 # Rank STANDS waits for SECONDS before what PLACE names, as rank 0 does that reads large files, and says so.
 STANDING = """
-import os, sys, time
-from testbed.config.check import check_command_line
-checked, launch = check_command_line(sys.argv[1:])
-import gpt2
+import os, time
 from testbed.train import run, setup
 owner, name = {"data": (setup, "check_data"), "model": (run, "build")}[os.environ["PLACE"]]
 then = getattr(owner, name)
 def wait(*words, **named):
-    if launch.rank == int(os.environ["STANDS"]):
+    if os.environ["RANK"] == os.environ["STANDS"]:
         print("here", flush=True)
         time.sleep(float(os.environ["SECONDS"]))
     return then(*words, **named)
 setattr(owner, name, wait)
-sys.exit(gpt2.main(checked, launch))
 """
 
 
-@contextlib.contextmanager
-def standing(token_files, folder: Path, timeout_s: float, place: str, rank: int, seconds: float, world_size: int = 2):
-    """Ranks without a launcher, of which one stands still for a while and lives."""
+def ranks_of(token_files, folder: Path, timeout_s: float, world_size: int, variables: dict[str, str]):
+    """Ranks without a launcher: no one ends the others."""
     flags = [*flags_of(token_files, folder), "--run_type", "ddp", "--max_val_steps", "0", "--sample_tokens", "0"]
     flags += ["--collective_timeout", str(timeout_s), "--max_train_steps", "1", "--timing_warmup_steps", "0"]
     flags += ["--global_batch_size", str(4 * world_size)]
-    port = free_port()
-    told = {"PLACE": place, "STANDS": str(rank), "SECONDS": str(seconds), "PYTHONPATH": str(PROGRAM.parent)}
-    places = [Launch(each, each, world_size, world_size) for each in range(world_size)]
-    environments = [place.as_variables("127.0.0.1", port) | told for place in places]
-    with started(folder, [[sys.executable, "-c", STANDING, *flags]] * world_size, environments) as run:
-        yield run
+    places, port = [Launch(rank, rank, world_size, world_size) for rank in range(world_size)], free_port()
+    environments = [place.as_variables("127.0.0.1", port) | variables for place in places]
+    return started(folder, [[*python_command(), *flags]] * world_size, environments)
+
+
+def standing(token_files, folder: Path, timeout_s: float, place: str, rank: int, seconds: float, world_size: int = 2):
+    """Ranks of which one stands still for a while and lives."""
+    told = {"BEFORE": STANDING, "PLACE": place, "STANDS": str(rank), "SECONDS": str(seconds)}
+    return ranks_of(token_files, folder, timeout_s, world_size, told)
 
 
 @pytest.mark.launches
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_killed_while_pytorch_loads_is_named_within_the_timeout(token_files, tmp_path, killed):
-    """No launcher ends the other."""
+    """In processes that import it themselves."""
     folder = tmp_path / "run"
-    with standing(token_files, folder, 4, "data", rank=0, seconds=0) as run:
+    with ranks_of(token_files, folder, 4, 2, {"PYTHONPATH": str(PROGRAM.parent)}) as run:
         time.sleep(0.5)
         run.processes[killed].kill()
         assert run.processes[1 - killed].wait(120) == 1, run.text
@@ -176,7 +171,7 @@ def test_a_rank_killed_while_the_model_is_built_is_in_the_runs_mark(token_files,
 @pytest.mark.launches
 @pytest.mark.slow
 def test_a_slow_rank_that_lives_is_waited_for_beyond_the_timeout(token_files, tmp_path):
-    with standing(token_files, tmp_path / "run", 4, "data", rank=0, seconds=10) as run:
+    with standing(token_files, tmp_path / "run", 4, "data", rank=0, seconds=7) as run:
         assert run.codes(60) == [0, 0], run.text
         assert "imed out" not in run.text
         run.mark("RUN_COMPLETE.txt")

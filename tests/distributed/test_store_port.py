@@ -13,9 +13,9 @@ import pytest
 import torch
 from support.programs import TINY_RUN, data_flags, python_command, run_program
 
-from testbed.distributed import process_group, store_port
+from testbed.distributed import process_group, rendezvous
 from testbed.distributed.launch import Launch, read_launch, threads_per_rank, usable_cores
-from testbed.distributed.store_port import PortTaken, check_port, free_port, listen
+from testbed.distributed.rendezvous import PortTaken, check_port, free_port, listen
 from testbed.errors import InputError
 
 TWO = Launch(0, 0, 2, 2)
@@ -137,4 +137,4 @@ def test_numbers_in_other_digits_are_no_threads_and_no_port(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "\u00b2")
     monkeypatch.setenv("MASTER_PORT", "\u00b2")
     assert threads_per_rank(Launch(0, 0, 1, 1)) == usable_cores()
-    assert store_port.where_ranks_meet()[1] is None
+    assert rendezvous.where_ranks_meet()[1] is None

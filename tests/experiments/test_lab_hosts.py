@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -11,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.agreement import CLIPPING, WORKER, case_flags, disagreements, run_cases
-from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags, run_program
+from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags
 
-from testbed.experiments.network_lab.hosts import HostEnd, run_on_hosts
-from testbed.experiments.network_lab.lab import Lab, lab
-from testbed.experiments.network_lab.links import Link, parse_rate, set_connected, why_impossible
+from testbed.experiments.network_lab import HostEnd, Lab, Link, lab, parse_rate, run_on_hosts, why_impossible
 from testbed.metrics.file import read_metrics
 
 pytestmark = [
@@ -70,11 +67,11 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def baseline_losses(token_files, tmp_path_factory) -> list[float]:
-    folder = tmp_path_factory.mktemp("baseline") / "run"
-    done = run_program([sys.executable, *training(token_files, folder)])
+def baseline_losses(ranks, token_files, tmp_path_factory) -> list[float]:
+    folder = tmp_path_factory.mktemp("baseline")
+    done = ranks.run_program(training(token_files, folder / "run")[1:], folder)
     assert done.returncode == 0, done.stderr
-    return losses(folder)
+    return losses(folder / "run")
 
 
 def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, ranks, token_files, tmp_path):
@@ -98,16 +95,13 @@ def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, ranks, t
         assert disagreements(expected[clipping], actual) == [], (name, clipping)
 
 
-def test_torchrun_and_a_process_per_host_train_alike(two_hosts, token_files, tmp_path, baseline_losses):
-    for name, launcher in (("torchrun", TORCHRUN), ("processes", [sys.executable])):
-        folder = tmp_path / name
-        ends, said = run(
-            two_hosts, [*launcher, *training(token_files, folder, "--run_type", "ddp")], tmp_path / f"{name}_logs"
-        )
-        assert codes(ends) == [0, 0], said[-3000:]
-        assert losses(folder) == pytest.approx(baseline_losses, abs=5e-6)
-        hardware = read_metrics(folder / "training_metrics.json")["hardware"]
-        assert (hardware["num_nodes"], hardware["world_size"]) == (2, 2)
+def test_a_process_per_host_trains_as_one_alone(two_hosts, token_files, tmp_path, baseline_losses):
+    command = [sys.executable, *training(token_files, tmp_path / "run", "--run_type", "ddp")]
+    ends, said = run(two_hosts, command, tmp_path / "logs")
+    assert codes(ends) == [0, 0], said[-3000:]
+    assert losses(tmp_path / "run") == pytest.approx(baseline_losses, abs=5e-6)
+    hardware = read_metrics(tmp_path / "run" / "training_metrics.json")["hardware"]
+    assert (hardware["num_nodes"], hardware["world_size"]) == (2, 2)
 
 
 def test_deepspeeds_hostfile_launcher_trains_over_both_hosts(two_hosts, token_files, tmp_path, baseline_losses):
@@ -169,13 +163,8 @@ LONG = ("--run_type", "ddp", "--max_train_steps", "100000", "--epochs", "100000"
 def test_a_host_that_dies_ends_the_run_on_the_other_with_the_reason(token_files, tmp_path):
     """kill -9 of all that runs on it."""
     with lab(2, Link()) as made:
-
-        def die() -> None:
-            for process in made.hosts[1].processes():
-                os.kill(process, signal.SIGKILL)
-
         command = [sys.executable, *training(token_files, tmp_path / "run", *LONG)]
-        ends, said = in_the_middle(made, command, tmp_path / "logs", die)
+        ends, said = in_the_middle(made, command, tmp_path / "logs", lambda: made.hosts[1].signal_all(signal.SIGKILL))
     assert codes(ends) == [1, -signal.SIGKILL] and not ends[0].ended_by_us, said[-3000:]
     assert "rank 1" in (tmp_path / "run" / "RUN_FAILED.txt").read_text()
 
@@ -184,6 +173,6 @@ def test_a_host_that_is_cut_off_ends_the_run_within_the_timeout_of_collectives(t
     """No connection breaks: packets are not answered any more."""
     with lab(2, Link()) as made:
         command = [sys.executable, *training(token_files, tmp_path / "run", *LONG, "--collective_timeout", "5")]
-        ends, said = in_the_middle(made, command, tmp_path / "logs", lambda: set_connected(made.switch, 2, False))
+        ends, said = in_the_middle(made, command, tmp_path / "logs", lambda: made.set_connected(2, False))
     assert codes(ends) == [1, 1] and not any(end.ended_by_us for end in ends), said[-3000:]
     assert (tmp_path / "run" / "RUN_FAILED.txt").exists()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -12,35 +12,38 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from support.lab_links_cases import (
-    NEEDS_PING,
-    PING,
-    inside,
-    needs_lab,
-    wait_until,
-)
+from support.endings import wait_for
 from support.programs import REPOSITORY, run_here
 
-from testbed.experiments.network_lab import lab as lab_module
-from testbed.experiments.network_lab import links
-from testbed.experiments.network_lab.hosts import command_on, run_on_hosts
-from testbed.experiments.network_lab.lab import known_labs, lab, lab_from
-from testbed.experiments.network_lab.links import (
+from testbed.experiments import network_lab
+from testbed.experiments.network_lab import (
+    Host,
+    Lab,
     LabError,
     Link,
-    Namespace,
+    command_on,
+    lab,
     parse_rate,
-    set_connected,
+    run_on_hosts,
     spelled_rate,
     why_impossible,
 )
 
+PROGRAM = REPOSITORY / "scripts" / "lab" / "network.py"
+KNOCK = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=1)
+except ConnectionRefusedError:  # the host answers that nobody listens
+    pass
+"""
 
-def round_trip_ms(made) -> float:
-    said = inside(made.hosts[0], *PING, "10.77.0.2").stdout
-    return float(said.rpartition("=")[2].split("/")[1])
+
+def needs_lab(test):
+    """Labs are seen by the whole machine, so nothing that makes others may run at the same time."""
+    is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
+    return pytest.mark.launches(pytest.mark.alone(is_missing(test)))
 
 
 def test_rates_are_read_and_spelled_as_tc_does():
@@ -68,7 +71,7 @@ def test_only_root_makes_a_lab(monkeypatch):
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here: apt-get install util-linux")
 def test_without_the_capability_the_reason_is_the_kernels():
     """As in a container that was not given it: the tests of labs skip with this instead of failing."""
-    code = "from testbed.experiments.network_lab import links; print(links.why_impossible())"
+    code = "from testbed.experiments import network_lab; print(network_lab.why_impossible())"
     for capability in ("sys_admin", "net_admin"):
         command = ["setpriv", "--bounding-set", f"-{capability}", sys.executable, "-c", code]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
@@ -78,9 +81,9 @@ def test_without_the_capability_the_reason_is_the_kernels():
 
 @pytest.mark.launches
 def test_a_tool_that_hangs_is_ended_and_named(monkeypatch):
-    monkeypatch.setattr(links, "TOOL_S", 0.1)
+    monkeypatch.setattr(network_lab, "TOOL_S", 0.1)
     with pytest.raises(LabError, match="sleep 30 did not end within"):
-        links.run_tool("sleep", "30")
+        network_lab.run_tool("sleep", "30")
 
 
 def test_what_is_typed_wrong_is_one_sentence():
@@ -90,20 +93,19 @@ def test_what_is_typed_wrong_is_one_sentence():
         (["run", "--seconds", "0", "--", "true"], "--seconds"),
         (["up", "--hosts", "33"], "33 hosts"),
         (["up", "--seconds", "0"], "--seconds"),
-        (["down", "testbed-none"], "testbed-none"),
     ):
         said = run_here("scripts/lab/network.py", *words)
         assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, (words, said.stderr)
 
 
-def example_lab(num_hosts: int = 2):
-    namespaces = [{"name": f"testbed-x-{number}", "device": 4, "inode": number} for number in range(num_hosts + 1)]
-    facts = {"name": "testbed-x", "link": {}, "hosts_file": "/nowhere", "owner": 1, "owner_started_s": 0.0}
-    return lab_from({**facts, "switch": namespaces[0], "hosts": namespaces[1:]})
+@pytest.fixture
+def made(monkeypatch) -> Lab:
+    """Two hosts without namespaces."""
+    monkeypatch.setattr(Host, "__init__", lambda self, name: setattr(self, "name", name))
+    return Lab(Link(), Host("switch"), (Host("host1"), Host("host2")))
 
 
-def test_launchers_are_told_their_place_and_what_is_typed_wins(tmp_path):
-    made = example_lab()
+def test_launchers_are_told_their_place_and_what_is_typed_wins(made, tmp_path):
     words, variables = command_on(
         2, made, ["torchrun", "--nproc-per-node", "2", "src/gpt2.py", "--seed", "1"], tmp_path
     )
@@ -130,16 +132,17 @@ def test_launchers_are_told_their_place_and_what_is_typed_wins(tmp_path):
 
 
 @needs_lab
-@NEEDS_PING
 def test_two_hosts_meet_and_leave_nothing(nothing_left):
+    def reaches(made: Lab, one: int, other: int) -> bool:
+        command = [*made.hosts[one - 1].inside, sys.executable, "-c", KNOCK, f"10.77.0.{other}"]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
     with lab(2, Link()) as made:
-        assert made.name in known_labs() and len(made.namespaces) == 3
-        assert round_trip_ms(made) < 5
-        assert inside(made.hosts[1], *PING, "10.77.0.1").returncode == 0
-        set_connected(made.switch, 2, False)
-        assert inside(made.hosts[0], *PING, "10.77.0.2").returncode != 0, "the cable is out"
-        set_connected(made.switch, 2, True)
-        assert wait_until(lambda: inside(made.hosts[0], *PING, "10.77.0.2").returncode == 0)
+        assert reaches(made, 1, 2) and reaches(made, 2, 1)
+        made.set_connected(2, False)
+        assert not reaches(made, 1, 2), "the cable is out"
+        made.set_connected(2, True)
+        wait_for(lambda: reaches(made, 1, 2))
 
 
 TRANSFER = """
@@ -202,37 +205,55 @@ def test_who_is_asked_to_stop_before_the_start_is_not_waited_for(nothing_left, t
 
 @needs_lab
 def test_a_program_that_never_entered_its_host_is_ended_too(nothing_left, tmp_path, monkeypatch):
-    """The second host is gone; the first one's program is still outside of its namespace."""
-    slow = tmp_path / "nsenter"
-    slow.write_text("#!/bin/sh\nexec sleep 100\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    """The second host is gone; the first one's program is still outside of its namespaces."""
     started_s = time.monotonic()
     with lab(2, Link()) as made:
-        subprocess.run(["ip", "netns", "del", made.hosts[1].name], check=True)
-        with pytest.raises(LabError, match="not the namespace that this lab made"):
-            run_on_hosts(made, ["true"], tmp_path, 50)
-        found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "100"]]
-        assert not [process for process in found if process.ppid() == os.getpid()]
+        slow = tmp_path / "nsenter"
+        slow.write_text("#!/bin/sh\nexec sleep 100\n")
+        slow.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(network_lab, "path_with_this_python", lambda: os.environ["PATH"])
+        ends = run_on_hosts(made, ["true"], tmp_path, timeout_s=0.5)
+        assert [(end.exit_code, end.ended_by_us) for end in ends] == [(-signal.SIGKILL, True)] * 2
     assert time.monotonic() - started_s < 30
 
 
-def test_each_namespace_is_on_record_as_soon_as_it_is_made(tmp_path, monkeypatch):
-    """This process may be killed between two of them; `down` and the next lab must know what it has left."""
-    on_record = []
+def network(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(PROGRAM), *words], capture_output=True, text=True, timeout=60)
 
-    def make(name: str) -> Namespace:
-        known = [lab_from(json.loads(path.read_text())) for path in tmp_path.glob("*.json")]
-        on_record.append([namespace.name[-2:] for found in known for namespace in found.namespaces])
-        return Namespace(name, 4, 17)
 
-    monkeypatch.setattr(lab_module, "STATE", tmp_path)
-    monkeypatch.setattr(lab_module, "make_namespace", make)
-    monkeypatch.setattr(lab_module, "join_by_bridge", lambda *_: None)
-    monkeypatch.setattr(lab_module, "why_impossible", lambda: None)
-    monkeypatch.setattr(lab_module, "tear_down", lambda _: [])
-    monkeypatch.setattr(Namespace, "open", lambda _: os.open(os.devnull, os.O_RDONLY))
-    with lab(2, Link()) as made:
-        assert on_record == [[], ["-s"], ["-s", "-1"]] and len(made.namespaces) == 3
-        assert lab_from(json.loads((tmp_path / f"{made.name}.json").read_text())) == made
-    assert list(tmp_path.iterdir()) == []
+@needs_lab
+def test_the_program_runs_a_command_on_each_host_and_says_who_failed(nothing_left, tmp_path, monkeypatch):
+    """Each finds the Python that made the lab: under sudo its folder is in no PATH."""
+    monkeypatch.setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+    script = "echo I am $RANK; command -v python; exit $((RANK == 2))"
+    said = network("run", "--hosts", "3", "--log_dir", str(tmp_path), "--", "sh", "-c", script)
+    assert said.returncode == 1
+    assert said.stderr.splitlines() == ["network.py: 3 hosts, unlimited", "network.py: host3 ended with 1"]
+    python = Path(sys.executable).parent / "python"
+    assert (tmp_path / "host3.log").read_text() == f"I am 2\n{python}\n"
+    names = [f"[host{number}]" for number in (1, 2, 3)]
+    expected = [f"{name} I am {rank}" for rank, name in enumerate(names)] + [f"{name} {python}" for name in names]
+    assert sorted(said.stdout.splitlines()) == sorted(expected)
+
+
+@needs_lab
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_lab_ends_with_the_process_that_made_it_and_so_does_what_runs_there(nothing_left, number):
+    """Also by kill -9, after which no line of the program runs any more."""
+    command = [sys.executable, str(PROGRAM), "up", "--hosts", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "2 hosts, unlimited, for 3600 s\n"
+        enter = process.stdout.readline().partition(": ")[2].removesuffix(" COMMAND\n")
+        sleeper = subprocess.Popen([*shlex.split(enter), "sh", "-c", "echo on $(hostname); exec sleep 100"],
+                                   stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert sleeper.stdout.readline() == "on host1\n"
+        process.send_signal(number)
+        assert process.wait(10) == (143 if number == signal.SIGTERM else -number)
+        assert sleeper.wait(10) == -signal.SIGKILL
+        sleeper.stdout.close()
+
+
+@needs_lab
+def test_a_lab_ends_when_its_time_is_over(nothing_left):
+    assert network("up", "--seconds", "0.5").returncode == 0

@@ -11,7 +11,7 @@ import pytest
 import sacrebleu
 import torch
 from support.data_fixtures import run_program as run_of_root
-from support.programs import TINY_RUN, python_command, run_program
+from support.programs import TINY_RUN
 
 from testbed.data.pairs import read_pairs
 from testbed.data.tokenizer_file import train_bpe
@@ -122,7 +122,7 @@ GERMAN = ["rot", "blau", "alt", "neu", "gross", "klein"], ["katze", "hund", "vog
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_model_that_was_trained_on_pairs_translates_what_it_has_not_seen(tmp_path):
+def test_a_model_that_was_trained_on_pairs_translates_what_it_has_not_seen(ranks, tmp_path):
     """From the text to the score through the programs, in seconds: a tiny model learns a dictionary of 12 words."""
     words = [list(zip(*sides, strict=True)) for sides in zip(ENGLISH, GERMAN, strict=True)]
     phrases = list(itertools.product(words[0], words[1], words[0], words[1]))
@@ -137,7 +137,7 @@ def test_a_model_that_was_trained_on_pairs_translates_what_it_has_not_seen(tmp_p
     flags = "--train_data_path train_pairs.bin --val_data_path val_pairs.bin --global_batch_size 32 --epochs 100 "
     flags += "--micro_batch_size_per_gpu 16 --seq_length 12 --max_train_steps 150 --learning_rate 0.01 "
     flags += "--warmup_steps 10 --sample_tokens 0 --checkpoint_path run"
-    done = run_program([*python_command(), *TINY_RUN, *flags.split()], cwd=tmp_path)
+    done = ranks.run_program([*TINY_RUN, *flags.split()], tmp_path / "rank", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "fit whole into --seq_length 12" in done.stdout and "of tokens are targets" in done.stdout
     metrics = read_metrics(tmp_path / "run" / "training_metrics.json")

@@ -12,14 +12,13 @@ import pytest
 import torch
 from support.charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from support.metrics_examples import example_metrics, inference_fields, save, v1_metrics
-from support.programs import REPOSITORY, TINY_RUN, data_flags, deepspeed_command, python_command, run_program
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_program
 from support.settings import stand_in
 
 from testbed.analysis.charts import training
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run, load_runs
 from testbed.distributed.launch import usable_cores
-from testbed.distributed.store_port import free_port
 from testbed.inference import after_training
 from testbed.metrics.file import check_metrics, read_metrics
 from testbed.model.gpt2 import GPT2
@@ -30,13 +29,13 @@ WORK += ["--max_position_embeddings", "128", "--max_val_steps", "1", "--run_infe
 
 
 @pytest.fixture(scope="module")
-def pair(token_files, tmp_path_factory):
+def pair(ranks, token_files, tmp_path_factory):
     """One baseline and one optimized run, as seed 000 had them."""
     folder = tmp_path_factory.mktemp("pair")
-    commands = {"baseline": python_command(), "optimized": deepspeed_command(2, free_port())}
-    for run_type, command in commands.items():
+    for run_type, number in {"baseline": 1, "optimized": 2}.items():
         flags = ["--run_type", run_type, *TINY_RUN, *WORK, *data_flags(token_files)]
-        done = run_program([*command, *flags, "--checkpoint_path", str(folder / run_type)], timeout_s=400)
+        flags += ["--checkpoint_path", str(folder / run_type)]
+        done = ranks.run_program(flags, folder / f"ranks of {run_type}", number)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.count("generation: 100 greedy tokens in ") == 1
     return folder
@@ -200,25 +199,3 @@ def test_a_model_that_does_not_fit_beside_its_training_costs_the_number_not_the_
     tokens = SimpleNamespace(tokens=np.arange(100))
     found, line = after_training.benchmark_generation({}, None, tokens, torch.device("cpu"))
     assert found is None and line.startswith("no inference benchmark: the whole model does not fit onto cpu")
-
-
-@pytest.mark.launches
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (
-            ["--max_position_embeddings", "115"],
-            "--run_inference_benchmark generates 100 tokens after a prompt of 16, and this model reads 115 at most; "
-            "give --max_position_embeddings 116 or more",
-        ),
-        (
-            ["--run_type", "allreduce", "--skip_gradient_sync"],
-            "--run_inference_benchmark measures the trained weights, and --skip_gradient_sync leaves none",
-        ),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_the_run(tmp_path, token_files, flags, sentence):
-    command = [*python_command(), *TINY_RUN, *WORK, *flags, *data_flags(token_files)]
-    done = run_program([*command, "--checkpoint_path", str(tmp_path / "run")])
-    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()

@@ -118,10 +118,10 @@ def difference(row: dict) -> float:
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_live_tensors_of_two_ranks_are_what_the_formulas_say(tmp_path):
+def test_live_tensors_of_two_ranks_are_what_the_formulas_say(ranks, tmp_path):
     """The default model, of 10 million parameters. The test would fail with the paper's gradients of ZeRO 1 and 2."""
     names = ["ZeRO 1", "ZeRO 2", "ZeRO 3", "FSDP", "FSDP Muon"]
-    results = counts_of(tmp_path, 2, names)
+    results = counts_of(ranks, tmp_path, 2, names)
     assert [(result["strategy"], len(result["per_rank"])) for result in results] == [(name, 2) for name in names]
     differs = 0
     for result in results:
@@ -141,8 +141,8 @@ def test_live_tensors_of_two_ranks_are_what_the_formulas_say(tmp_path):
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_live_tensors_of_four_ranks_are_what_the_formulas_say(tmp_path):
-    results = counts_of(tmp_path, 4, ["ZeRO 1", "ZeRO 2", "ZeRO 3", "FSDP", "pipeline", "tensor"])
+def test_live_tensors_of_four_ranks_are_what_the_formulas_say(ranks, tmp_path):
+    results = counts_of(ranks, tmp_path, 4, ["ZeRO 1", "ZeRO 2", "ZeRO 3", "FSDP", "pipeline", "tensor"])
     assert [len(result["per_rank"]) for result in results] == [4] * 6
     rows = [(result["strategy"], row) for result in results for rank in result["per_rank"] for row in rank["rows"]]
     assert not [(name, row) for name, row in rows if abs(difference(row)) > 0.01]

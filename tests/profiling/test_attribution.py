@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from support.programs import REPOSITORY, TINY_RUN, data_flags, run_program
+from support.programs import TINY_RUN, data_flags
 
 from testbed.metrics.file import read_metrics
 
 pytestmark = [pytest.mark.launches, pytest.mark.alone]
-PROGRAM = REPOSITORY / "tests/support/planted_slowdowns.py"
 PAUSE_S = 0.5
 WITHIN = 0.1 * PAUSE_S
 ROWS = ("data_wait", "forward", "backward", "optimizer", "exposed_communication", "idle")
@@ -21,12 +19,18 @@ STEPS = ["--max_train_steps", "6", "--timing_warmup_steps", "1", "--profile_step
 SMALL = [*TINY_RUN, "--global_batch_size", "4", "--sample_tokens", "0", *STEPS]
 
 
-def planted_run(folder: Path, token_files, run_type: str, plant: list[str], *flags: str) -> dict:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    flags = ["--run_type", run_type, *SMALL, *flags, *data_flags(token_files), "--checkpoint_path", str(folder)]
-    done = run_program([*launcher, str(PROGRAM), *plant, "--", *flags, "--profile"])
-    assert done.returncode == 0, done.stderr[-2000:]
-    return read_metrics(folder / "training_metrics.json")
+@pytest.fixture(scope="module")
+def planted_run(ranks, token_files, tmp_path_factory) -> Callable[..., dict]:
+    """Run a run type on two ranks with a pause at (place, seconds, rank or None for both); returns the metrics."""
+
+    def run(run_type: str, plant: tuple[str, float, int | None], *flags: str) -> dict:
+        folder = tmp_path_factory.mktemp(plant[0])
+        words = ["--run_type", run_type, *SMALL, *flags, *data_flags(token_files), "--profile"]
+        done = ranks.run_program([*words, "--checkpoint_path", str(folder / "run")], folder, 2, plant=list(plant))
+        assert done.returncode == 0, done.stderr[-2000:]
+        return read_metrics(folder / "run" / "training_metrics.json")
+
+    return run
 
 
 def rows_of_rank(metrics: dict, rank: int) -> dict[str, list[float]]:
@@ -55,8 +59,8 @@ def assert_found(parts: dict[str, list[float]], planted: str, without: dict[str,
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, token_files) -> dict:
-    return planted_run(tmp_path_factory.mktemp("none") / "run", token_files, "allreduce", ["nowhere", "0"])
+def undisturbed(planted_run) -> dict:
+    return planted_run("allreduce", ("nowhere", 0.0, None))
 
 
 @pytest.mark.parametrize(
@@ -68,16 +72,16 @@ def undisturbed(tmp_path_factory, token_files) -> dict:
         ("collective", "exposed_communication", "synchronise"),
     ],
 )
-def test_a_pause_turns_up_in_its_own_row_and_in_no_other(tmp_path, token_files, undisturbed, place, row, phase):
-    metrics = planted_run(tmp_path / "run", token_files, "allreduce", [place, str(PAUSE_S)])
+def test_a_pause_turns_up_in_its_own_row_and_in_no_other(planted_run, undisturbed, place, row, phase):
+    metrics = planted_run("allreduce", (place, PAUSE_S, None))
     for rank in (0, 1):
         assert_found(rows_of_rank(metrics, rank), row, without=rows_of_rank(undisturbed, rank))
         assert_found(phases_of_rank(metrics, rank), phase, without=phases_of_rank(undisturbed, rank))
 
 
-def test_a_late_rank_is_its_own_delay_and_the_others_exposed_communication(tmp_path, token_files):
+def test_a_late_rank_is_its_own_delay_and_the_others_exposed_communication(planted_run):
     """ddp: rank 0 has nothing to do but to wait for rank 1, inside its backward phase."""
-    metrics = planted_run(tmp_path / "run", token_files, "ddp", ["loader", str(PAUSE_S), "1"])
+    metrics = planted_run("ddp", ("loader", PAUSE_S, 1))
     nothing = {row: [0.0] for row in ROWS}
     punctual, late = rows_of_rank(metrics, 0), rows_of_rank(metrics, 1)
     assert_found(late, "data_wait", without=nothing)
@@ -86,9 +90,9 @@ def test_a_late_rank_is_its_own_delay_and_the_others_exposed_communication(tmp_p
     assert min(phases_of_rank(metrics, 0)["backward"][1:]) > PAUSE_S - WITHIN, "the cheap phases cannot tell it apart"
 
 
-def test_what_one_rank_does_between_steps_is_in_no_step(tmp_path, token_files):
+def test_what_one_rank_does_between_steps_is_in_no_step(planted_run):
     """Rank 0 alone writes files; the others wait for it, but not inside their clocks."""
-    metrics = planted_run(tmp_path / "run", token_files, "ddp", ["writing", str(PAUSE_S), "0"])
+    metrics = planted_run("ddp", ("writing", PAUSE_S, 0))
     for rank in (0, 1):
         assert max(row["per_rank_step_time_s"][rank] for row in metrics["steps"][1:]) < PAUSE_S / 2
         exposed = rows_of_rank(metrics, rank)["exposed_communication"]
@@ -116,11 +120,11 @@ def test_the_rows_of_a_step_add_up_and_its_collectives_are_counted(undisturbed):
     assert bound["seconds_per_step"] < all_reduce["seconds_per_step"], "28 small ones are slower than the bound"
 
 
-def test_a_pipeline_of_equal_stages_has_the_bubble_of_the_textbook(tmp_path, token_files):
+def test_a_pipeline_of_equal_stages_has_the_bubble_of_the_textbook(planted_run):
     """4 micro batches over 2 stages: (2 - 1) / (4 + 2 - 1) = 0.2 of the schedule, on each rank."""
     flags = ["--micro_batch_size_per_gpu", "1", "--pipeline_schedule", "gpipe"]
     stage_s = 0.1
-    metrics = planted_run(tmp_path / "run", token_files, "pipeline", ["stages", str(stage_s)], *flags)
+    metrics = planted_run("pipeline", ("stages", stage_s, None), *flags)
     found = metrics["attribution"]["pipeline"]
     assert (found["stages"], found["micro_batches"], found["ideal_bubble_fraction"]) == (2, 4, 0.2)
     assert found["per_rank_bubble_fraction"] == pytest.approx([0.2, 0.2], abs=0.03)

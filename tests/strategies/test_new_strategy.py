@@ -71,9 +71,10 @@ def test_a_file_and_a_line_make_a_strategy_that_agrees(tmp_path):
         return done.stdout
 
     assert "flat_sum = one vector, summed and divided" in " ".join(run("src/gpt2.py", "--help").split())
-    agreement = ["-m", "pytest", "-q", "tests/strategies/test_strategies_agree.py", "-k"]
-    listed = run(*agreement, "flat_sum", "--collect-only")
-    assert "10/" in listed, "of text, of pairs and with label smoothing, clipped and not, no waits, from a checkpoint"
-    assert "3 passed" in run(*agreement, "flat_sum] or flat_sum-clipping")
-    rules = ["tests/docs/test_house.py", "tests/config/test_parallelism.py", "-k", "room or circle or belongs"]
-    run("-m", "pytest", "-q", *rules)
+    tests = ["strategies/test_strategies_agree.py", "docs/test_house.py", "config/test_parallelism.py"]
+    words = "flat_sum or room or circle or belongs"
+    said = run("-m", "pytest", "-v", *(f"tests/{name}" for name in tests), "-k", words).splitlines()
+    passed = [line for line in said if "strategies_agree.py" in line and "flat_sum" in line and "PASSED" in line]
+    assert len(passed) == 10, (
+        "of text, of pairs and with label smoothing, with clipping active and inactive, no waits, from a checkpoint"
+    )

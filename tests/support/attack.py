@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from support import hostile_files
 from support.fuzz import check_sentence, in_time
-from testbed.distributed.failures import root_cause
+from testbed.distributed.process_group import root_cause
 
 LONGEST_S = 10.0
 CLASSES: dict[str, object] = {}

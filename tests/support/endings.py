@@ -17,7 +17,7 @@ from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
-from testbed.distributed.store_port import free_port
+from testbed.distributed.rendezvous import free_port
 from testbed.train import ending as run_ending
 from testbed.train.other_ranks import OtherRanks
 

@@ -23,6 +23,7 @@ class Forked:
     """A process as subprocess.Popen has it: forked from one that has imported PyTorch."""
 
     def __init__(self, arguments: list[str], variables: dict[str, str], output: Path):
+        """Args: variables: of the environment; what BEFORE holds is run first, to plant something."""
         sys.audit(AUDIT_EVENT, "gpt2.py", 1)
         task = arguments, {**os.environ, **variables}, str(Path.cwd()), str(output)
         self._process = CONTEXT.Process(target=be_program, args=task, daemon=True)
@@ -54,5 +55,6 @@ def be_program(arguments: list[str], variables: dict[str, str], folder: str, out
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), stream)
     sys.argv = [str(PROGRAM), *arguments]
+    exec(variables.get("BEFORE", ""), {})
     launch._BEGAN_S = time.monotonic()  # else the start would count from the import
     runpy.run_path(str(PROGRAM), run_name="__main__")

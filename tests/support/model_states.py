@@ -1,6 +1,5 @@
-"""Train strategies on CPU ranks and count the bytes of their model states with the formulas.
+"""Be a rank that trains strategies and counts the bytes of their model states with the formulas.
 
-Usage, by torchrun: model_states.py FOLDER, with the runs' flags in FOLDER/runs.json. Rank 0 writes FOLDER/counts.json.
 The count happens just before the second update; before the first there are no moments.
 """
 
@@ -8,9 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +16,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
+from support.agreement_worker import all_tasks_done
+from support.ranks import Ranks
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.config.settings import RunSettings
 from testbed.data.token_file import TokenFileWriter
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch, read_launch
-from testbed.distributed.signals import StopSignals
 from testbed.memory_model.job import DenseModel, job_of_settings
 from testbed.memory_model.model_states import UPDATE_COPY, elements_held, model_state_bytes, part_of, update_copy_bytes
 from testbed.memory_model.stages import stages_of
@@ -156,8 +153,8 @@ def with_formulas(count: dict[str, Storages], settings: RunSettings, rank: int) 
     return {"rows": rows, "transient": transient}
 
 
-def counts_of(folder: Path, ranks: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Train some of CASES on `ranks` ranks, in one launch, and return what each rank counted."""
+def counts_of(ranks: Ranks, folder: Path, number: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Train some of CASES on a number of ranks, in one process group, and return what each rank counted."""
     tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, 4000)
     for name in ("train", "val"):
         with TokenFileWriter(folder / f"{name}.bin", VOCABULARY, "random", VOCABULARY - 1) as writer:
@@ -167,16 +164,12 @@ def counts_of(folder: Path, ranks: int, names: Sequence[str]) -> list[dict[str, 
         f"{MODEL} --seq_length {SEQUENCE} --max_train_steps 2 --device cpu --train_data_path {folder / 'train.bin'}"
     )
     # two micro batches on each data rank, enough of them for a pipeline
-    shared += f" --val_data_path {folder / 'val.bin'} --micro_batch_size_per_gpu 1 --global_batch_size {2 * ranks}"
+    shared += f" --val_data_path {folder / 'val.bin'} --micro_batch_size_per_gpu 1 --global_batch_size {2 * number}"
     runs = {name: [*shared.split(), *CASES[name].split()] for name in names}
     for flags in runs.values():
         if "optimized" in flags:
             flags += ["--deepspeed_config", str(folder / "deepspeed.json")]
-    (folder / "runs.json").write_text(json.dumps(runs))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run([*torchrun, __file__, str(folder)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads((folder / "counts.json").read_text())
+    return ranks.run("support.model_states", folder, list(runs.items()), number)
 
 
 def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
@@ -199,19 +192,8 @@ def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    StopSignals(grace_s=10, on_stuck=lambda stop: None).interrupt()
-    torch.set_num_threads(1)
     launch = read_launch()
-    process_group.start_process_group(CPU, launch, is_needed=True)
-    results = []
-    for name, flags in json.loads((folder / "runs.json").read_text()).items():
-        per_rank = process_group.gather_objects(train_and_count(flags, launch))
-        results.append({"strategy": name, "ranks": launch.world_size, "per_rank": per_rank})
-    if launch.rank == 0:
-        (folder / "counts.json").write_text(json.dumps(results))
-    process_group.wait_for_everyone()
-    os._exit(0)  # gloo's threads sometimes abort the interpreter's own way out
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with all_tasks_done(folder, is_needed=True) as results:
+        for name, flags in json.loads((folder / "tasks.json").read_text()):
+            per_rank = process_group.gather_objects(train_and_count(flags, launch))
+            results.append({"strategy": name, "ranks": launch.world_size, "per_rank": per_rank})

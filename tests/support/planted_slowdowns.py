@@ -1,19 +1,17 @@
-"""Runs src/gpt2.py with a pause planted in one part of the step: `planted_slowdowns.py PLACE SECONDS [RANK] -- flags`.
+"""Be one rank of src/gpt2.py with a pause planted in one part of the step.
 
-Not a test: test_attribution.py starts it and asks in which row of the attribution the pause turns up.
+Not a test: test_attribution.py asks in which row of the attribution the pause turns up.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
-import runpy
-import sys
 import time
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "src"))
+from support import program_worker
 
 
 def slowed(function, pause_s: float):
@@ -72,11 +70,9 @@ def plant(place: str, pause_s: float) -> None:
         raise SystemExit(f"no such place: {place}")
 
 
-if __name__ == "__main__":
-    divider = sys.argv.index("--")
-    place, seconds, *on_rank = sys.argv[1:divider]
-    if place != "nowhere" and (not on_rank or on_rank[0] == os.environ["RANK"]):
-        plant(place, float(seconds))
-    program = str(REPOSITORY / "src" / "gpt2.py")
-    sys.argv = [program, *sys.argv[divider + 1 :]]
-    runpy.run_path(program, run_name="__main__")
+def main(folder: Path) -> None:
+    """Run gpt2.py as the task in the folder says: `plant` is a place, a pause in s and the rank (None: each)."""
+    place, pause_s, rank = json.loads((folder / "tasks.json").read_text())["plant"]
+    if place != "nowhere" and rank in (None, int(os.environ["RANK"])):
+        plant(place, pause_s)
+    program_worker.main(folder)

@@ -14,6 +14,7 @@ A rank that dies takes the others of its request with it, and nothing else.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -98,6 +99,7 @@ def serve() -> None:
         request = json.loads(line)
         for module in (request["worker"], *request["preload"]):
             importlib.import_module(module)
+        gc.freeze()  # what is imported lives on: no rank need look at it, or copy its memory, to collect garbage
         port, processes = free_port(), []
         for rank in range(request["ranks"]):
             process = os.fork()

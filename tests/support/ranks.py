@@ -50,11 +50,16 @@ class Ranks:
         return json.loads((folder / "results.json").read_text())
 
     def run_program(
-        self, arguments: list[str], folder: Path, ranks: int = 1, cwd: Path | None = None
+        self, arguments: list[str], folder: Path, ranks: int = 1, cwd: Path | None = None, plant: list | None = None
     ) -> subprocess.CompletedProcess:
-        """Run gpt2.py to its end and return what a launcher would: the first exit code but 0, what all ranks said."""
-        task = {"arguments": arguments, "cwd": str(cwd or folder.parent)}
-        codes = self._carry_out("support.program_worker", folder, task, ranks, TIMEOUT_S, grace_s=30)
+        """Run gpt2.py to its end and return what a launcher would: the first exit code but 0, what all ranks said.
+
+        Args:
+            plant: for `main` of support/planted_slowdowns.py; None: no pause is planted.
+        """
+        task = {"arguments": arguments, "cwd": str(cwd or folder.parent), "plant": plant}
+        worker = "support.planted_slowdowns" if plant else "support.program_worker"
+        codes = self._carry_out(worker, folder, task, ranks, TIMEOUT_S, grace_s=30)
         code = next((code for code in codes if code), 1 if None in codes else 0)
         said = [
             "".join((folder / f"rank_{rank}.{name}").read_text(errors="replace") for rank in range(ranks))

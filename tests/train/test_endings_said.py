@@ -21,7 +21,7 @@ from testbed.config.flags import parse_command_line
 from testbed.distributed import watchdog
 from testbed.metrics.file import check_metrics, write_metrics
 from testbed.run_folder import marks
-from testbed.train import deepspeed_build_locks, reasons
+from testbed.train import console, reasons
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
 
@@ -149,9 +149,9 @@ def test_a_lock_of_a_killed_build_is_told_from_one_that_is_held(tmp_path, monkey
     )
     builder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert builder.stdout.readline() == b"held\n"
-    assert deepspeed_build_locks.abandoned_locks(deepspeed_build_locks.cache_folder()) == []
+    assert console.abandoned_locks(console.cache_folder()) == []
     builder.kill()
     builder.wait()
-    assert deepspeed_build_locks.abandoned_locks(deepspeed_build_locks.cache_folder()) == [lock]
-    assert [str(lock) in line for line in deepspeed_build_locks.warnings_of_locks("optimized")] == [True]
-    assert deepspeed_build_locks.warnings_of_locks("ddp") == []
+    assert console.abandoned_locks(console.cache_folder()) == [lock]
+    assert [str(lock) in line for line in console.warnings_of_locks("optimized")] == [True]
+    assert console.warnings_of_locks("ddp") == []

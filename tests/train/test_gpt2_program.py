@@ -29,7 +29,7 @@ from support.programs import (
 )
 from support.settings import typed
 
-from testbed.distributed.store_port import free_port
+from testbed.distributed.rendezvous import free_port
 from testbed.metrics.file import read_metrics
 from testbed.train.reasons import model_does_not_fit
 
@@ -321,7 +321,7 @@ def test_a_model_without_room_is_not_blamed_on_the_batch(program, token_files, t
 def test_under_a_launcher_one_rank_speaks(token_files, tmp_path):
     """torchrun turns the rank's 2 into 1; the sentence must be there once, whatever rank ends first, and torchrun's own
     forty lines close with it."""
-    flags = flags_of(token_files, tmp_path / "run", "--run_type", "optimized", "--seq_length", "128")
+    flags = flags_of(token_files, tmp_path / "run", "--run_type", "ddp", "--seq_length", "128")
     done = run_program([*torchrun_command(2), *flags])
     assert done.returncode == 1
     assert done.stderr.count("gpt2.py: error: --seq_length 128") == 1
@@ -363,7 +363,7 @@ def processes_of(directory: Path) -> list[int]:
 
 LAUNCHERS = {
     "python": lambda: (python_command(), "baseline"),
-    "torchrun": lambda: (torchrun_command(2), "optimized"),
+    "torchrun": lambda: (torchrun_command(2), "ddp"),
     "deepspeed": lambda: (deepspeed_command(2, free_port()), "optimized"),
 }
 

@@ -24,7 +24,7 @@ from testbed.config.check import has_torch
 from testbed.data.token_file import sidecar_path
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
-from testbed.distributed.store_port import free_port
+from testbed.distributed.rendezvous import free_port
 from testbed.metrics.file import read_metrics
 from testbed.train import ending as run_ending
 from testbed.train import other_ranks, setup

@@ -13,8 +13,8 @@ from testbed.checkpoint.folders import FULL_STATE, Checkpoint, CheckpointFailed,
 from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
-from testbed.distributed.failures import raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
+from testbed.distributed.process_group import raise_on_any_rank, root_cause
 from testbed.errors import InputError
 from testbed.io import open_regular
 from testbed.model.tensor_archive import load_tensors

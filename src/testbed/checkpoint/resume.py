@@ -19,8 +19,8 @@ from testbed.checkpoint.find import Found, find, lock, quarantine
 from testbed.checkpoint.folders import VISIBLE_WITHIN_S, CheckpointFailed
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
-from testbed.distributed.failures import raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
+from testbed.distributed.process_group import raise_on_any_rank, root_cause
 from testbed.errors import InputError, say
 from testbed.run_folder import reuse, run_lock
 

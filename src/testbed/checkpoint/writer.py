@@ -35,8 +35,8 @@ from testbed.checkpoint.folders import (
 from testbed.checkpoint.manifest import write_manifest
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
-from testbed.distributed.failures import raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
+from testbed.distributed.process_group import raise_on_any_rank, root_cause
 from testbed.distributed.replicas import RanksDiffer
 from testbed.io import now_utc
 from testbed.run_folder import CHECKPOINTS, METRICS

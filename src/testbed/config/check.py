@@ -35,8 +35,8 @@ from testbed.config.table import FLAGS, OLDER_SWITCHES
 from testbed.config.trained_run import as_trained, origin_of_refused
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
+from testbed.distributed.rendezvous import check_port
 from testbed.distributed.signals import end_on_signals
-from testbed.distributed.store_port import check_port
 from testbed.errors import InputError, one_line
 from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 from testbed.model.shape import ModelShape

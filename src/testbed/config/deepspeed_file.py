@@ -73,12 +73,11 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     if not isinstance(content, dict):
         raise InputError(f"--deepspeed_config {path} must hold one JSON object")
     check_no_secret(f"--deepspeed_config {path}", content)
-    known = list(faults_of_keys({key: value for key, value in content.items() if key != "scheduler"}))
+    faults = list(faults_of_keys({key: value for key, value in content.items() if key != "scheduler"}))
     if isinstance(content.get("scheduler"), dict):
-        known += faults_of_keys({"scheduler": {**content["scheduler"], "params": None}})
+        faults += faults_of_keys({"scheduler": {**content["scheduler"], "params": None}})
     content = {key: value for key, value in content.items() if value not in (None, AUTO) or key in _NUMBERS}
     scheduler = content.pop("scheduler", None)  # flags_of_scheduler checks its parameters
-    faults = [*known, *_faults(content)]
     decided: dict[str, Decision] = {}
     open_end = None
     for flag, keys in FILE_KEY_OF_FLAG.items():
@@ -113,15 +112,6 @@ def _noting(faults: list[str]) -> Iterator[None]:
         yield
     except InputError as error:
         faults.append(str(error))
-
-
-def _faults(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each precision that is neither on nor off."""
-    for name in ("fp16", "bf16"):
-        section = content.get(name)
-        enabled = section.get("enabled") if isinstance(section, dict) else None
-        if not isinstance(enabled, bool | None) and enabled != AUTO:
-            yield f'{name}.enabled must be true, false or "auto", not {shown(enabled)}'
 
 
 def _value_of(content: Mapping[str, Any], flag: str, keys: tuple[str, ...]) -> dict[str, Decision]:
@@ -169,10 +159,14 @@ def _betas_of(content: Mapping[str, Any]) -> dict[str, Decision]:
 
 
 def _precision_of(content: Mapping[str, Any]) -> dict[str, Decision]:
-    enabled = [name for name in ("fp16", "bf16") if _look_up(content, (name, "enabled")) is True]
-    if len(enabled) == 2:
+    enabled = {name: _look_up(content, (name, "enabled")) for name in ("fp16", "bf16")}
+    for name, value in enabled.items():
+        if not isinstance(value, bool | None):
+            raise InputError(f'{name}.enabled must be true, false or "auto", not {shown(value)}')
+    found = [name for name, value in enabled.items() if value]
+    if len(found) == 2:
         raise InputError("it enables both fp16 and bf16; choose one")
-    return {"precision": Decision(enabled[0], f"{enabled[0]}.enabled = true")} if enabled else {}
+    return {"precision": Decision(found[0], f"{found[0]}.enabled = true")} if found else {}
 
 
 def _offload_of(content: Mapping[str, Any]) -> dict[str, Decision]:

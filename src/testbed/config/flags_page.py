@@ -61,25 +61,14 @@ def _line(flag: Flag, said: str) -> str:
     default = "off" if flag.is_switch else rest.rstrip(")")
     spelled = "`, `".join(flag.option_strings)
     values = " ".join(map(str, flag.choices)) if flag.choices else flag.metavar or ""
+    owners = ", ".join(name for name, entry in STRATEGIES.items() if flag.name in entry.options)
+    is_in_files = flag.field and flag.recorded and not flag.of_one_start
     cells = [
         f"`{spelled}`" + (f" `{values}`" if values else ""),
-        effect.strip().rstrip(";") + _owners(flag),
+        effect.strip().rstrip(";") + (f" [{owners}]" if flag.is_option else ""),
         default,
         flag.kind.name.lower(),
         "one start" if flag.of_one_start else flag.resume.name.lower(),
-        _in_files(flag),
+        flag.filled.name.lower() if is_in_files else "no",
     ]
     return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells) + " |"
-
-
-def _owners(flag: Flag) -> str:
-    """Return the run types that have the flag, if not all do."""
-    if not flag.is_option:
-        return ""
-    return f" [{', '.join(name for name, entry in STRATEGIES.items() if flag.name in entry.options)}]"
-
-
-def _in_files(flag: Flag) -> str:
-    if not flag.field or flag.of_one_start or not flag.recorded:
-        return "no"
-    return flag.filled.name.lower()

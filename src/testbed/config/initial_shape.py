@@ -46,9 +46,8 @@ def model_dimensions(
                 f"--train_data_path {train_file.path} has {attribute} {ours} and --val_data_path {val_file.path} has "
                 f"{theirs}; both must come from one run of preprocess_small.py"
             )
-    starting = _starting_shape(values)
+    starting, expected_tokenizer = _start_of(values)
     base, size = dataclasses.asdict(starting), size_name(starting)
-    expected_tokenizer = _tokenizer_of_weights(values["init_from"])
     if expected_tokenizer is not None and train_file.tokenizer != expected_tokenizer:
         raise InputError(
             f"--init_from {values['init_from']} reads ids of the tokenizer {expected_tokenizer}, but {train_file.path} "
@@ -122,15 +121,14 @@ def check_shape(shape: Mapping[str, int], seq_length: int) -> None:
         )
 
 
-def _starting_shape(values: Mapping[str, Any]) -> ModelShape:
+def _start_of(values: Mapping[str, Any]) -> tuple[ModelShape, str | None]:
+    """Return the shape that the model begins with, and the tokenizer of its weights; None if unknown."""
     init_from = values["init_from"]
     if init_from == "scratch":
-        return MODEL_SIZES[values["model"]]
-    return MODEL_SIZES[init_from] if _is_published(init_from) else shape_of_folder(Path(init_from))
-
-
-def _is_published(init_from: str) -> bool:
-    return init_from in MODEL_SIZES and init_from.startswith("gpt2")
+        return MODEL_SIZES[values["model"]], None
+    if init_from in MODEL_SIZES and init_from.startswith("gpt2"):
+        return MODEL_SIZES[init_from], "gpt2"
+    return shape_of_folder(Path(init_from)), tokenizer_of_folder(Path(init_from))
 
 
 def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, way_out: str | None = None) -> None:
@@ -168,13 +166,6 @@ def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> No
             f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
             "--checkpoint_path"
         )
-
-
-def _tokenizer_of_weights(init_from: str) -> str | None:
-    """Return the tokenizer of the weights; None if unknown."""
-    if init_from in MODEL_SIZES:
-        return "gpt2"
-    return None if init_from == "scratch" else tokenizer_of_folder(Path(init_from))
 
 
 def tokenizer_of_folder(folder: Path, name: str | None = None) -> str | None:

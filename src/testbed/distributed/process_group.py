@@ -13,16 +13,24 @@ from typing import TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from testbed.distributed import watchdog
-from testbed.distributed.addresses import WAY_OUT, check_addresses
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
-from testbed.distributed.rendezvous import LOOK_EVERY_S, no_answer, wait_for_ranks
+from testbed.distributed.rendezvous import (
+    LOOK_EVERY_S,
+    WAY_OUT,
+    check_addresses,
+    is_held_here,
+    listen,
+    no_answer,
+    wait_for_ranks,
+    where_ranks_meet,
+)
 from testbed.distributed.replicas import RanksDiffer, first_difference, hashes_of
-from testbed.distributed.store_port import is_held_here, listen, where_ranks_meet
-from testbed.errors import first_line
+from testbed.errors import InputError, first_line
 
 ASK_EVERY_S = 2.0
 Result = TypeVar("Result")
@@ -286,3 +294,36 @@ def wait_for_everyone(before_step: int | None = None) -> None:
         watchdog.enter("barrier", before_step)
     if dist.is_initialized():
         dist.barrier()
+
+
+def raise_on_any_rank(
+    error: Exception | None,
+    cause: BaseException | None = None,
+    first: type[Exception] | tuple[type[Exception], ...] = (),
+) -> None:
+    """Raise the error of the lowest rank that has one, on every rank. All ranks call it.
+
+    Args:
+        error: this rank's error, with one sentence that every rank can show; None: this rank has done its part. It is
+            pickled.
+        cause: what went wrong on this rank, for its own traceback.
+        first: errors of this type go before those of lower ranks.
+    """
+    errors = [other for other in gather_objects(error) if other is not None]
+    if errors:
+        raise min(errors, key=lambda other: not isinstance(other, first)) from cause
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the first line of an error, and its kind where the words are not ours.
+
+    PyTorch's distributed checkpoint wraps each rank's.
+    """
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    words = next(iter(str(error).splitlines()), "")
+    if isinstance(error, InputError):
+        return words  # a sentence of ours
+    if "inline_container" in words:  # PyTorch's own writer tells how far it came, not what the system said
+        words = f"the disk took only a part of a file ({words})"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -1,4 +1,8 @@
-"""Name the rank that does not come, or dies, while a run starts. No torch.
+"""Check where the ranks meet, and name the rank that does not come, or dies, while a run starts. No torch.
+
+PyTorch reports a taken port after seconds, from rank 0 alone, while the others wait at whatever listens there. And
+gloo listens at the address of the machine's name, and many systems give their own name the loopback (127.0.1.1): other
+machines then connect to themselves, some ranks fail at once, and the rest wait longer than any timeout.
 
 The store's timeout says how many ranks came, not which, and only torchrun ends the ranks that wait for a dead one. No
 collective has a short timeout yet, because rank 0 may read files for minutes while the others wait.
@@ -7,7 +11,10 @@ collective has a short timeout yet, because rank 0 may read files for minutes wh
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import json
 import os
+import random
 import socket
 import threading
 import time
@@ -15,8 +22,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from testbed.distributed.launch import Launch, seconds_since_start
+from testbed.distributed.launch import Launch, seconds_since_start, whole_number
 from testbed.distributed.watchdog import BEAT_S, is_process_alive, is_process_stopped
+from testbed.errors import InputError
 
 LOOK_EVERY_S = 0.2
 DEAD_FOR_S = 2.5 * BEAT_S  # most of the time the main thread learns of a death by itself, and knows more about it
@@ -34,6 +42,7 @@ class Store(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
+    def multi_get(self, keys: list[str]) -> Sequence[bytes]: ...
 
 
 def patience_s(timeout_s: float) -> float:
@@ -48,8 +57,8 @@ def wait_for_ranks(store: Store, launch: Launch, patience_s: float) -> None:
     Raises:
         RankMissing: one has not within `patience_s`.
     """
-    store.set(_key(launch.rank), "here")
-    keys = [_key(rank) for rank in range(launch.world_size)]
+    store.set(f"rank_{launch.rank}", "here")
+    keys = [f"rank_{rank}" for rank in range(launch.world_size)]
     deadline_s = time.monotonic() + patience_s
     while not store.check(keys):
         if time.monotonic() > deadline_s:
@@ -73,10 +82,6 @@ def no_answer(trouble: str, patience_s: float) -> RankMissing:
         "firewall: MASTER_ADDR, MASTER_PORT); a rank that needs longer to load PyTorch needs a larger "
         "--collective_timeout"
     )
-
-
-def _key(rank: int) -> str:
-    return f"rank_{rank}"
 
 
 def this_process() -> tuple[str, int]:
@@ -166,3 +171,129 @@ class StartupWatch:
                 seconds_of.pop(rank, None)
             else:
                 seconds_of[rank] = seconds_of.get(rank, 0.0) + seconds
+
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+WAY_OUT = f"set {INTERFACE} to the network interface that the nodes share, such as eth0"
+
+
+class Unreachable(Exception):
+    """Ranks cannot reach each other. One sentence."""
+
+
+def check_addresses(store: Store, launch: Launch) -> None:
+    """Compare the ranks' addresses. All ranks call it once all have come to the store, and get the same answer.
+
+    Raises:
+        Unreachable: ranks are on several machines, and one would listen at its loopback.
+    """
+    if launch.num_nodes == 1:
+        return
+    mine = {"network": _network(), "host": socket.gethostname(), "address": None}
+    if not os.environ.get(INTERFACE):
+        mine["address"] = gloo_address()
+    store.set(f"address_{launch.rank}", json.dumps(mine))
+    ranks = [json.loads(each) for each in store.multi_get([f"address_{rank}" for rank in range(launch.world_size)])]
+    if len({rank["network"] for rank in ranks}) == 1:  # nodes of a test on one machine
+        return
+    for number, rank in enumerate(ranks):
+        if rank["address"] is not None and ipaddress.ip_address(rank["address"]).is_loopback:
+            if launch.rank == 0:  # with which the store ends
+                time.sleep(FAREWELL_S)
+            raise Unreachable(
+                f"rank {number} on {rank['host']} would tell ranks on other machines to reach it at "
+                f"{rank['address']}, its loopback: gloo takes the address that /etc/hosts or the DNS gives the "
+                f"machine's name; {WAY_OUT}, or give the name its address"
+            )
+
+
+def gloo_address() -> str:
+    """Return the address that gloo listens at: the first of the machine's name that can be bound, else the loopback."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+        except OSError:
+            continue
+        return str(address[0]).partition("%")[0]
+    return "127.0.0.1"
+
+
+def _network() -> str:
+    """Return what processes share that reach each other at the loopback: the boot and the network namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"  # noqa: PTH115 - no path, a name
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+class PortTaken(InputError):
+    """Another program listens where the ranks are to meet."""
+
+
+def is_held_here(launch: Launch) -> bool:
+    """Return whether this rank opens the port: rank 0, unless torchrun does."""
+    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return launch.is_distributed and launch.rank == 0 and not by_launcher
+
+
+def check_port(launch: Launch) -> None:
+    """Check that the port is free, before PyTorch is loaded and before another rank waits there.
+
+    Raises:
+        PortTaken: one sentence with a port that is free.
+    """
+    address, port = where_ranks_meet()
+    if is_held_here(launch) and port is not None:
+        listen(address, port).close()
+
+
+def where_ranks_meet() -> tuple[str, int | None]:
+    """Return address and port as the launcher set them. None: what is set is no port, which PyTorch reports."""
+    port = whole_number(os.environ.get("MASTER_PORT", ""))
+    return os.environ.get("MASTER_ADDR", ""), port if port is not None and port < 1 << 16 else None
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Listen at this address if it is one of the loopback, else at all addresses of this machine.
+
+    A name may mean an address of the loopback here and another one on other machines.
+
+    Raises:
+        PortTaken: another process does.
+    """
+    try:
+        if is_loopback(address):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise PortTaken(
+            f"MASTER_PORT={port}, where the ranks meet, cannot be listened at ({os.strerror(error.errno or 0)}): "
+            f"another run, or what is left of one, has it; start with --master_port {free_port()}, before src/gpt2.py "
+            "(torchrun: --master-port)"
+        ) from None
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can mean it."""
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def free_port() -> int:
+    """Return a free port, outside those that the system hands out: gloo of another run takes such ports."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("", port))
+            return port

@@ -25,9 +25,8 @@ from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies.baseline import AUTOCAST_DTYPE
 from testbed.train.batches import TrainingBatches
-from testbed.train.divergence import raise_if_diverged
-from testbed.train.run import TrainingRun
-from testbed.train.validation import validate
+from testbed.train.reasons import raise_if_diverged
+from testbed.train.run import TrainingRun, validate
 
 MeanLoss = Callable[[nn.Module, MicroBatch], torch.Tensor]  # over the tokens of a micro batch, in nats
 Weights = dict[str, torch.Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from pathlib import Path
 
 import torch
@@ -13,17 +14,19 @@ from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.weights import WeightsUnavailable
 from testbed.config.settings import RunSettings
 from testbed.data.disk_array import FileChanged
-from testbed.distributed.addresses import Unreachable
-from testbed.distributed.rendezvous import RankMissing
+from testbed.distributed.rendezvous import PortTaken, RankMissing, Unreachable
 from testbed.distributed.replicas import RanksDiffer
 from testbed.distributed.signals import RunStopped
-from testbed.distributed.store_port import PortTaken
 from testbed.errors import first_line
+from testbed.metrics.world_step import WorldStep
 from testbed.profiling.device_limits import is_out_of_memory
 from testbed.run_folder import run_lock
 from testbed.run_folder.marks import RunAlreadyFailed
-from testbed.train.divergence import TrainingDiverged
 from testbed.train.other_ranks import OtherRanks
+
+
+class TrainingDiverged(Exception):
+    """The loss or the gradient is not finite. Nothing of that step is recorded or saved."""
 
 
 class ModelDoesNotFit(Exception):
@@ -116,3 +119,28 @@ def model_does_not_fit(settings: RunSettings, error: BaseException) -> ModelDoes
         f"{settings.model.size}, {dimensions} and --max_position_embeddings {shape.max_position_embeddings} make its "
         f"size: give smaller ones ({first_line(error)})"
     )
+
+
+def raise_if_diverged(step: int, world: WorldStep, precision: str) -> None:
+    """Check the loss and the gradient norm of an optimizer step, counted from 1.
+
+    Raises:
+        TrainingDiverged: one of them is not finite. With fp16 the gradient norm may be: the scaler skipped the update.
+    """
+    if not math.isfinite(world.loss):
+        raise TrainingDiverged(
+            f"the loss of step {step} is {world.loss}; lower --learning_rate or lengthen --warmup_steps"
+        )
+    assert world.grad_norm is not None
+    if not math.isfinite(world.grad_norm) and precision != "fp16":
+        raise TrainingDiverged(f"the gradient norm of step {step} is {world.grad_norm}; lower --learning_rate")
+
+
+def check_validation(step: int, loss: float) -> None:
+    """Check the validation loss after a step.
+
+    Raises:
+        TrainingDiverged: it is not finite.
+    """
+    if not math.isfinite(loss):
+        raise TrainingDiverged(f"the validation loss after step {step} is {loss}; lower --learning_rate")

@@ -1,10 +1,11 @@
-"""Put the parts of a run together, from the model to the first batch."""
+"""Put the parts of a run together, validate it, and finish it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,25 +22,27 @@ from testbed.config.flags import DATA_SHA256
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.config.trained_run import of_the_run
 from testbed.data.token_file import TokenFile
-from testbed.distributed import process_group
+from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.signals import StopSignals
+from testbed.inference.after_training import benchmark_generation
+from testbed.inference.sample import sample_text
 from testbed.io import write_text
 from testbed.metrics.environment import write_launcher_metadata
 from testbed.metrics.facts import facts_of_run
 from testbed.metrics.recorder import RunRecorder
 from testbed.metrics.tensorboard import Scalars
+from testbed.metrics.world_step import gather_loss
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
-from testbed.profiling.step_clock import StepClock
+from testbed.profiling.step_clock import StepClock, named_range
 from testbed.run_folder.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches, ValidationBatches
-from testbed.train.console import Console, launch_warnings, what_runs
-from testbed.train.deepspeed_build_locks import warnings_of_locks
+from testbed.train.console import Console, launch_warnings, warnings_of_locks, what_runs
 from testbed.train.ending import RunEnding
-from testbed.train.reasons import model_does_not_fit
+from testbed.train.reasons import check_validation, model_does_not_fit
 from testbed.train.report import Report
 from testbed.train.setup import Weights, agree_on_start, join_ranks
 
@@ -214,3 +217,63 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
         return None if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):  # a run needs none
         return None
+
+
+def validate(run: TrainingRun, step: int) -> int:
+    """Record the validation loss after `step`. With --keep_best, export the weights if it is the best so far.
+
+    Every rank evaluates its share. When a rank is asked to stop, all ranks stop before the next batch, and no loss is
+    recorded: a later start validates again.
+
+    Returns:
+        What all ranks agreed to stop for (StopSignals.number), or 0.
+    """
+    if run.settings.training.max_val_steps == 0:
+        return 0
+    start_s = time.perf_counter()
+    watchdog.enter("validation")
+    loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0
+    for index in run.report.console.batches(len(run.validation), "validation"):
+        if stop := run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device)):
+            return stop
+        with named_range("val/batch", run.clock.emits_nvtx):
+            result = run.strategy.evaluate(run.validation.of_batch(index))
+        loss_sum += result.loss_sum
+        num_tokens += result.num_target_tokens
+    loss, num_tokens = gather_loss(loss_sum, num_tokens, run.device)
+    check_validation(step, loss)
+    run.report.memory(step)
+    seconds = time.perf_counter() - start_s
+    if loss < run.best_val_loss:
+        run.best_val_loss = loss
+        if (
+            run.settings.checkpointing.keep_best
+        ):  # before the row: if this fails, the start that resumes validates again
+            state_dict = run.strategy.full_state_dict()
+            process_group.by_rank_0(lambda: run.export(state_dict, run.directory / run_folder.BEST))
+    run.report.validation(step, loss, num_tokens, run.validation.num_sequences, seconds)
+    return 0
+
+
+def finish(run: TrainingRun) -> None:
+    """Export the weights, then measure what only the whole run can tell, sample, and close the files."""
+    watchdog.enter("finish")
+    settings, report, train_file = run.settings, run.report, run.checked.train_file
+    run.batches.close()
+    report.end_training()
+    report.memory(settings.last_step)
+    state_dict = run.strategy.full_state_dict()
+    process_group.by_rank_0(lambda: run.export(state_dict, run.directory))  # before anything that only measures
+    if run.saves_at_end:
+        run.checkpoints.save(settings.last_step)  # after the clocks of the run: it is no part of the training time
+    run.checkpoints.wait()
+    watchdog.enter("finish")
+    report.measure_device(run.first_step)
+    report.console.close()
+    if settings.measuring.run_inference_benchmark:
+        report.inference(*benchmark_generation(state_dict, settings, train_file, run.device))
+    sampled = process_group.by_rank_0(lambda: sample_text(state_dict, settings, train_file, run.tokenizer_text))
+    if sampled is not None:  # rank 0
+        report.close(*sampled)
+    process_group.wait_for_everyone()
+    run.strategy.close()

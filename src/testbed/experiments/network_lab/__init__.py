@@ -1,1 +1,0 @@
-"""Make several hosts on one machine: network namespaces with links of a chosen rate, and runs in them. Root only."""
