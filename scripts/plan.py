@@ -78,7 +78,7 @@ def _add_work(work: argparse._ArgumentGroup) -> None:
         add_flag(work, name)
     text = "tokens per sequence (default: 1024, on a CPU 128)"
     work.add_argument("--seq_length", type=positive, metavar="TOKENS", help=text)
-    text = "sequences per optimizer step of all ranks (default: 512, as for GPT-2, or one for each device; on a CPU 32)"
+    text = "sequences per optimizer step of all ranks (default: about 512, a multiple of the devices; on a CPU 32)"
     work.add_argument("--global_batch_size", type=positive, metavar="SEQUENCES", help=text)
     text = "sequences of a forward pass on one rank (default: the fastest that fits)"
     work.add_argument("--micro_batch_size_per_gpu", type=positive, metavar="SEQUENCES", help=text)
@@ -183,8 +183,8 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
     constants = constants_of(arguments.calibration, here)
     machine = as_measured(machine, constants.calibration)
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
-    most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep is not None else machine.devices
-    return question(flags, machine, budget, lambda job, machine: step_time(job, machine, constants), most)
+    numbers = numbers_of_sweep(arguments.sweep) if arguments.sweep is not None else [machine.devices]
+    return question(flags, machine, budget, lambda job, machine: step_time(job, machine, constants), numbers)
 
 
 def constants_of(calibration: Path | None, here: bool) -> Constants:
@@ -229,6 +229,8 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
             raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
     top = arguments.top or None
     say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary))
+    if hint := question.narrower_precision(each[0]):
+        say(f"\n{hint}")
     return 0
 
 

@@ -245,6 +245,18 @@ def test_other_ranks_and_data_parallel_run_types_may_go_on(run):
     assert names == {"gradient_compression", "math_changes"}, "another mathematics is other work"
 
 
+def test_a_micro_batch_that_was_found_is_found_again_on_other_ranks(run):
+    """What fits depends on the ranks; on the same ones it is the one that the run began with."""
+    saved = read_description(run.checkpoints / "step_000004")
+    auto = ("--resume", "--micro_batch_size_per_gpu", "auto")
+    same = changed_settings.settings_to_go_on(run.settings(*auto), saved)
+    assert same.batch.micro_batch_size_per_gpu == saved.settings["micro_batch_size_per_gpu"]
+    other = run.settings(*auto, "--run_type", "ddp", world_size=2)
+    assert changed_settings.settings_to_go_on(other, saved).finds_micro_batch
+    names = {change["name"] for change in changed_settings.differences(other, saved)}
+    assert "run_type" in names and "micro_batch_size_per_gpu" not in names, "it is not known yet"
+
+
 def test_the_same_form_is_loaded_bit_for_bit_and_another_by_name(run):
     start = run.begin("--resume")
     same, other = Weights(), Weights()

@@ -24,6 +24,8 @@ REFUSED = [
     ("--eval_only --resume", 1, ["--eval_only with --resume auto: ", "leave one"]),
     ("allreduce --skip_gradient_sync --save_every 5", 2, ["--skip_gradient_sync all with --save_every 5"]),
     ("allreduce --skip_gradient_sync --run_inference_benchmark", 2, ["--run_inference_benchmark", "leaves none"]),
+    ("--skip_gradient_sync", 1, ["--skip_gradient_sync belongs to --run_type allreduce, ddp, not to baseline"]),
+    ("--profile_steps 0", 1, ["--profile_steps: '0' is not a positive whole number"]),
     ("--run_inference_benchmark", 1, ["--run_inference_benchmark with --max_position_embeddings 64", "give", "116"]),
     ("--profile --max_train_steps 6 --profile_steps 5", 1, ["--profile looks at 5 steps", "the run has 6", "10"]),
     # optimizer and schedule

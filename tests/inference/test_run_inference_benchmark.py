@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from support.metrics_examples import example_metrics, inference_fields, save, v1_metrics
-from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_program
 from support.settings import stand_in
 
 from testbed.analysis.charts import training
@@ -199,25 +199,3 @@ def test_a_model_that_does_not_fit_beside_its_training_costs_the_number_not_the_
     tokens = SimpleNamespace(tokens=np.arange(100))
     found, line = after_training.benchmark_generation({}, None, tokens, torch.device("cpu"))
     assert found is None and line.startswith("no inference benchmark: the whole model does not fit onto cpu")
-
-
-@pytest.mark.launches
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (
-            ["--max_position_embeddings", "115"],
-            "--run_inference_benchmark generates 100 tokens after a prompt of 16, and this model reads 115 at most; "
-            "give --max_position_embeddings 116 or more",
-        ),
-        (
-            ["--run_type", "allreduce", "--skip_gradient_sync"],
-            "--run_inference_benchmark measures the trained weights, and --skip_gradient_sync leaves none",
-        ),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_the_run(tmp_path, token_files, flags, sentence):
-    command = [*python_command(), *TINY_RUN, *WORK, *flags, *data_flags(token_files)]
-    done = run_program([*command, "--checkpoint_path", str(tmp_path / "run")])
-    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()

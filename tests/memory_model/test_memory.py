@@ -182,3 +182,29 @@ def test_the_mesh_of_a_run_decides_what_it_holds(token_files):
     settings = settings_of(token_files, *SMALL, "--run_type", "tensor", world_size=2)
     assert settings.plan.mesh == MeshSizes(tensor=2)
     assert job_of_settings(settings).layout == Layout(tensor=2)
+
+
+def test_zero_of_another_program_is_cut_by_tensor_and_pipeline_ranks_too():
+    """GPT-NeoX-20B with ZeRO-1 on 96 ranks as tensor 2 x pipeline 4: an eighth of its weights in 16 bits, 4.8 GiB."""
+    neox = DenseModel(
+        layers=44, hidden=6144, heads=64, kv_heads=64, head_dim=96, ffn=24576, vocab=50432, seq_length=2048
+    )
+    layout = Layout(data=12, zero_stage=1, shard=12, tensor=2, pipeline=4)
+    estimate = memory_of(
+        job(model=neox, layout=layout, run_type=None, stack="EleutherAI/gpt-neox with DeepSpeed", precision="fp16",
+            has_16_bit_weights=True, micro_batch=4, accumulation=32, schedule="1f1b", recompute="full")
+    )  # fmt: skip
+    assert estimate.moments["update"]["weights"] / 2**30 == pytest.approx(20.6e9 * 2 / 8 / 2**30, rel=0.1)
+
+
+def test_a_pipeline_keeps_the_weights_that_fsdp_gathered():
+    """torchtitan does not reshard under a pipeline: all blocks of a stage are gathered, not three."""
+    llama = DenseModel(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256,
+                       seq_length=4096, tied=False, mlp="swiglu", bias=False, norm="rmsnorm")  # fmt: skip
+    values = {"model": llama, "run_type": None, "stack": "pytorch/torchtitan", "precision": "bf16",
+              "has_16_bit_weights": True, "micro_batch": 1, "accumulation": 8, "schedule": "1f1b"}  # fmt: skip
+    plain = memory_of(job(**{**values, "schedule": None}, layout=Layout(data=8, zero_stage=3, shard=8)))
+    piped = memory_of(job(**values, layout=Layout(data=8, zero_stage=3, shard=8, pipeline=2)))
+    block = 2 * llama.parameters / 37  # bytes of a block in 16 bits, about
+    grown = piped.moments["forward end"]["buffers"] - plain.moments["forward end"]["buffers"]
+    assert grown > 10 * block

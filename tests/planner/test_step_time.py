@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.memory_model.devices import device_named, devices
+from testbed.memory_model.devices import device_named, devices, network
 from testbed.memory_model.job import DenseModel, Job, Layout, Machine
 from testbed.memory_model.stages import even_stages
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
 from testbed.planner.fit import Fit, Measured, nominal_of
-from testbed.planner.parts import bubble_seconds, shares_of, step_parts
-from testbed.planner.rates import DataSheetRates
+from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, shares_of, step_parts
+from testbed.planner.rates import DataSheetRates, link_seconds
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
@@ -193,6 +193,49 @@ def test_communication_is_named_by_the_link_that_it_crosses():
     assert BETWEEN in predicted(job(data=16)).parts
     both = predicted(job(data=16, tensor=8)).parts
     assert WITHIN in both and BETWEEN in both
+
+
+@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"])
+def test_a_pipeline_over_several_nodes_waits_for_the_network(schedule: str | None):
+    """However little of a node a stage fills: two stages of eight devices each, on two nodes."""
+    of = replace(job(micro_batch=1, accumulation=16, pipeline=2, data=8), schedule=schedule, run_type="pipeline")
+    there = machine(16)
+    times = [
+        step_time(of, replace(there, between_nodes=network(speed)), published_constants()).seconds
+        for speed in ("400gbit", "10gbit", "1gbit", "10mbit")
+    ]
+    assert times == sorted(times)
+    assert times[-1] > 100 * times[0] and times[2] > 2 * times[0]
+
+
+def test_micro_batches_of_1f1b_wait_for_each_hop_and_those_of_others_hide_it():
+    """8 micro batches over 4 stages: (8 + 3) hops, or 3 hops and a twentieth of 8."""
+    hops, hidden = 1.0, 2.0
+    of = {name: replace(job(pipeline=4, accumulation=8), schedule=name) for name in (None, "1f1b", "gpipe")}
+    assert exposed_hops_seconds(of["1f1b"], hops, hidden) == 11
+    assert exposed_hops_seconds(of["gpipe"], hops, hidden) == pytest.approx(3.4)
+    assert exposed_hops_seconds(of["gpipe"], hops, 0.4) == pytest.approx(3 + 8 * 0.6)
+    assert exposed_hops_seconds(of[None], hops, hidden) == 24
+
+
+def test_a_ring_grows_with_its_ranks_and_a_tree_with_their_logarithm():
+    """A byte: rings of 512 and 4,096 ranks have 8 times as many hops; an all-reduce may take a tree."""
+
+    def seconds(kind: str, ranks: int) -> float:
+        return link_seconds(Traffic(kind=kind, size=1.0, ranks=ranks), machine(ranks))
+
+    rings = [seconds("all_gather", ranks) for ranks in (512, 4096)]
+    trees = [seconds("all_reduce", ranks) for ranks in (512, 4096)]
+    assert rings[1] / rings[0] == pytest.approx(8, rel=0.05) and trees[1] / trees[0] < 1.5
+    assert trees[1] < rings[1]
+
+
+def test_a_switch_joins_the_hosts_of_a_rack():
+    """72 GB200 of 18 hosts reach each other by NVLink, and a host's launcher starts 4."""
+    rack = machine(72, "gb200")
+    assert (rack.per_node, rack.joined) == (4, 72)
+    assert BETWEEN not in predicted(job(data=72), "gb200").parts
+    assert BETWEEN in predicted(job(data=144), "gb200").parts
 
 
 def test_a_slower_network_never_helps():

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from support.fuzz import Refused, gpt2_accepts
 from support.metrics_examples import example_metrics
 from support.programs import TINY_RUN, data_flags
 from support.settings import stand_in
@@ -112,23 +111,3 @@ def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
         recorder = RunRecorder(tmp_path, settings, facts, is_writer=True)
         recorder.restore(example_metrics(instrumented=before), step=10, steps_done=10, elapsed_s=1.0, useful_wall_s=1.0)
         assert recorder.metrics["instrumented"] is expected
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--skip_gradient_sync"], "--skip_gradient_sync belongs to --run_type allreduce, ddp, not to baseline"),
-        (
-            ["--profile", "--max_train_steps", "7"],
-            "--profile looks at 5 steps after 5 of warm-up, but the run has 7; give --max_train_steps 10 or more",
-        ),
-        (
-            ["--run_type", "allreduce", "--skip_gradient_sync", "--save_every", "2"],
-            "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume",
-        ),
-        (["--profile_steps", "0"], "--profile_steps: '0' is not a positive whole number"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(tmp_path, token_files, flags, sentence):
-    with pytest.raises(Refused, match=re.escape(sentence)):
-        gpt2_accepts([*TINY_RUN, *flags, *data_flags(token_files), "--checkpoint_path", str(tmp_path / "run")])

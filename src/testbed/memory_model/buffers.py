@@ -145,7 +145,9 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
     num_blocks = job.model.layers / job.layout.pipeline
     root = held.elements - num_blocks * held.block - (0 if job.model.tied else held.table)
-    blocks = min(num_blocks, 3) if job.reshards and job.layout.zero_stage == 3 else num_blocks
+    # in a pipeline micro batches alternate, and no stage frees what the next one needs again (torchtitan)
+    reshards = job.reshards and job.layout.zero_stage == 3 and job.layout.pipeline == 1
+    blocks = min(num_blocks, 3) if reshards else num_blocks
     yield Buffer("gathered embeddings", width * root, (*FORWARD, *BACKWARD), width * held.table)
     yield Buffer("gathered blocks", width * blocks * held.block, (*FORWARD, "backward"), width * held.block)
     yield Buffer("reduced blocks", (width + reduces_in) * held.block, ("backward",), FP32 * held.block)

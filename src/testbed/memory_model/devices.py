@@ -48,7 +48,8 @@ class Device:
     source: str = ""
     architecture: str = ""  # of its maker: kinds of one architecture resemble each other
     context_bytes: float = 1.0e9  # that a process takes before its model: CUDA's context, its kernels, NCCL's buffers
-    per_node: int = 8  # devices that `within_node` joins, as it is sold
+    per_node: int = 8  # devices of one host, as it is sold
+    link_domain: int = 0  # devices that `within_node` joins where they are more: NVL72 joins 18 hosts
     within_node: Link | None = None
     between_nodes: Link | None = None  # the usual network of such nodes
 
@@ -83,6 +84,7 @@ def devices() -> dict[str, Device]:
             source=entry["source"],
             architecture=entry["architecture"],
             per_node=entry["per_node"],
+            link_domain=entry.get("link_domain", 0),
             within_node=_within(entry),
             between_nodes=nodes,
         )

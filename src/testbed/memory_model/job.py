@@ -190,13 +190,14 @@ class Machine:
 
     device: Device
     devices: int
-    per_node: int
+    per_node: int  # of one host, which one launcher starts
     within_node: Link
     between_nodes: Link
 
-    def link_of(self, ranks: int) -> Link:
-        """Return the slowest link that a ring of `ranks` neighbouring devices crosses."""
-        return self.within_node if ranks <= self.per_node else self.between_nodes
+    @property
+    def joined(self) -> int:
+        """Devices that `within_node` joins: those of a host, or of several with one switch."""
+        return max(self.per_node, self.device.link_domain)
 
 
 def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine) -> Job:

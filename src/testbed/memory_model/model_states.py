@@ -67,7 +67,14 @@ def model_state_bytes(
     layout, engine = job.layout, engine_of(job)
     whole = elements_held(job.model, layout.tensor, stages)
     if engine == "deepspeed" and layout.zero_stage:
-        return _deepspeed_bytes(job, data_rank, persistent)
+        if job.run_type is not None:
+            return _deepspeed_bytes(job, data_rank, persistent)
+        part, width = part_of(whole, layout.shard), 2 if job.has_16_bit_weights else FP32
+        return {
+            "parameters": width * (part if layout.zero_stage == 3 else whole),
+            "gradients": width * (part if layout.zero_stage >= 2 else whole),
+            "optimizer": (FP32 + MOMENTS) * part,
+        }
     if job.has_16_bit_weights and not (engine == "torch" and shards_weights(job)):
         part = part_of(whole, layout.shard if layout.zero_stage else 1)
         gradient = main_gradient_bytes(job) if engine == "megatron" else 2

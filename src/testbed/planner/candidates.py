@@ -84,7 +84,7 @@ def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[
     Left out: on one device all but the plain program, and ZeRO with --offload; tensor ranks across nodes where a node
     has several devices; --shard_size that crosses nodes unless it is all; offloading, unless it is asked for.
     """
-    devices, per_node = machine.devices, min(machine.per_node, machine.devices)
+    devices, per_node = machine.devices, min(machine.joined, machine.devices)
     if _why_not(run_type, machine) or (devices == 1 and run_type != REFERENCE and not given.get("offload")):
         return
     within = _divisors(per_node if per_node > 1 else devices)[1:]
@@ -128,7 +128,13 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
     values = {**values, **options_of_run_type(values, typed)}
     _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
     asked = values["micro_batch_size_per_gpu"]
-    lanes = machine.devices if STRATEGIES[values["run_type"]].devices == "all" else mesh.data
+    is_one_process = STRATEGIES[values["run_type"]].devices == "all"
+    lanes = machine.devices if is_one_process else mesh.data
+    if is_one_process and values["global_batch_size"] % lanes:
+        raise InputError(
+            f"--run_type {values['run_type']} gives each of {lanes} devices the same share of a batch, and "
+            f"{values['global_batch_size']} sequences do not divide"
+        )
     most = max(1, MOST_TOKENS[machine.device.kind] // values["seq_length"])
     sizes = _divisors(values["global_batch_size"] // lanes, most)
     for micro_batch in sizes if asked in (None, AUTO) else [asked]:

@@ -36,10 +36,10 @@ class Traffic:
 
     def neighbours(self, machine: Machine) -> int:
         """Return how many of its ranks are in one node."""
-        return max(1, min(self.ranks, machine.per_node // self.stride))
+        return max(1, min(self.ranks, machine.joined // self.stride))
 
     def crosses_nodes(self, machine: Machine) -> bool:
-        return self.ranks * self.stride > machine.per_node
+        return self.ranks * self.stride > machine.joined
 
 
 def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:
@@ -80,7 +80,11 @@ def context_traffic(job: Job, blocks: float) -> list[Traffic]:
 
 
 def pipeline_traffic(job: Job) -> list[Traffic]:
-    """Activations to the next stage and gradients back, once per piece of the rank."""
+    """Activations to the next stage and gradients back, once per piece of the rank.
+
+    Stages are the outermost axis, and all wait for the slowest hop: it leaves the node as soon as the whole pipeline
+    does, however little of a node one stage fills. So the ranks are those of the pipeline.
+    """
     layout = job.layout
     if layout.pipeline == 1:
         return []
@@ -88,7 +92,7 @@ def pipeline_traffic(job: Job) -> list[Traffic]:
     size = _wide(job) * job.micro_batch * job.model.seq_length / layout.context * job.model.hidden / across
     count = 2.0 * layout.virtual_stages
     stride = layout.devices // layout.pipeline
-    return [Traffic(kind="p2p", size=size * count, ranks=2, stride=stride, messages=count, exposed=0.5)]
+    return [Traffic(kind="p2p", size=size * count, ranks=layout.pipeline, stride=stride, messages=count)]
 
 
 def data_traffic(job: Job, blocks: float) -> list[Traffic]:

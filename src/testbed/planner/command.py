@@ -20,7 +20,10 @@ def command_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[str
         job: a run of src/gpt2.py.
         work: flags of the model and the batch as they were typed; without them they follow from `job`.
     """
-    return [*_launcher(job, machine), "src/gpt2.py", *arguments_of(job, machine, work)]
+    words = arguments_of(job, machine, work)
+    if machine.device.kind == "cuda" and "--compile" not in words:  # which decides much of the time, so it is said
+        words += ["--compile", "on" if job.compiled else "off"]
+    return [*_launcher(job, machine), "src/gpt2.py", *words]
 
 
 def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[str]:

@@ -178,7 +178,6 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) 
     for part, traffic in (
         ("tensor links", tensor_traffic(job, share.blocks)),
         ("context links", context_traffic(job, share.blocks)),
-        ("pipeline links", pipeline_traffic(job)),
     ):
         parts[part] = sum(one.exposed * rates.traffic_seconds(one, machine) for one in traffic)
     if job.offload == "activations":
@@ -206,6 +205,8 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
     one_pass = sum(slowest.values())
     passes = job.accumulation
     parts = {part: passes * seconds for part, seconds in slowest.items()}
+    hops = sum(rates.traffic_seconds(one, machine) for one in pipeline_traffic(job))
+    parts["pipeline links"] = exposed_hops_seconds(job, hops, rates.window * one_pass)
     idle = bubble_seconds(job, [sum(by_share[share].values()) for share in shares])
     blocks = max(share.blocks for share in shares)
     hidden = rates.window * one_pass if job.overlap else 0.0
@@ -239,6 +240,26 @@ def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> 
         brought = 2 * width * own / HOST_LINK
         seconds += job.accumulation * max(FLOOR * brought, brought - hidden)
     return seconds
+
+
+def exposed_hops_seconds(job: Job, hops: float, hidden: float) -> float:
+    """Return what a step waits for the hops between pipeline stages.
+
+    1F1B keeps no more micro batches in flight than there are stages, so that each waits for its hops: a stage's next
+    forward pass needs what comes back for an earlier one. Other schedules have one to spare, and a hop travels behind
+    its passes; only filling and draining the pipeline waits. Without a schedule each micro batch waits for every stage.
+
+    Args:
+        hops: seconds of a rank's hops for one micro batch, both ways and for all of its stages.
+        hidden: seconds of a micro batch's passes that a hop can travel behind.
+    """
+    others = job.layout.pipeline - 1
+    if job.schedule is None:
+        return job.accumulation * others * hops
+    if job.schedule == "1f1b":
+        return (job.accumulation + others) * hops
+    steady = job.accumulation * max(FLOOR * hops, hops - hidden)
+    return steady + others * hops / job.layout.virtual_stages
 
 
 def bubble_seconds(job: Job, stage_seconds: list[float]) -> float:

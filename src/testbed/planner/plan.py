@@ -1,22 +1,42 @@
-"""Plan: estimate every candidate, put the best first, and say what limits each. No torch."""
+"""Plan: estimate every candidate, put the best first, and say what costs each the most. No torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.planner.goodput import RESTART_S, SAVE_S, Failures
-from testbed.planner.step_time import StepTime
+from testbed.planner.rows import own_rows
+from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime
 
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
-TIGHT = 0.1  # of the memory: with less to spare an estimate may be too low, and the allocator frees and retries
-LIMITS = {"matrix products": "matrix products", "attention": "matrix products", "head": "matrix products"}
-LIMITS |= {"elementwise": "memory traffic", "optimizer": "memory traffic", "bubble": "bubble", "host": "host"}
+UNITS = (("minutes", 1440.0, 2 / 24), ("hours", 24.0, 2.0))  # name, how many are a day, below how many days
+FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one device, and of the peak
+PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
+BELOW_PEAK = "kernels below peak"
+LOSSES = {"elementwise": "memory traffic", "optimizer": "memory traffic", WITHIN: "network", BETWEEN: "network"}
+FORWARD_AGAIN = 0.25  # of the products, where each block's forward pass is computed twice
+# How far a part may be off in one run and not in another, as a share of it: estimates. What is off in both cancels.
+PART_ERRORS = {
+    "matrix products": 0.05,
+    "attention": 0.1,
+    "head": 0.1,
+    "elementwise": 0.2,
+    "optimizer": 0.2,
+    BUBBLE: 0.1,
+}
+OTHER_ERROR = 0.4  # of collectives, the host, stragglers, offloading
+FORGOTTEN = 0.02  # of a step: what the formulas know nothing of
+NINETY = 1.645  # standard deviations on each side that hold 90 % of a normal distribution
+# the simplest first: what a rank keeps, then what it sends
+KEEPS, SENDS = ("whole", "shards", "parts", "stages"), ("nothing", "buckets", "tensors", "at_end", "zero", "shards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +50,24 @@ class PlannedRun:
 
     @property
     def needs_bytes(self) -> float:
-        return needs(self.memory, self.machine.device)
+        """Memory that it takes where there is room: with what PyTorch's allocator reserves, and the context."""
+        device = self.machine.device
+        if device.kind == "cpu":
+            return needs(self.memory, device)
+        return self.memory.reserved + device.context_bytes
 
     @property
     def fits(self) -> bool:
         return fits(self.memory, self.machine.device)
 
     @property
+    def is_tight(self) -> bool:
+        """Return whether it fits only if the allocator frees what it cached, which costs time, or may not suffice."""
+        return self.fits and self.spare_bytes < 0
+
+    @property
     def spare_bytes(self) -> float:
-        """Memory of the device that is left; below zero: missing."""
+        """Memory of the device that is left; below zero: what is missing, or what the allocator must do without."""
         return self.machine.device.memory_bytes - self.needs_bytes
 
     @property
@@ -62,14 +91,44 @@ class PlannedRun:
 
     @property
     def limited_by(self) -> str:
-        """Return the kind of part that takes most of the step; "memory" if the run does not fit."""
+        """Return what costs the step most against the ideal, the model's FLOPs at the devices' peak.
+
+        "memory" if the run does not fit.
+        """
         if not self.fits:
             return "memory"
-        seconds: dict[str, float] = {}
+        computing = sum(self.time.parts.get(part, 0.0) for part in PRODUCTS)
+        again = computing * FORWARD_AGAIN * self.job.recompute_share if self.job.recompute == "full" else 0.0
+        losses = {"recomputation": again, BELOW_PEAK: computing - again - self.mfu * self.time.seconds}
         for part, took in self.time.parts.items():
-            limit = "network" if "communication" in part else LIMITS.get(part, part)
-            seconds[limit] = seconds.get(limit, 0.0) + took
-        return max(seconds, key=lambda limit: seconds[limit])
+            if part not in PRODUCTS:
+                losses[LOSSES.get(part, part)] = losses.get(LOSSES.get(part, part), 0.0) + took
+        return max(losses, key=lambda name: losses[name])
+
+    def ratio_to(self, first: PlannedRun) -> tuple[float, float, float]:
+        """Return this step's time over another's, and the 90 % interval of that.
+
+        Two runs share devices, kernels and most parts, and what is off in both cancels. So the ratio is known better
+        than either time: what is left is the error of the parts of which one has more than the other.
+        """
+        names = {*self.time.parts, *first.time.parts}
+        shares = [
+            self.time.parts.get(name, 0.0) / self.time.seconds - first.time.parts.get(name, 0.0) / first.time.seconds
+            for name in names
+        ]
+        errors = [share * PART_ERRORS.get(name, OTHER_ERROR) for share, name in zip(shares, names, strict=True)]
+        half = NINETY * math.hypot(FORGOTTEN, *errors) if self is not first else 0.0
+        ratio = self.time.seconds / first.time.seconds
+        return ratio, ratio * math.exp(-half), ratio * math.exp(half)
+
+    @property
+    def simplicity(self) -> tuple[Any, ...]:
+        """Return a key by which the simpler of two runs comes first: what fewer things can go wrong with."""
+        entry, layout = self.job.strategy, self.job.layout
+        if entry is None:
+            return (len(KEEPS),)
+        stage = layout.zero_stage if entry.sends == "zero" else 0
+        return (KEEPS.index(entry.keeps), SENDS.index(entry.sends), stage, layout.shard < layout.data, self.job.offload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +176,10 @@ class Budget:
 
 
 def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTime]) -> list[PlannedRun]:
-    """Return the jobs with their estimates: those that fit first, by time, the others by what they need.
+    """Return the jobs with their estimates, the one to take first.
 
+    Then come those that fit, by time, those that are tight, and the others by what they need. Of those whose ratio to
+    the fastest may be 1, the simplest is the one to take, and of equally simple ones the one that needs least memory.
     A job that recomputes more than one that fits and is the same otherwise is left out: it only does more work.
 
     Args:
@@ -128,7 +189,20 @@ def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTim
         PlannedRun(job=job, machine=machine, memory=memory, time=time_of(job))
         for job, memory in _frugal(jobs, machine.device)
     ]
-    return sorted(runs, key=lambda run: (not run.fits, run.time.seconds if run.fits else run.needs_bytes))
+    ordered = sorted(
+        runs, key=lambda run: (not run.fits, run.is_tight, run.time.seconds if run.fits else run.needs_bytes)
+    )
+    if not ordered or not ordered[0].fits:
+        return ordered
+    taken = min(as_fast(ordered), key=lambda run: (run.simplicity, run.needs_bytes))
+    return [taken, *(run for run in ordered if run is not taken)]
+
+
+def as_fast(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs that the estimate does not tell from the fastest; those that are tight only among each other."""
+    alike = [run for run in runs if run.fits and run.is_tight == runs[0].is_tight]
+    fastest = min(alike, key=lambda run: run.time.seconds)
+    return [run for run in alike if run.ratio_to(fastest)[1] <= 1]
 
 
 def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstimate]]:
@@ -184,7 +258,7 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     job, time, device = run.job, run.time, run.machine.device
     words = f"{name_of(job)} on {run.machine.devices} x {device.name}, {settings_of(job)}: needs "
     words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device"
-    words += "; a step of " if run.spare_bytes >= TIGHT * device.memory_bytes else ", which is tight; a step of "
+    words += ", which is tight; a step of " if run.is_tight else "; a step of "
     words += (
         f"{job.global_batch:,.0f} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
     )
@@ -192,16 +266,38 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     if budget.tokens is not None and not budget.goodput(run.machine):
         words += f"; {_short(budget.tokens)} tokens are never reached, as failures leave no time to train"
     elif budget.tokens is not None and None not in days:
-        words += f"; {_short(budget.tokens)} tokens take {_span(*days)} days"  # type: ignore[arg-type]
+        words += f"; {_short(budget.tokens)} tokens take {duration(*days)}"  # type: ignore[arg-type]
         costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
         if None not in costs:
             words += " and cost {} ({} to {}) in the currency of --price_per_gpu_hour".format(
                 *(f"{cost:,.0f}" for cost in costs)
             )
-    as_fast = sum(other.fits and other.time.seconds <= time.high for other in runs[1:])
-    if as_fast:
-        words += f". {as_fast} more of {len(runs) - 1} lie within its interval: only a measurement tells them apart"
-    return words + "."
+    others = len(as_fast(runs)) - 1
+    if others > 0:
+        words += (
+            f". {others} more of {len(runs) - 1} may be as fast, by the interval of the ratio: this is the simplest"
+        )
+    return ". ".join([words, *_advice(run)]) + "."
+
+
+def _advice(run: PlannedRun) -> list[str]:
+    """Return what an experienced reader would object to, where it is true."""
+    job, device, said = run.job, run.machine.device, []
+    sequences = job.micro_batch * job.accumulation
+    tokens = job.tokens_per_step / run.machine.devices
+    if run.machine.devices > 1 and (sequences == 1 or tokens < FEW_TOKENS) and run.mfu < LOW_MFU:
+        said.append(
+            f"The batch is too small for so many devices: {tokens:,.0f} tokens on each. Take a larger "
+            "--global_batch_size or fewer devices"
+        )
+    if device.kind == "cuda" and run.time.label.startswith("uncalibrated") and device.name not in _known_devices():
+        said.append(f"No published run on {device.name} is known, so its share of the peak is that of like devices")
+    return said
+
+
+@cache
+def _known_devices() -> frozenset[str]:
+    return frozenset(row.machine.device.name for row in own_rows())
 
 
 def _short(number: float) -> str:
@@ -210,6 +306,13 @@ def _short(number: float) -> str:
         if number >= size:
             return f"{number / size:g}{suffix}"
     return f"{number:,.0f}"
+
+
+def duration(days: float, *interval: float) -> str:
+    """Return days as people say them, in minutes, hours or days, with the ends of an interval where there is one."""
+    unit, of_day = next(((name, of_day) for name, of_day, most in UNITS if days < most), ("days", 1.0))
+    values = [of_day * each for each in (days, *interval)]
+    return f"{_span(*values) if interval else three(values[0])} {unit}"
 
 
 def _span(value: float, low: float, high: float) -> str:

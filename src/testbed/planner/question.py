@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ WORK = (
 NOT_FIXED = (*dataclasses.asdict(MODEL_SIZES["gpt2"]), "model", "seq_length", "global_batch_size")  # ask
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 MOST_IN_SWEEP = 64
+WORTH_SAYING = 1.2  # times as fast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,19 @@ class Question:
             raise InputError(f"{self.model_name} does not fit on {self._devices}: {self._least(runs[0])}")
         return runs, refused
 
+    def narrower_precision(self, best: PlannedRun) -> str | None:
+        """Return what fp16 would gain where --precision auto takes fp32 for lack of bf16; None where nothing."""
+        peaks = self.machine.device.peak_flops
+        if self.given.get("precision", "auto") != "auto" or best.job.precision != "fp32" or "fp16" not in peaks:
+            return None
+        other = dataclasses.replace(self, given={**self.given, "precision": "fp16"}).best()
+        if isinstance(other, str):
+            return None
+        gain = best.time.seconds / other.time.seconds
+        if gain < WORTH_SAYING:
+            return None
+        return f"--precision fp16 would be about {gain:.1f} times as fast ({name_of(other.job)})"
+
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
         plain = refused.get(REFERENCE) or refused.get(PLAIN)  # others have rules of their own on top
@@ -138,19 +153,19 @@ def question(
     machine: Machine,
     budget: Budget,
     time_of: Callable[[Job, Machine], StepTime],
-    most_devices: int = 1,
+    devices: Sequence[int] = (1,),
 ) -> Question:
     """Return the question that flags ask.
 
     Args:
         typed: flags of src/gpt2.py that were given.
-        most_devices: that are asked about; a default batch has a sequence for each.
+        devices: numbers of them that are asked about; a default batch divides among each.
 
     Raises:
         InputError: the model's dimensions do not fit together, or the data here cannot be used.
     """
     default: dict[str, Any] = DEFAULT_WORK[machine.device.kind]
-    values = {**default, "global_batch_size": max(default["global_batch_size"], most_devices), **typed}
+    values = {**default, "global_batch_size": _rounded(default["global_batch_size"], devices), **typed}
     base = dataclasses.asdict(MODEL_SIZES[values["model"]])
     data = None if typed.get("vocab_size") else _data_here()
     if data is not None:  # as src/gpt2.py takes it
@@ -171,6 +186,14 @@ def question(
         given={name: value for name, value in typed.items() if name not in NOT_FIXED},
         data=data,
     )
+
+
+def _rounded(batch: int, devices: Sequence[int]) -> int:
+    """Return the batch next to `batch` that divides among each number of devices, or among the most of them."""
+    divisor = math.lcm(*devices)
+    if divisor > 4 * batch:
+        divisor = max(devices)
+    return max(1, round(batch / divisor)) * divisor
 
 
 def _data_here() -> Path | None:
@@ -209,7 +232,7 @@ def tokens_of(text: str) -> float:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e\+?[0-9]{1,3})?)([kmbt]?)", text.strip().lower().replace(",", ""))
     number = float(match[1]) * SUFFIXES[match[2]] if match else 0.0
     if not 0 < number < float("inf"):
-        raise InputError(f"--tokens {text}: it is no number of tokens above 0; write 10B, 300e9 or 2000000")
+        raise InputError(f"--tokens {text}: it is not a number of tokens above 0; write 10B, 300e9 or 2000000")
     return number
 
 

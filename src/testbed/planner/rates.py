@@ -21,6 +21,9 @@ OTHER_SHARE = 0.6
 MEMORY_SHARE = 0.8  # of the memory's bandwidth, in elementwise kernels
 LINK_SHARE = 0.75  # of a link's line rate, in large messages
 HALF_SIZE = 2e6  # bytes of a message at which a link reaches half its rate
+HOP = (
+    2e-6  # seconds of a ring from one device to the next within a node: NCCL's own table (graph/tuning.cc) has 0.6 to 4
+)
 LAUNCH = 8e-6  # seconds of the host for one kernel, with autograd's share: an estimate
 OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for clipping 12
 
@@ -64,15 +67,31 @@ def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> f
     """Return seconds of a collective: rings in which every device of a node uses its own way out."""
     near = machine.within_node
     crosses = traffic.crosses_nodes(machine)
-    speed, latency = near.bytes_per_s, near.latency_s
+    speed, rings = near.bytes_per_s, 1 if traffic.kind == "p2p" else traffic.neighbours(machine)
     if crosses:
-        rings = 1 if traffic.kind == "p2p" else traffic.neighbours(machine)
         speed = min(speed, machine.between_nodes.bytes_per_s * rings)
-        latency += machine.between_nodes.latency_s * math.log2(max(2, traffic.ranks / rings))
+    latency = near.latency_s + _hops_s(traffic, machine, rings)
     messages = max(1.0, traffic.messages)
     size = traffic.moved(backend) / messages
     half = machine.between_nodes.half_size if crosses else near.half_size
     return messages * (latency + (size + (half or HALF_SIZE)) / (LINK_SHARE * speed))
+
+
+def _hops_s(traffic: Traffic, machine: Machine, neighbours: int) -> float:
+    """Return the seconds that a message's first byte takes from rank to rank.
+
+    A ring has a hop for each rank, an all-reduce two; an all-reduce may also go up and down a tree of nodes, and NCCL
+    takes what is faster. Gathers and reduce-scatters have rings alone ("PAT", arXiv:2506.20252, section 2).
+    """
+    between = machine.between_nodes.latency_s if traffic.crosses_nodes(machine) else 0.0
+    if traffic.kind == "p2p":
+        return between
+    nodes = max(1.0, traffic.ranks / neighbours)
+    within = (neighbours - 1) * HOP
+    ring = nodes * within + (nodes - 1) * between
+    if traffic.kind != "all_reduce":
+        return ring
+    return min(2 * ring, 2 * (within + math.ceil(math.log2(nodes)) * between))
 
 
 def _width(precision: str) -> float:

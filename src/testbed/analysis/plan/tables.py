@@ -12,7 +12,7 @@ from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.memory_model.job import Job
 from testbed.memory_model.memory import largest_micro_batch
 from testbed.planner.command import command_of
-from testbed.planner.plan import Budget, PlannedRun, headline, name_of, settings_of, three
+from testbed.planner.plan import Budget, PlannedRun, duration, headline, name_of, settings_of, three
 from testbed.planner.step_time import BETWEEN, BUBBLE, SHOWN, WITHIN
 
 MIB, GIB = 2**20, 2**30
@@ -59,18 +59,25 @@ def overview(runs: Sequence[PlannedRun], budget: Budget) -> Table:
         "micro batch": lambda run: f"{run.job.micro_batch:g} x {run.job.accumulation:g}",
         "recompute": lambda run: RECOMPUTED.get(run.job.recompute, run.job.recompute),
         "memory GiB": lambda run: f"{run.needs_bytes / GIB:.1f}",
-        "spare": lambda run: f"{run.spare_bytes / GIB:+.1f}" + ("" if run.fits else " NO"),
+        "spare": lambda run: f"{run.spare_bytes / GIB:+.1f}" + ("" if run.fits else " NO") + " tight" * run.is_tight,
+        "compiled": lambda run: "yes" if run.job.compiled else "no",
         "step s": lambda run: three(run.time.seconds),
         "90 %": lambda run: f"{three(run.time.low)} to {three(run.time.high)}",
+        "ratio to 1": lambda run: "{:.3g} ({:.3g} to {:.3g})".format(*run.ratio_to(runs[0])),
         "tokens/s": lambda run: rate(run.tokens_per_s),
         "MFU": lambda run: Number(run.mfu, ".0%"),
-        "days": lambda run: Number(budget.days(run), three),
+        "whole run": lambda run: _whole_run(run, budget),
         "cost": lambda run: Number(budget.cost(run), ",.0f"),
         "goodput": lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run.machine):.1%}",
         "largest that fits": lambda run: str(largest_micro_batch(run.job, run.machine.device) or "none"),
-        "limited by": lambda run: run.limited_by,
+        "costs most": lambda run: run.limited_by,
     }
-    return table_of(runs, columns, text=("", "strategy", "recompute", "limited by"))
+    return table_of(runs, columns, text=("", "strategy", "recompute", "compiled", "costs most"))
+
+
+def _whole_run(run: PlannedRun, budget: Budget) -> Cell:
+    days = budget.days(run)
+    return UNKNOWN if days is None else duration(days)
 
 
 def memory_table(runs: Sequence[PlannedRun]) -> Table:
@@ -118,12 +125,12 @@ def sweep_table(best: Sequence[tuple[int, PlannedRun | str]], budget: Budget) ->
         "tokens/s": of(lambda run: rate(run.tokens_per_s)),
         "per device": of(efficiency),
         "MFU": of(lambda run: Number(run.mfu, ".0%")),
-        "days": of(lambda run: Number(budget.days(run), three)),
+        "whole run": of(lambda run: _whole_run(run, budget)),
         "cost": of(lambda run: Number(budget.cost(run), ",.0f")),
         "goodput": of(lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run.machine):.1%}"),
-        "limited by": of(lambda run: run.limited_by),
+        "costs most": of(lambda run: run.limited_by),
     }
-    return table_of(best, columns, text=("strategy", "settings", "limited by"))
+    return table_of(best, columns, text=("strategy", "settings", "costs most"))
 
 
 def check_text(checked: Sequence[tuple[Job, Sequence[dict[str, Any]], list[str]]], refused: dict[str, str]) -> str:
@@ -166,7 +173,7 @@ def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
     machine = run.machine
     lines = [f"device: {machine.device.name}, {machine.device.source}" if machine.device.source else ""]
     links = {"within a node": machine.within_node}
-    links |= {"between nodes": machine.between_nodes} if machine.devices > machine.per_node else {}
+    links |= {"between nodes": machine.between_nodes} if machine.devices > machine.joined else {}
     for where, link in links.items() if machine.devices > 1 else ():
         lines.append(f"link {where}: {link.bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({link.name})")
     failures = budget.failures(machine)
