@@ -154,6 +154,8 @@ def test_ranks_of_a_host_share_its_memory_and_a_container_limits_it(tmp_path, mo
     monkeypatch.setattr(micro_batch.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     monkeypatch.setattr(micro_batch, "memory_of_container", lambda root: (2**63, 2**63))
     assert available_bytes(CPU, launch(4)) == int(1000 * 0.95 / 4)
+    monkeypatch.setattr(micro_batch, "memory_of_container", lambda root: (900, 800))
+    assert available_bytes(CPU, launch(4)) == int(800 * 0.95 / 4)
     monkeypatch.undo()
     (tmp_path / "memory.max").write_text("900\n")
     (tmp_path / "memory.current").write_text("700\n")

@@ -56,14 +56,16 @@ def test_ranks_share_a_gpu_with_gloo_alone(token_files):
     assert chosen("ddp", "--backend", "gloo") == chosen("allreduce", "--backend", "gloo") == torch.device("cuda", 1)
     with pytest.raises(InputError, match="4 ranks on this node, but PyTorch sees 2 CUDA devices"):
         chosen("ddp")
-    with pytest.raises(InputError, match="--backend gloo with --run_type fsdp on CUDA"):
+    with pytest.raises(InputError, match="--backend gloo with --device cuda and --run_type fsdp: gloo averages"):
         chosen("fsdp", "--backend", "gloo")
 
 
-def test_nccl_needs_a_gpu(token_files, monkeypatch):
+@pytest.mark.parametrize("flags", ["--backend nccl", "--precision fp16"])
+def test_what_needs_a_gpu_is_refused_where_auto_finds_none(token_files, monkeypatch, flags):
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    settings = settings_of(token_files, "--backend", "nccl", "--device", "auto")
-    with pytest.raises(InputError, match="--backend nccl needs CUDA devices"):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = settings_of(token_files, "--device", "auto", *flags.split())
+    with pytest.raises(InputError, match=f"{flags} with --device cpu: "):
         device.choose_device(settings, Launch(0, 0, 1, 1))
 
 

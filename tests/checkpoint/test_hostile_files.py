@@ -256,6 +256,30 @@ def test_a_description_leads_nowhere_else(drill, file):
     assert "does not describe a state: tensors.model.w.pieces[0].file is " in root_cause(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([{"offsets": [1, 0]}], r"of \[2, 3\] at \[1, 0\] does not lie in \[2, 3\]"),
+        ([{"offsets": [0], "sizes": [6]}], r"of \[6\] at \[0\] does not lie in \[2, 3\]"),
+        ([{"sizes": [1, 3]}], "have 3 elements, but its size is"),
+        ([{}, {}], r"two pieces of 'model.w' lie at \[0, 0\]"),
+        ([{"length": 1 << 20}], "has 1,048,576 bytes for"),
+        ([{"start": -1}], "start is -1, it must be"),
+        ([{"length": True}], "length is True, it must be"),
+        ([{"more": 1}], "has no field 'more'"),
+        ([], "pieces is \\[\\], it must be"),
+    ],
+)
+def test_pieces_that_do_not_make_up_their_tensor_are_refused(drill, pieces, said):
+    state_files.save({"model": {"w": torch.ones(2, 3)}}, drill.given, None)
+    described = json.loads((drill.given / "tensors.json").read_text())
+    (piece,) = described["tensors"]["model.w"]["pieces"]
+    described["tensors"]["model.w"]["pieces"] = [piece | changes for changes in pieces]
+    (drill.given / "tensors.json").write_text(json.dumps(described))
+    with pytest.raises(InputError, match=f"tensors.json does not describe a state: .*{said}"):
+        read_tensors(drill.given)
+
+
 @pytest.mark.parametrize("name", ["__0_0.distcp", "tensors.json"])
 def test_a_state_is_not_read_through_a_link_out_of_its_folder(drill, name):
     state_files.save({"model": {"w": torch.ones(2, 3)}}, drill.given, None)

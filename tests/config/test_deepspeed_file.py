@@ -87,12 +87,14 @@ def test_a_value_counts_as_typed_and_a_flag_that_contradicts_it_is_refused(setti
 
 def test_both_run_types_take_what_no_flag_gives(settings_of):
     """A baseline that names the file does the same work as the optimized run."""
-    params = {"lr": 1e-4, "betas": [0.8, 0.9], "weight_decay": "auto"}
+    params = {"lr": 1e-4, "betas": [0.8, 0.9], "eps": 1e-7, "weight_decay": "auto"}
     content = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "fp16": {"enabled": "auto"}}
+    content |= {"gradient_clipping": 0.5, "steps_per_print": 7}
     for run_type in ("baseline", "optimized"):
         run = settings_of(run_type=run_type, **content, **zero(stage=2), optimizer={"type": "AdamW", "params": params})
-        names = ("global_batch_size", "learning_rate", "adam_beta1", "adam_beta2", "weight_decay")
-        assert [run.value(name) for name in names] == [6, 1e-4, 0.8, 0.9, 0.1]
+        names = ("global_batch_size", "learning_rate", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay")
+        assert [run.value(name) for name in names] == [6, 1e-4, 0.8, 0.9, 1e-7, 0.1]
+        assert (run.value("max_grad_norm"), run.value("steps_per_print")) == (0.5, 7)
         assert run.value("zero_stage") == (2 if run_type == "optimized" else None)
 
 

@@ -53,7 +53,9 @@ def test_resume_alone_is_the_recorded_run(recorded, token_files):
 
 def test_what_is_typed_wins_and_another_run_type_drops_what_only_the_first_has(recorded):
     folder = recorded(*RECIPE, "--run_type", "optimized", "--zero_stage", "2", world_size=2)
-    settings = resumed(folder, "--run_type", "ddp", "--learning_rate", "0.5", world_size=2).settings
+    checked = resumed(folder, "--run_type", "ddp", "--learning_rate", "0.5", world_size=2)
+    settings, asked = checked.settings, checked.asked
+    assert not asked.typed & asked.configured and "dropout" in asked.configured
     assert (settings.training.run_type, settings.deepspeed.zero_stage) == ("ddp", None)
     assert (settings.optimizer.learning_rate, settings.model.dropout) == (0.5, 0.1)
 

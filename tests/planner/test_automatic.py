@@ -55,6 +55,8 @@ def test_what_was_given_is_kept(place, token_files):
     assert taken.flags["micro_batch_size_per_gpu"] == 2
     offloaded = best_plan(asked(token_files, "--zero_stage", "2", "--global_batch_size", "8"), launch(2))
     assert offloaded.run_type != "optimized" or offloaded.flags["zero_stage"] == 2
+    left_open = best_plan(asked(token_files, "--micro_batch_size_per_gpu", "auto"), launch(2))
+    assert left_open.flags == best_plan(asked(token_files), launch(2)).flags, "every size is looked at"
 
 
 def test_a_broken_calibration_is_no_reason_not_to_start(place, token_files):

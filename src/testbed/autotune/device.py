@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from testbed.autotune.attention import check_backend
-from testbed.config.run_types import STRATEGIES, run_types_with
+from testbed.config.compatibility import check_on_device
+from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
@@ -73,7 +74,7 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     if settings.compute.bind_cores:
         keep_to_own_cores(settings.compute.threads_per_rank, launch)
     device = torch.device(device_type(settings.compute.device))
-    check_backend_of_device(settings, device)
+    check_on_device({**settings.by_flag(), "device": device.type})
     if device.type == "cpu":
         keep_freed_memory()
     else:
@@ -88,8 +89,6 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
             f"--run_type {run_type} splits a batch over the CUDA devices of one process and needs two, but {found} "
             "here; use --run_type baseline, or ddp with torchrun, which also runs on CPU cores"
         )
-    if settings.compute.precision == "fp16" and device.type == "cpu":
-        raise InputError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
     check_float8(settings, device)
     check_backend(settings, device)
     return device
@@ -112,22 +111,6 @@ def _own_gpu(settings: RunSettings, launch: Launch) -> torch.device:
             "which ranks share one"
         )
     return torch.device("cuda", launch.local_rank % devices)
-
-
-def check_backend_of_device(settings: RunSettings, device: torch.device) -> None:
-    """Refuse a --backend that cannot move this run type's data on this device.
-
-    Raises:
-        InputError: names the flag, the reason and the way out.
-    """
-    backend, run_type = settings.compute.backend, settings.training.run_type
-    if backend == "nccl" and device.type == "cpu":
-        raise InputError("--backend nccl needs CUDA devices, and there is none here; use --backend gloo or auto")
-    if backend == "gloo" and device.type == "cuda" and not STRATEGIES[run_type].gloo_on_cuda:
-        raise InputError(
-            f"--backend gloo with --run_type {run_type} on CUDA: gloo averages and broadcasts tensors on a GPU, and "
-            f"nothing else; use {', '.join(run_types_with(gloo_on_cuda=True))}, or --backend nccl"
-        )
 
 
 def keep_to_deterministic_kernels() -> None:
@@ -173,18 +156,13 @@ OLDEST_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
 def check_float8(settings: RunSettings, device: torch.device) -> None:
-    """Check that the device multiplies in 8 bits.
+    """Check that a GPU multiplies in 8 bits. That no CPU does is a rule of config/compatibility.py.
 
     Raises:
         InputError: it does not.
     """
-    if settings.compute.matmul != "fp8":
+    if settings.compute.matmul != "fp8" or device.type != "cuda":
         return
-    if device.type != "cuda":
-        raise InputError(
-            "--matmul fp8 needs a CUDA device that multiplies in 8 bits (compute capability 8.9 or newer: Ada, "
-            "Hopper), but this run is on the CPU; leave it out"
-        )
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST_CAPABILITY:
         raise InputError(

@@ -5,7 +5,7 @@ A rule is the values of flags that it is about, and why. Its sentence begins wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from testbed.config.run_types import (
@@ -14,6 +14,7 @@ from testbed.config.run_types import (
     WITH_AUTOMATIC_MICRO_BATCH,
     StrategyEntry,
     run_types_that_work_with,
+    run_types_with,
 )
 from testbed.config.settings import BENCHMARK_NEW_TOKENS, BENCHMARK_PROMPT_TOKENS
 from testbed.config.table import FLAGS
@@ -42,7 +43,6 @@ def _with_engine(engine: str) -> Callable[[StrategyEntry], bool]:
 
 
 RULES: tuple[Rule, ...] = (
-    # what no machine can do; autotune/device.py checks the rest once the device is known
     ({"backend": "nccl", "device": "cpu"}, "NCCL moves data between GPUs; use --backend gloo or auto"),
     ({"mixed_precision": "native", "precision": ("auto", "fp32", "fp16")},
      "it is about how bf16 is used; give --precision bf16"),
@@ -94,6 +94,13 @@ RULES: tuple[Rule, ...] = (
      f"it generates {BENCHMARK_NEW_TOKENS} tokens after a prompt of {BENCHMARK_PROMPT_TOKENS}; give "
      f"--max_position_embeddings {_BENCHMARK_TOKENS} or more, or leave it out"),
 )  # fmt: skip
+# once it is known whether --device auto is the CPU or CUDA
+ON_DEVICE: tuple[Rule, ...] = (
+    ({"precision": "fp16", "device": "cpu"}, "it needs a CUDA device; use fp32 or bf16"),
+    ({"backend": "gloo", "device": "cuda", "run_type": lambda entry: not entry.gloo_on_cuda},
+     "gloo averages and broadcasts tensors on a GPU, and nothing else; use "
+     + ", ".join(run_types_with(gloo_on_cuda=True)) + ", or --backend nccl"),
+)  # fmt: skip
 # with --compile, and what is not compiled by itself either
 COMPILE: tuple[tuple[When, str], ...] = (
     ({"pipeline_schedule": "zero_bubble"},
@@ -141,11 +148,24 @@ def check_combination(values: Mapping[str, Any]) -> None:
             others = ", ".join(run_types_that_work_with(refusable))
             said = f"{_said(refused, values)} with --run_type {run_type}"
             raise InputError(f"{said}: {reason}; use {others}, or {way_out}")
-    for when, why in RULES:
-        if _applies(when, values):
-            raise InputError(f"{_said(when, values)}: {why if isinstance(why, str) else why(values)}")
+    _refuse_first(RULES, values)
     if values["compile"] and (blocked := compile_blocker(values)) is not None:
         raise InputError(f"--compile {blocked}, or give --compile off")
+
+
+def check_on_device(values: Mapping[str, Any]) -> None:
+    """Refuse what does not work on the device of this rank: "cpu" or "cuda" in `values`.
+
+    Raises:
+        InputError: as `check_combination`.
+    """
+    _refuse_first((*RULES, *ON_DEVICE), values)
+
+
+def _refuse_first(rules: Sequence[Rule], values: Mapping[str, Any]) -> None:
+    for when, why in rules:
+        if _applies(when, values):
+            raise InputError(f"{_said(when, values)}: {why if isinstance(why, str) else why(values)}")
 
 
 def _applies(when: When, values: Mapping[str, Any]) -> bool:
@@ -163,11 +183,16 @@ def _fits(wanted: Any, value: Any) -> bool:
 
 def _said(when: When, values: Mapping[str, Any]) -> str:
     """Return the flags of a rule as they would be typed: `--zero_stage 0 with --precision fp16`."""
-    return " with ".join(
+    first, *others = _words(when, values)
+    return f"{first} with {' and '.join(others)}" if others else first
+
+
+def _words(when: When, values: Mapping[str, Any]) -> list[str]:
+    return [
         FLAGS[name].option_strings[0] + ("" if values[name] is True else f" {values[name]}")
         for name in when
         if values[name] is not None
-    )
+    ]
 
 
 def compile_blocker(values: Mapping[str, Any]) -> str | None:
@@ -175,7 +200,8 @@ def compile_blocker(values: Mapping[str, Any]) -> str | None:
     refused = STRATEGIES[values["run_type"]].refuses.get("compile")
     if refused is not None:
         return f"with --run_type {values['run_type']}: {refused}"
-    return next((f"with {_said(when, values)}: {why}" for when, why in COMPILE if _applies(when, values)), None)
+    found = ((when, why) for when, why in COMPILE if _applies(when, values))
+    return next((f"with {' and '.join(_words(when, values))}: {why}" for when, why in found), None)
 
 
 def auto_compile_blocker(values: Mapping[str, Any]) -> str | None:
@@ -186,13 +212,13 @@ def auto_compile_blocker(values: Mapping[str, Any]) -> str | None:
     """
     if (reason := compile_blocker(values)) is not None:
         return reason
-    unproven = [_said(when, values) for when in UNPROVEN if _applies(when, values)]
+    unproven = [_words(when, values) for when in UNPROVEN if _applies(when, values)]
     if values["activation_checkpointing"] not in STRATEGIES[values["run_type"]].compiles_with:
-        unproven.append(_said({"run_type": "", "activation_checkpointing": ""}, values))
+        unproven.append(_words({"run_type": "", "activation_checkpointing": ""}, values))
     if not unproven:
         return None
     untested = "no test shows that compiled blocks compute the same there; give --compile to do it anyway"
-    return f"with {unproven[0]}: {untested}"
+    return f"with {' and '.join(unproven[0])}: {untested}"
 
 
 def math_changes(values: Mapping[str, Any]) -> tuple[str, ...]:
