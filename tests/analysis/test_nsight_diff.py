@@ -121,7 +121,7 @@ def test_the_diff_compares_steps_and_labels_what_differs(before, after):
     ranges = {row["name"]: row for row in changes["tables"]["nvtx_sum"]}
     backward = ranges[":DeepSpeedEngine.backward"]
     assert backward["ns"] == pytest.approx([2_765_967_562_725 / 14_244, 62_133_803_775 / 160])
-    assert ranges[":train/backward"]["ns"][0] is None  # a range that is new is no time that is new
+    assert ranges[":train/backward"]["ns"][0] is None  # a range that is new is not a time that is new
     said = " ".join(diff_text(changes).split())
     assert "nvtx NCCL:ncclAllReduce 3.00 3.25 +0.25" in said
     assert "85.6 % and 87.9 %" in said

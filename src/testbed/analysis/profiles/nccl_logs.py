@@ -116,7 +116,7 @@ def find_logs(place: Path) -> list[Path]:
     folders = sorted({str(path.parent.relative_to(place)) for path in found})
     if len(folders) > 1:
         raise InputError(
-            f"{place} holds the logs of {len(folders)} starts ({', '.join(folders)}), and two starts are no one run; "
+            f"{place} holds the logs of {len(folders)} starts ({', '.join(folders)}), and two starts are not one run; "
             "name the folder of one"
         )
     return found
