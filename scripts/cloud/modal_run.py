@@ -5,7 +5,7 @@
     modal run scripts/cloud/modal_run.py --gpu H100 --world-size 4 --run-type pipeline --batch-size 64
     modal volume get gpt2-testbed-results modal/pipeline_4xH100 checkpoint/
 
-The corpus is made once and kept in the volume. The same command again goes on with a run that was interrupted.
+The corpus is made once and kept in the volume. The same command again resumes a run that was interrupted.
 docs/cloud.md says what of this was tried, and what was not.
 """
 
@@ -158,7 +158,7 @@ if modal is not None:
         def train(
             self, request: dict[str, Any], repository: str = REMOTE_REPOSITORY, results: str = REMOTE_RESULTS
         ) -> dict[str, Any]:
-            """`train_here`; however it ends, the files are kept, and a retry goes on from its checkpoints."""
+            """`train_here`; however it ends, the files are kept, and a retry resumes from its checkpoints."""
             try:
                 return train_here(request, repository, results)
             finally:
@@ -185,7 +185,7 @@ if modal is not None:
             n_epochs: passes over the training file.
             batch_size: sequences of all devices together; 0 for gpt2.py's own.
             dataset: as download_data.py has it.
-            name: folder of the run in the volume; the same name goes on with the same run.
+            name: folder of the run in the volume; the same name resumes the same run.
             extra: more flags of gpt2.py, in one text.
         """
         try:

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     from testbed.experiments.network_lab import lab, run_on_hosts
 
     def show(host: int, line: str) -> None:
-        with contextlib.suppress(OSError):  # the reader has gone: the run goes on
+        with contextlib.suppress(OSError):  # the reader has gone: the run continues
             say(f"[host{host}] {line}", flush=True)
 
     link = link_of(arguments)

@@ -17,13 +17,13 @@ while [ $# -gt 0 ]; do
         printf -v "${1#--}" '%s' "$2"
         shift 2
         ;;
-    *) refuse "$1 is no option; there are --dir DIR and --node NAME" ;;
+    *) refuse "$1 is not an option; there are --dir DIR and --node NAME" ;;
     esac
 done
 [ -n "$dir" ] || refuse "which lab? give --dir DIR, as slurm_up.sh printed it"
-[ -d "$dir" ] || refuse "--dir $dir is no folder"
+[ -d "$dir" ] || refuse "--dir $dir is not a folder"
 dir=$(cd "$dir" && pwd -P)
-[ -f "$dir/lab" ] || refuse "--dir $dir is no lab of slurm_up.sh: nothing was touched"
+[ -f "$dir/lab" ] || refuse "--dir $dir is not a lab of slurm_up.sh: nothing was touched"
 [ "$(id -u)" = 0 ] || refuse "only root can end it"
 [ "$(readlink /proc/self/ns/pid)" = "$(cat "$dir/lab")" ] || refuse "call it where slurm_up.sh was called, not in a job of the lab"
 

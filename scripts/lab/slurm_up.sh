@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
         printf -v "${1#--}" '%s' "$2"
         shift 2
         ;;
-    *) refuse "$1 is no option; there are --nodes N, --cpus N, --gpus N (on each node) and --dir DIR" ;;
+    *) refuse "$1 is not an option; there are --nodes N, --cpus N, --gpus N (on each node) and --dir DIR" ;;
     esac
 done
 is_count "$nodes" 1 16 || refuse "--nodes $nodes: give 1 to 16"

@@ -105,7 +105,7 @@ def chosen_rows(plan: Sequence[Row], only: str) -> list[Row]:
     try:
         found = [row for row in plan if re.search(only, row.name)]
     except re.error as error:
-        raise InputError(f"--only {only} is no regular expression ({error})") from None
+        raise InputError(f"--only {only} is not a regular expression ({error})") from None
     if not found:
         raise InputError(f"--only {only} matches no run that this machine can do; --dry_run lists them")
     return found

@@ -49,7 +49,7 @@ def check_peer(words: list[str]) -> tuple[str, Path]:
     """Return the peer's name and the folder of its source. InputError for what cannot be trained here."""
     name, _, folder = (words[0] if words else "").partition("=")
     if name not in PEERS:
-        raise InputError(f"{name or 'nothing'!r} is no peer; give {', '.join(PEERS)} (with =DIR) first")
+        raise InputError(f"{name or 'nothing'!r} is not a peer; give {', '.join(PEERS)} (with =DIR) first")
     if absent := [package for package in PEERS[name] if importlib.util.find_spec(package) is None]:
         raise InputError(f"{name} needs the package {absent[0]}; pip install {' '.join(absent)}")
     if name == "nanogpt" and not (Path(folder) / "model.py").is_file():

@@ -41,7 +41,7 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
         path = Path(values[name])
         if not path.is_file() or not os.access(path, os.R_OK):
             yield (
-                f"--{name} {path.absolute()} is no readable file here; make it (download_data.py, "
+                f"--{name} {path.absolute()} is not a readable file here; make it (download_data.py, "
                 "preprocess_small.py), or put it on a file system that the nodes share"
             )
     yield from _unwritable(Path(values["checkpoint_path"]))

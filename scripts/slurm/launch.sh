@@ -30,7 +30,7 @@ if [ -e "$site" ]; then
     . "$site"
     set -eu
 elif [ -n "${SITE_ENV:-}" ]; then
-    refuse "SITE_ENV=$SITE_ENV is no file; leave it out, or copy $here/site.env.example there"
+    refuse "SITE_ENV=$SITE_ENV is not a file; leave it out, or copy $here/site.env.example there"
 fi
 
 asked_for() { # the value of the script's own line "#SBATCH ... --$1=VALUE"; nothing where it has none
@@ -41,7 +41,7 @@ count() { # NAME VALUE FROM: VALUE, if it is a number from FROM on
     echo $((10#$2))
 }
 number_of_slurm() { # NAME VALUE: VALUE. bash would carry out the commands in a word that it takes for a number
-    [[ $2 =~ ^(0|[1-9][0-9]{0,17})$ ]] || refuse "$1=$2 is no number as Slurm sets it: start the script with sbatch, and set no SLURM_ variable by hand"
+    [[ $2 =~ ^(0|[1-9][0-9]{0,17})$ ]] || refuse "$1=$2 is not a number as Slurm sets it: start the script with sbatch, and set no SLURM_ variable by hand"
     echo "$2"
 }
 gpus_in() { # NAME VALUE: how many "4", "a100:4" or "a100:2,h100:2" are

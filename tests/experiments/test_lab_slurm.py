@@ -177,7 +177,7 @@ def test_a_signal_before_the_end_requeues_the_job(cluster, tmp_path):
     cluster.call("scancel", "--batch", "--signal=USR1", job)
     facts = cluster.end_of(job, timeout_s=180)
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "2"), cluster.said(job)
-    assert cluster.said(job).count("requeue: the next start goes on from there") == 2
+    assert cluster.said(job).count("requeue: the next start resumes from there") == 2
     check_that_nothing_was_lost(run, starts=3)
     assert json.loads((run / "launcher_metadata.json").read_text())["slurm"]["restart_count"] == "2"
 
@@ -242,7 +242,7 @@ def test_nodes_that_are_not_ready_are_named(cluster, tmp_path):
     job = cluster.submit("run_2node_8gpu.sbatch", f"RUN_DIR={tmp_path}/run", "--train_data_path nowhere.bin")
     assert cluster.end_of(job)["JobState"] == "FAILED"
     for node in ("node1", "node2"):
-        assert f"{node}: --train_data_path {REPOSITORY}/nowhere.bin is no readable file" in cluster.said(job)
+        assert f"{node}: --train_data_path {REPOSITORY}/nowhere.bin is not a readable file" in cluster.said(job)
     assert "nothing was started" in cluster.said(job) and list((tmp_path / "run").iterdir()) == []
 
 
@@ -269,7 +269,7 @@ def test_the_lab_touches_nothing_that_it_did_not_start(cluster, tmp_path):
     down = ["bash", str(LAB / "slurm_down.sh"), "--dir"]
     try:
         refused = subprocess.run([*down, str(tmp_path)], capture_output=True, text=True)
-        assert refused.returncode == 2 and "is no lab of slurm_up.sh: nothing was touched" in refused.stderr
+        assert refused.returncode == 2 and "is not a lab of slurm_up.sh: nothing was touched" in refused.stderr
         forged = tmp_path / "forged"  # the number is right, the process is another
         forged.mkdir()
         shutil.copy(cluster.directory / "lab", forged)

@@ -111,7 +111,7 @@ def test_evaluation_weighs_micro_batches_by_their_tokens(token_files):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["llm.c"], "'llm.c' is no peer; give transformers"),
+        (["llm.c"], "'llm.c' is not a peer; give transformers"),
         (["nanogpt=nowhere"], "nanogpt=nowhere names no clone of nanoGPT"),
         (["transformers-loop", "--optimizer", "muon"], "--optimizer muon is of src/gpt2.py alone"),
         (["transformers-loop", "--save_every", "2"], "--save_every 2 is of src/gpt2.py alone"),

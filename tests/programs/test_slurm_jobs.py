@@ -159,7 +159,7 @@ def test_a_check_names_the_node_and_every_fault(tmp_path):
     lines = done.stderr.splitlines()
     assert len(lines) == 3 and all(line.startswith("n7: ") for line in lines), done.stderr
     for words in (
-        "--train_data_path .*/nowhere.bin is no readable file",
+        "--train_data_path .*/nowhere.bin is not a readable file",
         "RUN_DIR=.* is not to be seen",
         "GPUs were asked",
     ):
@@ -236,10 +236,10 @@ LAB = REPOSITORY / "scripts" / "lab"
         ("slurm_up.sh", ["--cpus", "many"], "--cpus many: give 1 to 512"),
         ("slurm_up.sh", ["--gpus", "-1"], "--gpus -1: give 0 to 64"),
         ("slurm_up.sh", ["--nodes"], "--nodes needs a value"),
-        ("slurm_up.sh", ["--node", "2"], "--node is no option; there are --nodes N"),
+        ("slurm_up.sh", ["--node", "2"], "--node is not an option; there are --nodes N"),
         ("slurm_down.sh", [], "which lab. give --dir DIR"),
-        ("slurm_down.sh", ["--dir", "/no/such"], "--dir /no/such is no folder"),
-        ("slurm_down.sh", ["--dir", str(REPOSITORY)], "is no lab of slurm_up.sh: nothing was touched"),
+        ("slurm_down.sh", ["--dir", "/no/such"], "--dir /no/such is not a folder"),
+        ("slurm_down.sh", ["--dir", str(REPOSITORY)], "is not a lab of slurm_up.sh: nothing was touched"),
     ],
 )
 def test_the_lab_refuses_what_it_does_not_understand(script, flags, words):

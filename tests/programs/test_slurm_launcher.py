@@ -200,7 +200,7 @@ def test_ranks_that_start_again_do_not_meet_the_addresses_of_the_dead():
         ("train_b64_g2.slurm", {"SBATCH_GPUS_PER_NODE": "a100"}, "SBATCH_GPUS_PER_NODE=a100: give a number of GPUs"),
         ("train_b64_g2.slurm", {"RUN_TYPE": "baseline"}, "RUN_TYPE=baseline is one process, not 1 x 2"),
         ("run_2node_8gpu.sbatch", {"RUN_TYPE": "dp"}, "RUN_TYPE=dp is one process, not 2 x 1: ask for --nodes=1"),
-        ("train_b64_g2.slurm", {"SITE_ENV": "nowhere.env"}, "SITE_ENV=nowhere.env is no file; .*site.env.example"),
+        ("train_b64_g2.slurm", {"SITE_ENV": "nowhere.env"}, "SITE_ENV=nowhere.env is not a file; .*site.env.example"),
         ("train_b64_g2.slurm", {"PYTHON": "no-such-python"}, "there is no no-such-python on .*: set PYTHON"),
     ],
 )
@@ -218,7 +218,9 @@ def test_no_command_in_a_number_of_slurm_is_carried_out(tmp_path, name):
     made = tmp_path / "made"
     done = ask("train_b64_g2.slurm", **{**IN_A_JOB, name: f"a[`touch {made}`]"})
     assert not made.exists()
-    assert done.returncode == 2 and f"{name}=a[`touch" in done.stderr and "is no number as Slurm sets it" in done.stderr
+    assert (
+        done.returncode == 2 and f"{name}=a[`touch" in done.stderr and "is not a number as Slurm sets it" in done.stderr
+    )
 
 
 def test_outside_of_a_job_nothing_runs_but_a_dry_run():

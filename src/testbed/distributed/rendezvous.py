@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.2
 DEAD_FOR_S = 2.5 * BEAT_S  # most of the time the main thread learns of a death by itself, and knows more about it
 FAREWELL_S = 2 * BEAT_S  # for the others to ask the store too, which ends with rank 0
 LEAST_PATIENCE_S = 5.0
-TORCHRUN_PATIENCE_S = 600.0  # torchrun ends the others when a rank dies, so a slow start is no danger there
+TORCHRUN_PATIENCE_S = 600.0  # torchrun ends the others when a rank dies, so a slow start is not a danger there
 
 
 class RankMissing(Exception):
@@ -254,7 +254,7 @@ def check_port(launch: Launch) -> None:
 
 
 def where_ranks_meet() -> tuple[str, int | None]:
-    """Return address and port as the launcher set them. None: what is set is no port, which PyTorch reports."""
+    """Return address and port as the launcher set them. None: what is set is not a port, which PyTorch reports."""
     port = whole_number(os.environ.get("MASTER_PORT", ""))
     return os.environ.get("MASTER_ADDR", ""), port if port is not None and port < 1 << 16 else None
 

@@ -167,7 +167,7 @@ _launcher_watch: threading.Thread | None = None
 
 
 def _watch_launcher() -> None:
-    """Send SIGTERM to this rank when its launcher dies. A person's shell is no launcher."""
+    """Send SIGTERM to this rank when its launcher dies. A person's shell is not a launcher."""
     global _launcher_watch
     if launcher() == "python" or _launcher_watch is not None:
         return

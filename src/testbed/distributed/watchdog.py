@@ -274,7 +274,7 @@ class Watch:
     The timeouts of collectives find most of what can go wrong. They find nothing where the host waits for a CUDA device
     or for a group that another library made, so this thread looks too: this rank has been at one place for `timeout_s`,
     and for as long another one is dead or has not run at all. Only time in which this process itself ran counts: a job
-    that was suspended as a whole goes on.
+    that was suspended as a whole continues.
 
     With `is_cuda` this rank's own place is enough. NCCL's own timeout ends the process by SIGABRT, without a mark and
     without a reason, so it is set later than this one. The first step of a start is left out, because it compiles.
@@ -323,7 +323,7 @@ class Watch:
         self._count(self._rank, (mine.step, mine.phase, mine.since_s), seconds)
         if self._first_step is None and mine.phase in _ENDS_SOON:
             self._first_step = mine.step
-        if self._still_s[self._rank] < BEAT_S:  # it goes on: it waits for no rank, and no file need be read
+        if self._still_s[self._rank] < BEAT_S:  # it makes progress: it waits for no rank, and no file need be read
             self._said_stopped.clear()
             self._seen = {self._rank: self._seen[self._rank]}
             return None

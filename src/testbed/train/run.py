@@ -265,7 +265,7 @@ def finish(run: TrainingRun) -> None:
     state_dict = run.strategy.full_state_dict()
     process_group.by_rank_0(lambda: run.export(state_dict, run.directory))  # before anything that only measures
     if run.saves_at_end:
-        run.checkpoints.save(settings.last_step)  # after the clocks of the run: it is no part of the training time
+        run.checkpoints.save(settings.last_step)  # after the clocks of the run: it is not part of the training time
     run.checkpoints.wait()
     watchdog.enter("finish")
     report.measure_device(run.first_step)
