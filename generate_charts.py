@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     if target is not None and not has_report:
         parser.error("--target_val_loss is for the report: give --report FILE.html or --markdown FILE.md too")
     if target is not None and not 0 < target < float("inf"):
-        parser.error(f"--target_val_loss {target:g} is no loss: it is a positive number of nats per token")
+        parser.error(f"--target_val_loss {target:g} is not a loss: it is a positive number of nats per token")
     if arguments.equivalent is not None and not has_report:
         parser.error("--equivalent is for the report: give --report FILE.html or --markdown FILE.md too")
     if arguments.equivalent == 0:

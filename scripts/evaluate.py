@@ -125,7 +125,7 @@ def _rates(text: str) -> list[float]:
     except ValueError:
         rates = []
     if not rates or not all(0.001 <= rate <= 1e6 for rate in rates):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of requests per second, from 0.001 to 1,000,000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of requests per second, from 0.001 to 1,000,000")
     return rates
 
 

@@ -5,7 +5,7 @@
     python scripts/more/verify_run_artifacts.py --dir docs/results/run_types --metrics-only
 
 Prints one tab-separated line per run: run_dir, status, world_size, expected ranks, reason. A cell that the sweep calls
-not applicable is listed and is no failure. Exit code 1 when a run fails a check, 2 when there is no run below DIR.
+not applicable is listed and is not a failure. Exit code 1 when a run fails a check, 2 when there is no run below DIR.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ if [ -n "$preempted" ] && [ "$preempted" != "$preempted_before" ]; then # an old
         say "not requeued: it was started $((restarts + 1)) times, and MAX_REQUEUES is $max_requeues"
         exit 143
     fi
-    say "requeue: the next start goes on from there"
+    say "requeue: the next start resumes from there"
     scontrol requeue "$reference" || {
         say "Slurm does not requeue job $reference (--no-requeue?); go on with: RUN_DIR=$run_dir sbatch and the same script and variables"
         exit 143

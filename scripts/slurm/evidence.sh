@@ -180,7 +180,7 @@ _evidence_nsys() {
     if [ -L "$1/profiles" ] || [ ! -e "$1/profiles" ]; then
         ln -sfn "evidence/$(basename "$EVIDENCE_DIR")/profiles" "$1/profiles"
     else
-        echo "evidence.sh: $1/profiles is no link of an earlier start and stays; this start's are in $EVIDENCE_DIR/profiles" >&2
+        echo "evidence.sh: $1/profiles is not a link of an earlier start and stays; this start's are in $EVIDENCE_DIR/profiles" >&2
     fi
 }
 

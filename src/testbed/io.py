@@ -56,7 +56,7 @@ def write_json(path: Path, content: Any, name: str) -> None:
     """Write a JSON file in one move. Failure, one sentence that begins with `name`, where it cannot be written."""
     try:
         write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-    except (OSError, ValueError) as error:  # ValueError: "." is no file's name
+    except (OSError, ValueError) as error:  # ValueError: "." is not a file's name
         raise Failure(f"{name} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 

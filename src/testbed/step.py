@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-NOT_A_TARGET = -100  # a target with this value is no prediction to score (PyTorch's ignore_index)
+NOT_A_TARGET = -100  # a target with this value is not a prediction to score (PyTorch's ignore_index)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def bad_calls(folder: Path) -> list[tuple[list, str]]:
         (["--runs", good, "--report", broken / "r.html"], f"--report {broken} is a file, not a folder; name"),
         (["--runs", good, "--output-dir", broken], f"--output-dir {broken} is a file, not a folder; name"),
         (["--runs", good, "--target_val_loss", "3"], "--target_val_loss is for the report"),
-        *(([*report, f"--target_val_loss={loss}"], f"{loss} is no loss") for loss in ("nan", "-1", "inf")),
+        *(([*report, f"--target_val_loss={loss}"], f"{loss} is not a loss") for loss in ("nan", "-1", "inf")),
     ]
 
 

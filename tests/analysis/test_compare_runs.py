@@ -310,7 +310,7 @@ def test_files_of_equal_step_times_under_other_run_ids_are_one_run(tmp_path):
                 row["step_time_s"] = float(seconds)
             save(tmp_path / side / str(number), metrics)
     code, said = compare(tmp_path / "b", "--against", tmp_path / "a")
-    assert code == 2 and "the same step times" in said and "a copy is no repeat" in said
+    assert code == 2 and "the same step times" in said and "a copy is not a repeat" in said
 
 
 def test_steps_that_fp16_skipped_are_no_equal_work(tmp_path):
@@ -419,7 +419,7 @@ def test_a_difference_that_four_decimals_do_not_show_is_said_to_be_small(tmp_pat
 
 
 def test_a_file_that_contradicts_itself_is_refused_with_both_figures(tmp_path):
-    """A summary three times its own rows was 2.99x; recomputation by one section alone was no difference."""
+    """A summary three times its own rows was 2.99x; recomputing one section alone made no difference."""
     other = run_file(tmp_path / "b")
     faster = example_metrics(num_steps=6, warmup_steps=1, step_time_s=0.2, run_id="a")
     faster["summary"]["mean_tokens_per_sec_global"] *= 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.metrics_examples import example_metrics, save
 from support.nccl_examples import one_host, write_logs
-from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags
+from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags, run_here
 
 from testbed.analysis.runs.comparability import speed_ups
 from testbed.analysis.runs.load import load_run
@@ -349,11 +349,8 @@ def test_each_rank_logs_when_it_enters_and_leaves_each_collective(all_on):
 
 
 def test_compare_runs_refuses_it_as_a_headline(plain, all_on):
-    program = REPOSITORY / "scripts" / "compare_runs.py"
-    for sides in ((all_on, plain), (plain, all_on)):
-        done = subprocess.run(
-            [sys.executable, program, sides[0].folder, "--against", sides[1].folder], capture_output=True, text=True
-        )
+    for one, other in ((all_on, plain), (plain, all_on)):
+        done = run_here("scripts/compare_runs.py", one.folder, "--against", other.folder)
         assert done.returncode == 2
         assert "has no run that counts: it is instrumented (" in done.stderr and "NCCL_LOGS=1" in done.stderr
     assert speed_ups([load_run(plain.folder), load_run(all_on.folder)])[1] == "n/a (instrumented)"

@@ -121,7 +121,7 @@ def test_the_diff_compares_steps_and_labels_what_differs(before, after):
     ranges = {row["name"]: row for row in changes["tables"]["nvtx_sum"]}
     backward = ranges[":DeepSpeedEngine.backward"]
     assert backward["ns"] == pytest.approx([2_765_967_562_725 / 14_244, 62_133_803_775 / 160])
-    assert ranges[":train/backward"]["ns"][0] is None  # a range that is new is no time that is new
+    assert ranges[":train/backward"]["ns"][0] is None  # a range that is new is not a time that is new
     said = " ".join(diff_text(changes).split())
     assert "nvtx NCCL:ncclAllReduce 3.00 3.25 +0.25" in said
     assert "85.6 % and 87.9 %" in said
@@ -145,12 +145,10 @@ def test_diff_profiles_prints_and_writes_json(before, after, tmp_path):
     assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_summary_that_lacks_what_is_compared_is_one_sentence(tmp_path):
+def test_a_summary_that_lacks_what_is_compared_is_one_sentence(tmp_path, before):
     path = tmp_path / "profile_summary.json"
-    whole = dict.fromkeys(("phases", "sources", "warnings", "run_dir", "run_id"))
-    whole |= {"tables": {}, "num_optimizer_steps": 3, "ranks_in_profile": 1}
-    for content, said in (({"tables": {}, "nccl": {}}, "num_optimizer_steps"), ({**whole, "nccl": {}}, "nccl.inst")):
-        path.write_text(json.dumps(content))
+    for nccl, said in ((3, "nccl is 3"), ({"instances": []}, "lacks 'percent_of_kernel_time'; write it again")):
+        path.write_text(json.dumps(summarize(before) | {"nccl": nccl}))
         with pytest.raises(ValueError, match=said):
             read_summary(path)
 

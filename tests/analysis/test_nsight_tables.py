@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 
 import pytest
@@ -30,6 +31,7 @@ def test_numbers_of_every_locale_are_exact_in_all_six_tables(tmp_path, locale):
         assert len(tables[report].rows) == len(by_name)
         for row in tables[report].rows:
             name = next(n for n, style in by_name if style == row.style and n[:99] == row.name[:99])
+            assert row.name == (name if len(name) <= 100 else name[:99] + "…")
             mine = by_name[name, row.style]
             mean, median = statistics.mean(mine), statistics.median(mine)
             stddev = statistics.stdev(mine) if len(mine) > 1 else 0.0
@@ -46,48 +48,34 @@ def test_numbers_of_every_locale_are_exact_in_all_six_tables(tmp_path, locale):
             assert row.count == len(mine)
 
 
-def test_names_keep_their_spaces_commas_digits_and_the_mark_of_a_cut(tmp_path):
-    tables = read_stats(text_file(tmp_path, example.stats_text("us"))).tables
-    kernels = [row.name for row in tables["cuda_gpu_kern_sum"].rows]
-    assert kernels == [example.GEMM, example.NCCL, example.ADAM[:99] + "…"]
-    assert {row.name for row in tables["nvtx_sum"].rows} >= {":train/backward", "NCCL:ncclAllReduce"}
-    assert {row.style for row in tables["nvtx_sum"].rows} == {"PushPop"}
-
-
-# Rows that nsys 2025.1.3 printed on a machine with India's digit groups, with the widths of their tables.
+# Rows that nsys 2025.1.3 printed on a machine with India's digit groups.
 RECORDED = {
     "nvtx_sum": (
-        [8, 15, 9, 16, 16, 14, 14, 14, 7, 36],
         "     24.5  62,14,25,70,603        320    19,41,95,533.1    14,19,66,898.0     3,14,93,573  4,34,96,37,896  "
         "34,82,10,643.2  PushPop  :train/backward                     ",
         (24.5, 62_142_570_603, 320, 194_195_533.1, 141_966_898.0, 31_493_573, 4_349_637_896, 348_210_643.2),
     ),
     "osrt_sum": (
-        [8, 20, 11, 17, 16, 11, 18, 19, 22],
         "     21.9  5,62,65,05,87,29,882     3,46,812     16,22,35,040.1           2,857.0        1,493      "
         "5,00,50,61,007       29,81,22,921.2  poll                  ",
         (21.9, 56_265_058_729_882, 346_812, 162_235_040.1, 2857.0, 1493, 5_005_061_007, 298_122_921.2),
     ),
     "cuda_api_sum": (
-        [8, 18, 11, 13, 11, 9, 14, 13, 42],
         "     36.1  10,25,89,64,41,697     3,27,612    31,31,437.3      2,284.0      1,430    22,71,40,032  "
         "1,73,49,894.4  cudaEventSynchronize                      ",
         (36.1, 1_025_896_441_697, 327_612, 3_131_437.3, 2284.0, 1430, 227_140_032, 17_349_894.4),
     ),
     "cuda_gpu_kern_sum": (
-        [8, 18, 9, 13, 13, 11, 14, 13, 100],
         "     42.0  12,99,26,91,52,536     14,244  9,12,15,189.0  6,43,40,685.0  6,28,09,633  1,01,78,64,651  "
-        "4,30,03,647.9  " + example.NCCL.ljust(100),
+        "4,30,03,647.9  " + example.NCCL,
         (42.0, 1_299_269_152_536, 14_244, 91_215_189.0, 64_340_685.0, 62_809_633, 1_017_864_651, 43_003_647.9),
     ),
     "cuda_gpu_mem_time_sum": (
-        [8, 15, 9, 8, 8, 8, 12, 11, 30],
         "      3.1     60,88,14,731     44,953  13,543.4   1,504.0     1,343  12,34,63,783   7,04,892.9  "
         "[CUDA memcpy Device-to-Host]  ",
         (3.1, 608_814_731, 44_953, 13_543.4, 1504.0, 1343, 123_463_783, 704_892.9),
     ),
     "cuda_gpu_mem_size_sum": (
-        [13, 9, 8, 8, 8, 8, 11, 30],
         " 60,91,998.755  32,15,547     1.895     0.002     0.000    77.195        8.481  "
         "[CUDA memcpy Device-to-Device]",
         (None, 6_091_998.755, 3_215_547, 1.895, 0.002, 0.0, 77.195, 8.481),
@@ -97,30 +85,16 @@ RECORDED = {
 
 @pytest.mark.parametrize("report", RECORDED)
 def test_recorded_rows_are_read_to_the_last_digit(tmp_path, report):
-    widths, raw, expected = RECORDED[report]
-    header = example.table(report)[0]
-    lines = [" " + "  ".join(name.center(width) for name, width in zip(header, widths, strict=True))]
-    lines += [" " + "  ".join("-" * width for width in widths), raw]
+    raw, expected = RECORDED[report]
+    cells = [example.table(report)[0], re.split("  +", raw.strip())]
     if expected[0] is not None:  # one more row, that takes the rest of the time
-        pieces, start = [], 1
-        for width in widths:
-            pieces.append(raw[start : start + width].strip())
-            start += width + 2
         value = example.grouped(round(expected[1] * 100 / expected[0]) - expected[1], "indian")
-        cells = [f"{100 - expected[0]:.1f}", value, "1", value + ".0", value + ".0", value, value, "0.0"]
-        cells += ["PushPop"] * ("Style" in header) + ["the rest"]
-        lines = example.text_table([header, pieces, cells]).splitlines()
-    found = read_stats(text_file(tmp_path, f" ** Title ({report}):\n\n" + "\n".join(lines) + "\n\n")).tables[report]
-    row = found.rows[0]
+        rest = [f"{100 - expected[0]:.1f}", value, "1", value + ".0", value + ".0", value, value, "0.0"]
+        cells.append([*rest, *["PushPop"] * (report == "nvtx_sum"), "the rest"])
+    text = f" ** Title ({report}):\n\n{example.text_table(cells)}\n"
+    row = read_stats(text_file(tmp_path, text)).tables[report].rows[0]
     numbers = (row.time_percent, row.total, row.count, row.avg, row.med, row.min, row.max, row.stddev)
-    assert numbers == expected
-    assert raw.strip().endswith(row.name)
-
-
-def lines_changed(text: str, change) -> str:
-    lines = text.split("\n")
-    change(lines)
-    return "\n".join(lines)
+    assert (numbers, row.name) == (expected, cells[1][-1])
 
 
 def replaced(number: int, old: str, new: str):
@@ -156,8 +130,9 @@ def replaced(number: int, old: str, new: str):
     ],
 )
 def test_a_malformed_table_names_file_and_line(tmp_path, change, message):
-    text = lines_changed(example.stats_text("us", reports=("nvtx_sum",)), change)
-    path = text_file(tmp_path, text)
+    lines = example.stats_text("us", reports=("nvtx_sum",)).split("\n")
+    change(lines)
+    path = text_file(tmp_path, "\n".join(lines))
     with pytest.raises(ValueError, match=message) as caught:
         read_stats(path)
     assert str(path) in str(caught.value)

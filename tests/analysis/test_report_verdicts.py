@@ -1,4 +1,4 @@
-"""The report's sentences: who is faster, who learns worse, and what is no claim."""
+"""The report's sentences: who is faster, who learns worse, and what is not a claim."""
 
 import re
 import statistics

@@ -102,7 +102,7 @@ MISFITS = {
     "flag": ({}, "--bucket_cap_mb 5", "--bucket_cap_mb belongs to --run_type ddp, not to optimized"),
     "schema": ({"schema": 2}, "", "not a choice of find_fastest.py with schema 1"),
     "lacks": ({"torch": None}, "", "torch is None, it must be text"),
-    "run type": (choosing("magic"), "", "'magic' is no run type"),
+    "run type": (choosing("magic"), "", "'magic' is not a run type"),
     "its flag": (choosing("ddp", zero_stage=1), "", "which is not for a choice of ddp"),
     "other flag": (choosing("ddp", learning_rate=1), "", "'learning_rate'"),
     "value": (choosing("optimized", zero_stage=9), "", "zero_stage 9 is not one of 0, 1, 2, 3"),

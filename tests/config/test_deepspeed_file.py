@@ -146,7 +146,7 @@ REFUSED = [
     ({"optimizer": {"params": {"betas": [0.9]}}}, "betas must be a list of two"),
     ({"optimizer": {"params": {"betas": ["0.9", 0.9]}}}, "two numbers without quotes"),
     ({"optimizer": {"params": {"lr": "1e-3"}}}, "without quotes"),
-    ({"optimizer": {"params": {"fused": True}}}, "'optimizer.params.fused' is no key"),
+    ({"optimizer": {"params": {"fused": True}}}, "'optimizer.params.fused' is not a key"),
     ({"optimizer": {"params": 5}}, "optimizer.params must be a JSON object"),
     ({"optimizer": 3}, "optimizer must be a JSON object"),
     ({"gradient_clipping": "high"}, "gradient_clipping cannot be 'high'"),
@@ -174,7 +174,7 @@ REFUSED = [
     ({"fp16": {"enabled": "true"}}, "fp16.enabled must be"),
     ({"fp16": {"initial_scale_power": 5000}}, "initial_scale_power must be a whole number from 0 to 127"),
     ({"fp16": {"loss_scale_window": 0}}, "loss_scale_window must be a whole number from 1"),
-    ({"fp16.enabled": True}, "'fp16.enabled' is no key"),  # a dot names no other section
+    ({"fp16.enabled": True}, "'fp16.enabled' is not a key"),  # a dot names no other section
     ({"aio": {"block_size": 262144}}, "the section 'aio' cannot be taken"),
     ({"data_types": {"grad_accum_dtype": "fp32"}}, "the section 'data_types' cannot be taken"),
     ({"timers": {"throughput": {"enabled": True}}}, "would wait for the device inside the step"),
@@ -187,7 +187,7 @@ REFUSED = [
     ({"scheduler": 7}, "scheduler.type must be"),
     ({"scheduler": {"type": "WarmupLR", "params": [1]}}, "scheduler.params must be a JSON object"),
     (scheduler("WarmupLR", warmup_min_lr=1e-5), "warmup_min_lr = 1e-05, but warm-up begins at 0"),
-    (scheduler("WarmupLR", steps=5), "scheduler.params.steps is no parameter of WarmupLR"),
+    (scheduler("WarmupLR", steps=5), "scheduler.params.steps is not a parameter of WarmupLR"),
     (scheduler("WarmupLR", warmup_num_steps=2.5), "scheduler.params.warmup_num_steps cannot be 2.5"),
     (scheduler("WarmupLR", warmup_type="cubic"), "warmup_type 'cubic' is not one of linear, log"),
     (scheduler("WarmupLR", warmup_num_steps="10"), 'without quotes, or "auto"'),

@@ -14,7 +14,7 @@ from testbed.config.table import FLAGS, GROUPS
 
 SOURCE = REPOSITORY / "src"
 TABLES = {"training_flags.py", "system_flags.py"}
-# rooms that compare runs or predict them: what they read of a flag is no effect of it
+# rooms that compare runs or predict them: what they read of a flag is not an effect of it
 NO_TRAINING = {"analysis", "audit", "experiments", "memory_model", "planner", "sweep"}
 WITHOUT_EFFECT = {
     "local_rank": "older launchers give it; the rank is read from the environment",

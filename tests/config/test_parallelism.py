@@ -88,8 +88,8 @@ def test_what_changes_the_mathematics_is_recorded(token_files):
     assert changes("--run_type", "ddp", "--precision", "fp16") == ()
     skips = [changes("--run_type", "ddp", "--skip_gradient_sync", steps) for steps in ("all", "alternate")]
     assert [said for (said,) in skips] == [
-        "gradients are not synchronised: this is no training",
-        "gradients of every even step are not synchronised: this is no training",
+        "gradients are not synchronised: this is not training",
+        "gradients of every even step are not synchronised: this is not training",
     ]
 
 

@@ -134,6 +134,12 @@ def test_the_largest_numbers_that_the_rules_name_are_allowed(token_files):
     assert (settings.compute.threads_per_rank, settings.training.grace_seconds) == (1024, 604800)
 
 
+def test_data_that_no_step_reads_may_be_short(token_files):
+    long = ("--seq_length", "4000", "--max_position_embeddings", "4000", "--global_batch_size", "4")
+    assert settings_of(token_files, *long, "--max_val_steps", "0").plan.steps_per_epoch == 1
+    assert settings_of(token_files, "--eval_only", "--global_batch_size", "1000").last_step == 0
+
+
 def test_more_threads_than_a_process_can_have_are_refused_from_the_environment_too(token_files, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1000000")
     assert "OMP_NUM_THREADS=1000000 is more than 1024" in refusal(token_files)

@@ -120,7 +120,7 @@ def unlike() -> StrategyEntry:
 
 
 def test_what_a_strategy_of_its_own_kind_lacks_is_named(monkeypatch):
-    """`stages_per_rank` is no option of another strategy here."""
+    """`stages_per_rank` is not an option of another strategy here."""
     monkeypatch.setitem(STRATEGIES, "pipeline", dataclasses.replace(STRATEGIES["pipeline"], options={}))
     assert what_is_missing(unlike()) == [
         "tests/strategies/test_allreduce.py, as the agreement test leaves it out",

@@ -112,7 +112,9 @@ def test_a_recorded_path_that_leads_nowhere_gives_way_to_the_default(elsewhere):
     settings = settings_of("--eval_only", "--init_from", "../run")
     assert settings.data.val_data_path == settings.data.train_data_path == "val_small.bin"
     _, default, stands_in = said_of(settings)  # and no warning: it is the run's data
-    assert default == "note: the run's --val_data_path val.bin is no file here, so the default is taken: val_small.bin"
+    assert (
+        default == "note: the run's --val_data_path val.bin is not a file here, so the default is taken: val_small.bin"
+    )
     assert stands_in.startswith("note: nothing is trained")
 
 

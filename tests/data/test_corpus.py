@@ -143,7 +143,7 @@ def test_the_text_column_is_found_or_the_columns_are_listed():
     assert find_text_field(["a", "b"], ["a", "b"], "b", "x") == "b"
     with pytest.raises(ValueError, match=r"--text_field must say .* its columns are: a, b, n"):
         find_text_field(["a", "b", "n"], ["a", "b"], None, "x")
-    with pytest.raises(ValueError, match=r"--text_field c is no column of x; its columns are: a, b"):
+    with pytest.raises(ValueError, match=r"--text_field c is not a column of x; its columns are: a, b"):
         find_text_field(["a", "b"], ["a", "b"], "c", "x")
 
 

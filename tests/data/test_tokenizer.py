@@ -144,7 +144,7 @@ def test_a_damaged_cache_does_not_count(offline):
 
 def test_auto_takes_gpt2_where_it_can(offline, monkeypatch):
     assert resolve_tokenizer("auto")[0] == "bpe:8192"
-    monkeypatch.setattr(tokenizer_module, "status_of", lambda url, timeout_s: 403)  # a firewall's answer is no file
+    monkeypatch.setattr(tokenizer_module, "status_of", lambda url, timeout_s: 403)  # a firewall's answer is not a file
     assert resolve_tokenizer("auto")[0] == "bpe:8192"
     monkeypatch.setattr(tokenizer_module, "status_of", lambda url, timeout_s: 200)
     assert resolve_tokenizer("auto") == ("gpt2", "its files can be downloaded")

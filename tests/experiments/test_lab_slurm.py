@@ -181,7 +181,7 @@ def test_a_signal_before_the_end_requeues_the_job(cluster, tmp_path):
     cluster.call("scancel", "--batch", "--signal=USR1", job)
     facts = cluster.end_of(job, timeout_s=180)
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "2"), cluster.said(job)
-    assert cluster.said(job).count("requeue: the next start goes on from there") == 2
+    assert cluster.said(job).count("requeue: the next start resumes from there") == 2
     check_that_nothing_was_lost(run, starts=3)
     assert json.loads((run / "launcher_metadata.json").read_text())["slurm"]["restart_count"] == "2"
 

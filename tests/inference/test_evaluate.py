@@ -69,7 +69,7 @@ def test_bits_per_byte_count_the_text_of_the_scored_tokens(tmp_path):
     tokenizer = train_bpe(iter([text]), 300, tmp_path / "bpe_300.json")
     tokens = np.array([*tokenizer.encode(text[:400]), tokenizer.end_of_text_id, *tokenizer.encode(text[400:500])])
     windows = sliding_windows(len(tokens), 16, 8)
-    # all but the first token, which nothing predicts; end-of-text is no text
+    # all but the first token, which nothing predicts; end-of-text is not text
     expected = len(text[:500].encode()) - len(tokenizer.decode([tokens[0]]).encode())
     assert scored_bytes(tokens, windows, tokenizer) == expected
     found = perplexity([float(window.scored) for window in windows], windows, 123)

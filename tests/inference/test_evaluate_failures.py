@@ -31,7 +31,7 @@ REFUSED = {
     "a long prompt": ((*CHECKPOINT, "--prompt_tokens", "60", "--new_tokens", "9"), "more than the 64 positions"),
     "one new token": ((*CHECKPOINT, "--new_tokens", "1"), "nothing to decode"),
     "a negative number": ((*CHECKPOINT, "--max_windows", "-3"), "'-3' is not a whole number from 0 upwards"),
-    "no rate": ((*CHECKPOINT, "--load", "--rates", "1,nan"), "'1,nan' is no list of requests per second"),
+    "no rate": ((*CHECKPOINT, "--load", "--rates", "1,nan"), "'1,nan' is not a list of requests per second"),
     "more at once than may wait": (
         (*CHECKPOINT, "--load", "--concurrency", "1,9", "--max_queue", "8"),
         "--concurrency 9 begins with as many requests at once",
@@ -54,7 +54,7 @@ REFUSED = {
         "data.bin is written with bpe:300 of 300 tokens, but the tokenizer of --from_pretrained theirs is bpe:290",
     ),
     "out is a folder": ((*CHECKPOINT[:-1], "run", "--overwrite"), "--out run is a folder; name a file in it"),
-    "no folder": ((*CHECKPOINT[:-1], "no/where.json"), "no is no folder that can be written into"),
+    "no folder": ((*CHECKPOINT[:-1], "no/where.json"), "no is not a folder that can be written into"),
     "nothing to do": (("--checkpoint", "run", "--no-latency", "--out", "new.json"), "nothing is left to measure"),
     "another device": (
         (*CHECKPOINT, "--device", "cuda", "--quantize", "torch_dynamic"),
@@ -98,7 +98,7 @@ def test_an_earlier_evaluation_is_kept_unless_asked(evaluate, files):
 
 
 def test_what_ends_early_says_so_in_the_file(evaluate, files):
-    """Weights that are no numbers are refused; weights so large that the losses are none end the evaluation."""
+    """Weights that are not numbers are refused; weights so large that the losses are none end the evaluation."""
     model = model_of()
     with torch.no_grad():
         model.h["0"].mlp.c_fc.weight[0, 0] = math.nan

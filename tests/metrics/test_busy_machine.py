@@ -77,7 +77,7 @@ def test_what_measures_a_model_sets_it_too_before_it_loads_the_library():
     ],
 )
 def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, steps, says):
-    """Of two steps one is the slower one: that is no sign of anything."""
+    """Of two steps one is the slower one: that is not a sign of anything."""
     timing = {"step_time_p95_above_median": above, "num_measured_steps": steps}
     facts = example_metrics(training_config={"math_changes": []})
     facts["timing"] |= timing

@@ -72,7 +72,7 @@ FAULTS = {
     "no ranks": (lambda m: m["steps"][3].update(per_rank_step_time_s=[]), "steps[3].per_rank_step_time_s is []"),
     "a rank missing": (lambda m: m["steps"][3].update(per_rank_step_time_s=[0.2]), "_step_time_s has 1"),
     "a step twice": (lambda m: m["steps"][3].update(step=3), "steps[3].step is 3 after 3"),
-    "rows that are no rows": (lambda m: m["steps"].append(7), "steps[20] is 7"),
+    "rows that are not rows": (lambda m: m["steps"].append(7), "steps[20] is 7"),
     "an unknown precision": (lambda m: m["training_config"].update(precision="fp8"), "config.precision is 'fp8'"),
     "failed without a reason": (lambda m: m.update(status="failed"), "failure is None"),
     "a reason without failure": (lambda m: m.update(failure={"reason": "x", "step": None}), "failure is {"),

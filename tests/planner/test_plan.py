@@ -228,7 +228,7 @@ def test_a_plan_with_a_value_of_another_type_is_refused(runs, tmp_path, place, v
         inner = inner[key]
     inner[place[-1]] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"plan\.json is no plan .*make it again with plan\.py --json"):
+    with pytest.raises(InputError, match=r"plan\.json is not a plan .*make it again with plan\.py --json"):
         read_plan(path)
 
 
@@ -409,7 +409,7 @@ def test_a_plan_file_with_words_for_numbers_is_refused(runs, tmp_path):
     record = plan_record(runs[:1], Budget(), (), "plan.py")
     record["runs"][0]["needs_bytes"] = "much"
     write_plan(path, record)
-    with pytest.raises(InputError, match="is no plan"):
+    with pytest.raises(InputError, match="is not a plan"):
         read_plan(path)
 
 

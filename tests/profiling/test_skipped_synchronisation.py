@@ -30,7 +30,7 @@ def write_skipped(folder: Path, skipped: str | bool) -> None:
             metrics = run_metrics("allreduce", 2, number, is_profiled=is_profiled)
             metrics["run_id"] = f"skipped-{number}-{is_profiled}"
             metrics["settings"]["skip_gradient_sync"] = skipped
-            metrics["training_config"]["math_changes"] = ["gradients are not synchronised: this is no training"]
+            metrics["training_config"]["math_changes"] = ["gradients are not synchronised: this is not training"]
             metrics["instrumented"] = True
             metrics["summary"]["mean_tokens_per_sec_global"] *= 2
             save(folder / f"{is_profiled}_{number}", metrics)

@@ -79,7 +79,7 @@ def test_the_trainer_tells_letters_alone(token_files, tmp_path, capsys):
     names = ["--train_data_path", str(token_files[0]), "--val_data_path", str(token_files[1])]
     checked = check_run(parse_command_line([*TINY_RUN, *names]), Launch(0, 0, 1, 1))
     Console(checked.settings, 0, is_speaking=True).say(f"metrics: {tmp_path}/{OBEYED}\nsecond line")
-    refuse(None, f"--checkpoint_path {OBEYED} is no folder")
+    refuse(None, f"--checkpoint_path {OBEYED} is not a folder")
     said = "".join(capsys.readouterr())
     assert not obeyed(said) and said.count("owned") == 2 and "\nsecond line\n" in said
 

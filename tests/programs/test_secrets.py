@@ -82,7 +82,7 @@ def test_a_file_of_settings_that_holds_a_secret_is_refused(monkeypatch, tmp_path
 
 
 def test_words_that_are_no_secrets_are_not_refused(monkeypatch):
-    monkeypatch.setenv("STARTED_PWD", str(REPOSITORY))  # a folder is no secret
+    monkeypatch.setenv("STARTED_PWD", str(REPOSITORY))  # a folder is not a secret
     words = {"GIT_AUTHOR_NAME": "checkpoint", "TOKEN": "run", "KEYBOARD": "checkpoint", "MONKEY": "baseline"}
     for name, value in words.items():
         monkeypatch.setenv(name, value)

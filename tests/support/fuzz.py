@@ -187,13 +187,13 @@ class Fuzz:
                     outcome = READ
                 except self.allowed as error:
                     outcome = REFUSED
-                    assert type(error) in self.allowed, f"{type(error).__name__} is no sentence of ours: {error}"
+                    assert type(error) in self.allowed, f"{type(error).__name__} is not a sentence of ours: {error}"
                     check_sentence(str(error))
                     assert self.names_file is None or self.names_file in str(error), f"no file is named: {error}"
             assert (content_of(self.folder) if self.folder else {}) == before, "a file was changed"
         except KeyboardInterrupt:
             raise
-        except BaseException as fault:  # a panic of a Rust library is no Exception
+        except BaseException as fault:  # a panic of a Rust library is not an Exception
             outcome = FAULT
             self._keep(fault, shown)
         self.counts[outcome] += 1

@@ -1,4 +1,4 @@
-"""Make files as an attacker would: pickles that call, build and import, archives, tables; and places that are no files.
+"""Make files as an attacker would: pickles that call, build and import, archives, tables; and places without files.
 
 Each is made from opcodes and bytes, so that nothing hostile lies in the repository. A pickle that does harm makes a
 folder at `canary`. Files that are only damaged are drawn by mutations.py.

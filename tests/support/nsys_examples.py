@@ -1,4 +1,4 @@
-"""A small trace of two ranks as nsys writes it: text of any locale and CSV, from the same events.
+"""Tables of a small trace of two ranks as nsys prints them: text of any locale and CSV, from the same events.
 
 Written from the formats' descriptions and by other means than the reader (statistics instead of numpy, no shared
 code), so that agreement means something. Times are in units of UNIT nanoseconds, an odd number, so that sums have
@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections import defaultdict
 
 UNIT = 1_000_003
 RANKS, STEPS = 2, 3
@@ -45,80 +44,45 @@ REPORTS = {
 }
 
 
-def bases() -> list[tuple[int, int]]:
-    """(rank, begin of the step in units) of every step."""
-    return [(rank, 1000 * step + 10 * rank) for rank in range(RANKS) for step in range(1, STEPS + 1)]
-
-
-def ranges() -> list[tuple[int, str, str, str, int, int]]:
-    """(rank, thread, domain, name, begin, end) in units. A step takes 100, of which 4 lie in no range inside it."""
-    found = []
-    for rank, b in bases():
-        found += [
-            (rank, "main", "", "train/step", b, b + 100),
-            (rank, "main", "", "train/dataload", b, b + 10),
-            (rank, "main", "", "train/forward", b + 10, b + 40),
-            (rank, "main", "", "train/backward", b + 40, b + 88),
-            (rank, "main", "NCCL", "ncclAllReduce", b + 60, b + 63),
-            (rank, "main", "NCCL", "ncclAllReduce", b + 70, b + 71),
-            (rank, "main", "", "train/optimizer_step", b + 90, b + 98),
-            (rank, "autograd", "", "hook", b + 45, b + 80),
-            (rank, "main", "", "val/batch", b + 200, b + 230),
-            (rank, "main", "NCCL", "ncclAllReduce", b + 220, b + 221),
-        ]
-    return found
-
-
-def kernels() -> list[tuple[int, str, int, int, int]]:
-    """(rank, name, launched, begin, end) in units. Of a step: computation 63, NCCL 27, of which 15 exposed."""
-    found = []
-    for rank, b in bases():
-        found += [
-            (rank, GEMM, b + 11, b + 20, b + 50),
-            (rank, GEMM, b + 41, b + 52, b + 75),
-            (rank, GEMM, b + 42, b + 60, b + 72),  # beside the one before
-            (rank, NCCL, b + 60, b + 65, b + 85),
-            (rank, NCCL, b + 70, b + 85, b + 92),
-            (rank, ADAM, b + 90, b + 90, b + 95),
-            (rank, ADAM, b + 97, b + 105, b + 110),  # launched in the step, runs after its end
-            (rank, GEMM, b + 205, b + 206, b + 220),  # validation
-            (rank, NCCL, b + 221, b + 221, b + 225),
-        ]
-    return found
-
-
-def copies() -> list[tuple[str, int, int]]:
-    """(operation, duration in units, bytes)."""
-    return [
-        ("Host-to-Device", 3, 4_194_304),
-        ("Host-to-Device", 8, 1_894_999_999),
-        ("Device-to-Host", 2, 1_895_000),
-        ("memset", 1, 24_000),
-    ]
-
-
-def waits() -> list[tuple[str, int]]:
-    """(function, duration in units): long ones, so that a total has five groups of digits."""
-    return [("poll", 5_626_505), ("poll", 8), ("pthread_cond_wait", 40_000), ("sem_wait", 21)]
+# name -> durations in units in one step of one rank. A step takes 100, of which 4 lie in no range inside it.
+RANGES = {
+    ":train/step": [100],
+    ":train/dataload": [10],
+    ":train/forward": [30],
+    ":train/backward": [48],
+    "NCCL:ncclAllReduce": [3, 1, 1],
+    ":train/optimizer_step": [8],
+    ":hook": [35],
+    ":val/batch": [30],
+}
+KERNELS = {GEMM: [30, 23, 12, 14], NCCL: [20, 7, 4], ADAM: [5, 5]}
+WAITS = {"poll": [5_626_505, 8], "pthread_cond_wait": [40_000], "sem_wait": [21]}  # a total has five groups of digits
+COPIES = {  # duration in units, bytes
+    "[CUDA memcpy Host-to-Device]": [(3, 4_194_304), (8, 1_894_999_999)],
+    "[CUDA memcpy Device-to-Host]": [(2, 1_895_000)],
+    "[CUDA memset]": [(1, 24_000)],
+}
 
 
 def values() -> dict[str, dict[tuple[str, str | None], list[int]]]:
     """Of each report the nanoseconds (or bytes) of single events under (name, style)."""
-    found = {report: defaultdict(list) for report in REPORTS}
-    for _, _, domain, name, begin, end in ranges():
-        found["nvtx_sum"][f"{domain}:{name}", "PushPop"].append((end - begin) * UNIT)
-    for name, duration in waits():
-        found["osrt_sum"][name, None].append(duration * UNIT)
-    for _ in kernels():
-        found["cuda_api_sum"]["cudaLaunchKernel", None].append(UNIT)
-    found["cuda_api_sum"]["cudaEventRecordWithFlags_v11010", None].append(777)
-    for _, name, _, begin, end in kernels():
-        found["cuda_gpu_kern_sum"][name, None].append((end - begin) * UNIT)
-    for name, duration, size in copies():
-        name = "[CUDA memset]" if name == "memset" else f"[CUDA memcpy {name}]"
-        found["cuda_gpu_mem_time_sum"][name, None].append(duration * UNIT)
-        found["cuda_gpu_mem_size_sum"][name, None].append(size)
-    return found
+
+    def of_all(units: dict[str, list[int]], times: int = 1, style: str | None = None) -> dict:
+        return {(name, style): [unit * UNIT for unit in found] * times for name, found in units.items()}
+
+    steps = RANKS * STEPS
+    num_kernels = steps * sum(map(len, KERNELS.values()))
+    return {
+        "nvtx_sum": of_all(RANGES, steps, "PushPop"),
+        "osrt_sum": of_all(WAITS),
+        "cuda_api_sum": {
+            **of_all({"cudaLaunchKernel": [1]}, num_kernels),
+            ("cudaEventRecordWithFlags_v11010", None): [777],
+        },
+        "cuda_gpu_kern_sum": of_all(KERNELS, steps),
+        "cuda_gpu_mem_time_sum": of_all({name: [units for units, _ in found] for name, found in COPIES.items()}),
+        "cuda_gpu_mem_size_sum": {(name, None): [size for _, size in found] for name, found in COPIES.items()},
+    }
 
 
 def grouped(number: int, locale: str) -> str:

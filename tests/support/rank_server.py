@@ -92,7 +92,7 @@ def wait_for(processes: list[int], timeout_s: float, grace_s: float) -> list[int
 def serve() -> None:
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an imported library prints is no answer
+    os.dup2(2, 1)  # what an imported library prints is not an answer
     for module in FOR_ALL:
         importlib.import_module(module)
     for line in sys.stdin:

@@ -49,7 +49,7 @@ def arm_of(report: dict, strategy: str, ranks: int, batch: int | None = None) ->
 
 
 def run_with_losses(root: Path, losses: list[float], step_time_s: float = 0.2, **more) -> Path:
-    """Validations every 10 steps, each 1 s of wall time that is no training."""
+    """Validations every 10 steps, each 1 s of wall time that is not training."""
     rows = [
         {"step": 10 * k, "epoch": 1, "val_loss": loss, "num_target_tokens": 6400, "num_sequences": 100,
          "wall_time_s": 1.0, "train_time_s": 10 * k * step_time_s, "elapsed_s": 10 * k * step_time_s + k}

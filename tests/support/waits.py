@@ -81,7 +81,7 @@ def counted_waits() -> Iterator[collections.Counter[str]]:
 
 
 def _asking_operation(event) -> str | None:
-    """Return the operation inside which a value is asked for, or its own name where it is no question of Python's."""
+    """Return the operation inside which a value is asked for, or its own name where Python does not ask."""
     if event.name not in QUESTIONS:
         return event.name
     while event is not None and event.name in QUESTIONS:

@@ -49,10 +49,10 @@ def test_without_synchronisation_nothing_travels_and_it_is_no_training(ranks, tm
     flags += ["--profile_steps", "3", "--checkpoint_path", str(tmp_path / "run")]
     done = ranks.run_program(flags, tmp_path / "ranks", 2)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "is no training" in done.stdout
+    assert "is not training" in done.stdout
     metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
     assert metrics["instrumented"] is True
-    assert metrics["training_config"]["math_changes"] == ["gradients are not synchronised: this is no training"]
+    assert metrics["training_config"]["math_changes"] == ["gradients are not synchronised: this is not training"]
     assert not (tmp_path / "run" / "model.safetensors").exists(), "weights of ranks that trained apart"
     for of_rank in metrics["attribution"]["per_rank"]:
         assert [step["num_collectives"] for step in of_rank["steps"]] == [0, 0, 0]
@@ -70,7 +70,7 @@ def test_every_other_step_is_left_alone(ranks, tmp_path, token_files, run_type):
     done = ranks.run_program([*flags, "--checkpoint_path", str(tmp_path / "run")], tmp_path / "ranks", 2)
     assert done.returncode == 0, done.stderr[-2000:]
     metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
-    changes = ["gradients of every even step are not synchronised: this is no training"]
+    changes = ["gradients of every even step are not synchronised: this is not training"]
     assert metrics["training_config"]["math_changes"] == changes and metrics["instrumented"] is True
     for of_rank in metrics["attribution"]["per_rank"]:
         travels = {step["step"]: step["num_collectives"] > 0 for step in of_rank["steps"]}

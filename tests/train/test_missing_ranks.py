@@ -175,7 +175,7 @@ def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_p
     file.enter("ended")
     assert missing() == "rank 1 has ended itself, its own message says why"
     watchdog.path_of(tmp_path, 1).write_bytes(b"\xff" * 200)
-    assert missing() is None, "what is no progress file says nothing"
+    assert missing() is None, "another file says nothing of progress"
 
 
 def waiting_for_rank_1(files, folder: Path, process: int) -> tuple[run_ending.RunEnding, watchdog.ProgressFile]:

@@ -181,7 +181,7 @@ def _row(ratio: Ratio) -> Compared:
 
 
 def doubts(certificate: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each ratio of equal runs that is not 1: what favours a run is no noise."""
+    """Return a sentence for each ratio of equal runs that is not 1: what favours a run is not noise."""
     return [
         f"{what} of {configuration['name']} is {row['verdict']} ({row['ratio']:.3f}, {row['low']:.3f} to "
         f"{row['high']:.3f}), although all runs have one command."

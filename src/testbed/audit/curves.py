@@ -42,12 +42,12 @@ def read_trainer_state(path: Path) -> list[Reported]:
     The time is of the whole call of train(), evaluation and saving inside. Ranks and batch are not in the file.
 
     Raises:
-        InputError: it is no such file.
+        InputError: it is another kind of file.
     """
     state = read_json(path)
     entries = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(entries, list):
-        raise InputError(f"{path} is no state of a transformers Trainer: it has no list 'log_history'")
+        raise InputError(f"{path} is not a state of a transformers Trainer: it has no list 'log_history'")
     rows = [row for row in entries if isinstance(row, dict)]
     end = next((row for row in reversed(rows) if {"train_loss", "train_runtime"} <= row.keys()), {})
     curves = curves_in((row.get("step"), name, value) for row in rows if row is not end for name, value in row.items())
@@ -102,7 +102,7 @@ def read_event_files(path: Path) -> list[Reported]:
         values = [(event.step, make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
         told += [(step, tag, float(value)) for step, value in values if value.ndim == 0 and value.dtype.kind == "f"]
     if not told:
-        raise InputError(f"{path} is no event file of TensorBoard, or it has no scalars")
+        raise InputError(f"{path} is not an event file of TensorBoard, or it has no scalars")
     return [reported_of(path.parent, EVENTS, curves_in(told))]
 
 

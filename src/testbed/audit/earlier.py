@@ -138,7 +138,7 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
     for file in files:
         values = read_json(file)
         if not isinstance(values, dict) or not _is_number(values.get("validation_loss")):
-            raise InputError(f"{file} is no result of a rank: it has no number under 'validation_loss'")
+            raise InputError(f"{file} is not a result of a rank: it has no number under 'validation_loss'")
         found = RANK_JSON.fullmatch(file.name)
         epoch = found[2] if found else re.sub(r"\D", "", file.name)
         is_pipeline &= found is None
@@ -249,7 +249,7 @@ def read_scaling_report(path: Path) -> list[Reported]:
     """Read what a `scaling_report.json` says of its own comparison."""
     report = read_json(path)
     if not isinstance(report, dict) or not isinstance(report.get("runs"), dict):
-        raise InputError(f"{path} is no scaling report: it has no object 'runs'")
+        raise InputError(f"{path} is not a scaling report: it has no object 'runs'")
     runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
     mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
     return [Reported(

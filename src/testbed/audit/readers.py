@@ -144,7 +144,7 @@ def read_text_log(path: Path) -> list[Reported]:
         return tables
     else:
         raise InputError(
-            f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary, "
+            f"{path} is not a known log: it has neither a 'timing breakdown' of an epoch nor a wandb run summary "
             f"nor the lines of {logs.KNOWN}, nor a table whose columns are known by their headings (--columns names "
             f"them); {EXPORT}"
         )
@@ -175,7 +175,7 @@ def read_csv(path: Path) -> list[Reported]:
     if found := tables_in(path, text):
         return found
     raise InputError(
-        f"{path} is no CSV that is known: its first line has neither 'Step' and '<run> - <metric>' nor 'Name' and "
+        f"{path} is not CSV that is known: its first line has neither 'Step' and '<run> - <metric>' nor 'Name' and "
         "'Device Time Total (ms)', nor 'step' and the name of a curve, nor two headings of a table that are known "
         "(--columns names them)"
     )
@@ -193,7 +193,7 @@ def read_table(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file, with what is no UTF-8 replaced, and UTF-16 as PowerShell writes it.
+    """Return the text of a file, with what is not UTF-8 replaced, and UTF-16 as PowerShell writes it.
 
     Raises:
         InputError: one sentence that names the file, which cannot be read.

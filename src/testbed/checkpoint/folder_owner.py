@@ -91,7 +91,7 @@ def check_link(directory: Path) -> None:
     folder = directory / CHECKPOINTS
     if folder.is_symlink() and not folder.is_dir():
         raise InputError(
-            f"--checkpoint_path {directory}: {CHECKPOINTS} is a link to {folder.readlink()}, which is no folder now; "
+            f"--checkpoint_path {directory}: {CHECKPOINTS} is a link to {folder.readlink()}, which is not a folder; "
             "mount or make it, or give another --checkpoint_path"
         )
 
@@ -153,7 +153,7 @@ def _keys(path: Path) -> set[Any]:
 def _is_mark(path: Path) -> bool:
     try:
         return _MARK.fullmatch(read_text(path)) is not None
-    except (OSError, ValueError):  # ValueError: it is no UTF-8
+    except (OSError, ValueError):  # ValueError: it is not UTF-8
         return False
 
 

@@ -47,7 +47,7 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
             strategy.load_full_state(full_state if full_state.exists() else directory)
         if checkpoint.world_size == launch.world_size:
             is_restored = _restore_random_state(directory, launch, settings.compute.device)
-    except (Exception, CheckpointException) as error:  # PyTorch's own is no Exception
+    except (Exception, CheckpointException) as error:  # PyTorch's own is not an Exception
         cause = error
     failed = None
     if cause is not None:

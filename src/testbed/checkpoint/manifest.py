@@ -58,7 +58,7 @@ def why_damaged(folder: Path) -> str | None:
 
 
 def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
-    """Return name -> {"bytes", "sha256"}. InputError: it is no manifest. OSError: it cannot be read."""
+    """Return name -> {"bytes", "sha256"}. InputError: it is not a manifest. OSError: it cannot be read."""
     try:
         content = parse_json(read_regular(path), MANIFEST)
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     for name, entry in files.items():
         is_inside = not Path(name).is_absolute() and ".." not in Path(name).parts
         if not is_inside or not isinstance(entry, dict) or type(entry.get("bytes")) is not int or "sha256" not in entry:
-            raise InputError(f"{MANIFEST}: {name!r:.80} is no file of a checkpoint with its size and hash")
+            raise InputError(f"{MANIFEST}: {name!r:.80} is not a file of a checkpoint with its size and hash")
     return files
 
 

@@ -105,7 +105,7 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
         return start
     _take_folder(directory, settings, start, found)
     if start.checkpoint is not None:
-        say(f"--resume: goes on after step {start.step}, from {start.checkpoint.directory}", flush=True)
+        say(f"--resume: continues after step {start.step}, from {start.checkpoint.directory}", flush=True)
     return start
 
 

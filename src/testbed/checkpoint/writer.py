@@ -219,7 +219,7 @@ def _completed(work: Callable[..., Any], *arguments: object) -> Future:
     future: Future = Future()
     try:
         future.set_result(work(*arguments))
-    except (Exception, CheckpointException) as error:  # PyTorch's own is no Exception
+    except (Exception, CheckpointException) as error:  # PyTorch's own is not an Exception
         future.set_exception(error)
     return future
 

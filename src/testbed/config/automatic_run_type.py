@@ -104,7 +104,7 @@ def read_choice(path: Path) -> Choice:
         content: _Content = check_types(found, _Content, may_hold_more=True)
         run_type, work = content["choice"]["run_type"], content["work"]
         if run_type not in STRATEGIES:
-            raise InputError(f"{value_text(run_type)[:40]!r} is no run type; known are {', '.join(STRATEGIES)}")
+            raise InputError(f"{value_text(run_type)[:40]!r} is not a run type; known are {', '.join(STRATEGIES)}")
         if work.keys() != set(WORK):
             raise InputError(f"its work does not name {', '.join(WORK)}")
         if hash_of(work) != content["work_sha256"]:

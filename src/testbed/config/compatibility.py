@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     ({"eval_only": True, "resume": bool},
      "nothing is trained, so there is nothing to continue; leave one of them out"),
     *(({"skip_gradient_sync": bool, flag: bool},
-       f"steps without synchronisation are no training, so there is nothing to save or continue; leave --{flag} out")
+       f"steps without synchronisation are not training, so there is nothing to save or continue; leave --{flag} out")
       for flag in ("save_every", "resume")),
     ({"run_inference_benchmark": True, "skip_gradient_sync": bool},
      "one measures the trained weights, and the other leaves none; leave one of them out"),
@@ -122,8 +122,8 @@ UNPROVEN: tuple[When, ...] = (
 )
 # what a run computes differently from the baseline
 MATHEMATICS: tuple[tuple[When, str], ...] = (
-    ({"skip_gradient_sync": "all"}, "gradients are not synchronised: this is no training"),
-    ({"skip_gradient_sync": "alternate"}, "gradients of every even step are not synchronised: this is no training"),
+    ({"skip_gradient_sync": "all"}, "gradients are not synchronised: this is not training"),
+    ({"skip_gradient_sync": "alternate"}, "gradients of every even step are not synchronised: this is not training"),
     ({"gradient_compression": "bf16"}, "gradients are averaged in bf16"),
     ({"mixed_precision": "native", "run_type": _with_engine("deepspeed")},
      "DeepSpeed's own bf16 mode: bf16 weights, activations and averages of gradients"),

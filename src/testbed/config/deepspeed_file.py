@@ -34,7 +34,7 @@ FILE_KEY_OF_FLAG = {
 OFFLOADED = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}
 MOST_BYTES = 1 << 20  # of the file; DeepSpeed's own examples have a few thousand
 MOST_NAMED = 50  # of what cannot be taken
-_TEXTS = ("optimizer", "overlap_comm")  # flags whose values are no numbers
+_TEXTS = ("optimizer", "overlap_comm")  # flags whose values are not numbers
 _ADAMW = ("adamw", "adam")  # DeepSpeed's "Adam" is AdamW too, unless adam_w_mode is false, which is refused
 _NUMBERS = {keys[0] for keys in FILE_KEY_OF_FLAG.values() if len(keys) == 1}
 

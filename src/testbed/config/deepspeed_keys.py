@@ -222,7 +222,7 @@ def faults_of_keys(content: Mapping[str, Any], prefix: str = "") -> Iterator[str
             elif not is_nothing(value):
                 yield f"{place} must be a JSON object"
         elif "." in key or place not in KEYS:
-            yield f"{shown(place)} is no key that the testbed knows, so it is not passed on to DeepSpeed; remove it"
+            yield f"{shown(place)} is not a key that the testbed knows, so it is not passed on to DeepSpeed; remove it"
         elif fault := _fault(place, KEYS[place], value):
             yield fault
         elif prefix == "zero_optimization." and f"stage3_{key}" in content:

@@ -77,7 +77,7 @@ def flags_of_scheduler(
     if not isinstance(given, dict):
         return {}, None, ["scheduler.params must be a JSON object"]
     faults = [
-        f"scheduler.params.{shown(name)[1:-1]} is no parameter of {kind}"
+        f"scheduler.params.{shown(name)[1:-1]} is not a parameter of {kind}"
         for name in sorted(given.keys() - KINDS[kind].keys())
     ]
     values = KINDS[kind] | {name: value for name, value in given.items() if name in KINDS[kind] and value is not None}

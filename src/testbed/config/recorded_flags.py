@@ -22,7 +22,7 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
 
     Returns:
         The flags, and the file that they are from; None where no run is resumed, it has not begun, or the
-        file is no record of a run.
+        file is not a record of a run.
 
     Raises:
         InputError: the record cannot be used; the sentence names it.

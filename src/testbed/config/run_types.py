@@ -28,7 +28,7 @@ class StrategyEntry:
             "buckets" during backward; "shards" of weights and gradients in each pass; "zero" as the ZeRO stage says; or
             "at_end", all at once after backward.
         state_layout: how the ranks hold weights and moments: "replicated", all on all ranks; "sharded", in parts;
-            or "per_rank", different values under one name. What several ranks have of the first two, and is no part,
+            or "per_rank", different values under one name. What several ranks have of the first two, and is not part,
             must be equal and is compared by hash before it is saved. "per_rank" is saved for each rank, and resumes on
             the same ranks only.
         equals_baseline: whether a step computes what a single process computes. If not, no verdict compares it with

@@ -21,7 +21,9 @@ _SAY_THE_BATCH = ("global_batch_size", "grad_accum_steps", "enforce_global_batch
 class TrainedRun:
     """Length and data that a run's losses belong to, from its record."""
 
-    flags: dict[str, Any] = field(default_factory=dict)  # as far as the record has them; empty: the folder is no run's
+    flags: dict[str, Any] = field(
+        default_factory=dict
+    )  # as far as the record has them; empty: the folder is not a run's
     val_sha256: str | None = None
     val_windows: int | None = None  # of that file, at that length
     precision: str | None = None
@@ -146,7 +148,7 @@ def _lines_of_data(settings: RunSettings, run: TrainedRun, is_other: bool, sha25
     lines, path, recorded = [], settings.data.val_data_path, run.flags.get("val_data_path")
     file = Path(path).absolute()
     if "val_data_path" not in settings.origin.given and recorded not in (None, path):
-        lines.append(f"note: the run's --val_data_path {recorded} is no file here, so the default is taken: {path}")
+        lines.append(f"note: the run's --val_data_path {recorded} is not a file here, so the default is taken: {path}")
     if is_other:
         assert run.val_sha256 is not None
         lines.append(

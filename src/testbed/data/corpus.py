@@ -218,7 +218,7 @@ def find_corpus(where: Path | None, root: Path = Path("dataset")) -> Corpus:
         where = manifest_path
     elif where.suffix != ".json":
         raise InputError(
-            f"--input {where} is no folder, manifest or documents.jsonl; for other files run first: "
+            f"--input {where} is not a folder, manifest or documents.jsonl; for other files run first: "
             f"python download_data.py --dataset {where}"
         )
     manifest = load_manifest(where)

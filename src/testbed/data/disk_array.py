@@ -2,7 +2,7 @@
 
 Not mapped into memory: a mapped file that is truncated kills the process that reads it with SIGBUS, without a
 sentence, and Python cannot catch that. A file that is replaced by another of its name, as preprocess_small.py does it,
-goes on being read as it was when it was opened.
+is read as it was when it was opened.
 """
 
 from __future__ import annotations
@@ -95,5 +95,5 @@ class DiskArray:
         """Return what to raise, in one sentence."""
         return FileChanged(
             f"{self.path} is no longer the file that was opened: {fault}; put it back as it was and start again (a "
-            "training run goes on with --resume auto)"
+            "training run continues with --resume auto)"
         )

@@ -140,7 +140,7 @@ class HubDataset(DatasetsSource):
             error, (errors.RepositoryNotFoundError, errors.HFValidationError, datasets.exceptions.DatasetNotFoundError)
         ):
             return InputError(
-                f"--dataset {self._dataset} is no dataset on the Hub, or a private one; look up its id (owner/name) at "
+                f"--dataset {self._dataset} is not a dataset on the Hub, or is private; look up its id (owner/name) at "
                 f"https://huggingface.co/datasets and run hf auth login if it is yours"
             )
         if "Config name is missing" in said or "BuilderConfig" in said:

@@ -73,7 +73,7 @@ def _pair(content: Any, name: str) -> Pair:
         raise InputError(f"{name} has an empty list as its reference; give at least one")
     for what, text in (("prompt", content["prompt"]), *(("reference", text) for text in references)):
         if not isinstance(text, str):
-            raise InputError(f"{name} has the {what} {reprlib.repr(text)}, which is no text; it must be {_FORM}")
+            raise InputError(f"{name} has the {what} {reprlib.repr(text)}, which is not text; it must be {_FORM}")
         if not text.strip():
             raise InputError(f"{name} has a blank {what}; there is nothing to learn or to score there: leave it out")
     return Pair(content["prompt"], tuple(references))

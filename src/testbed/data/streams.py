@@ -129,7 +129,7 @@ def find_text_field(columns: list[str], texts: list[str], wanted: str | None, so
     listed = ", ".join(columns)
     if wanted is not None:
         if wanted not in columns:
-            raise InputError(f"--text_field {wanted} is no column of {source}; its columns are: {listed}")
+            raise InputError(f"--text_field {wanted} is not a column of {source}; its columns are: {listed}")
         return wanted
     for name in _TEXT_FIELDS:
         for column in texts:

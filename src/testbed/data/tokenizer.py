@@ -91,7 +91,7 @@ class Tokenizer(abc.ABC):
         return 0 <= token_id < self.vocab_size
 
     def unknown_id(self, token_id: int) -> InputError:
-        """Return the error for an id that is no token."""
+        """Return the error for an id that is not a token."""
         return InputError(
             f"token id {token_id} is not one of the {self.vocab_size} tokens of {self.name}; "
             "the ids were made with another tokenizer"

@@ -195,7 +195,7 @@ class LibraryTokenizer(Tokenizer):
 
     def byte_lengths(self) -> np.ndarray:
         assert self.is_bytewise
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)  # an id that is no token has none
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)  # an id that is not a token has none
         for token_id, content in self._bytes.items():
             lengths[token_id] = len(content)
         lengths[self.end_of_text_id] = 0

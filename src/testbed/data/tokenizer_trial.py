@@ -26,7 +26,7 @@ def fault_of(text: str) -> str | None:
 
     try:
         library = tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:  # the library raises Exception itself, and panics, which are no Exception
+    except BaseException as error:  # the library raises Exception itself, and panics, which are not Exception
         return f"holds no tokenizer ({_one_line(error)})"
     library.no_truncation()  # neither applies, and a length of 10^12 is memory that is not there
     library.no_padding()

@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.2
 DEAD_FOR_S = 2.5 * BEAT_S  # most of the time the main thread learns of a death by itself, and knows more about it
 FAREWELL_S = 2 * BEAT_S  # for the others to ask the store too, which ends with rank 0
 LEAST_PATIENCE_S = 5.0
-TORCHRUN_PATIENCE_S = 600.0  # torchrun ends the others when a rank dies, so a slow start is no danger there
+TORCHRUN_PATIENCE_S = 600.0  # torchrun ends the others when a rank dies, so a slow start is not a danger there
 
 
 class RankMissing(Exception):

@@ -367,7 +367,7 @@ def run_on_hosts(
             running.append(_start(number, host, lab, command, folder))
         _wait(running, started_s, timeout_s, is_stopped, on_output, patience_s)
     finally:
-        # asked to end, late, or alone: all of what is inside, for a launcher's ranks are no children of ours
+        # asked to end, late, or alone: all of what is inside, for a launcher's ranks are not children of ours
         end_programs(lab.hosts)
         for each in running:
             _end_outside(each)

@@ -24,7 +24,7 @@ def score_pairs(model: GPT2, tokenizer: Tokenizer, pairs_path: Path, max_new_tok
         computed; "max_new_tokens"; "num_empty": answers without text.
 
     Raises:
-        InputError: one sentence: the file is no pairs.jsonl or empty, or a prompt leaves too little room for an answer.
+        InputError: one sentence: it is not a pairs.jsonl or empty, or a prompt leaves too little room for an answer.
     """
     pairs, prompts = prompts_of_pairs(tokenizer, pairs_path, max_new_tokens, model.shape.max_position_embeddings)
     answers = generate(model, prompts, max_new_tokens, stop_id=tokenizer.end_of_text_id)

@@ -1,6 +1,6 @@
 """Draw an inference_metrics.json: quality against bytes, speed of one request, latency against load.
 
-Titles are made from the intervals: slower is called slower, and within noise is no difference.
+Titles are made from the intervals: slower is called slower, and a difference within noise is not named.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _output(arguments: argparse.Namespace, folder: Path) -> Path:
     if out.exists() and not arguments.overwrite:
         raise InputError(f"{out} holds an earlier evaluation; give --overwrite, or another file with --out")
     if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
-        raise InputError(f"{out.parent} is no folder that can be written into; name a file elsewhere with --out")
+        raise InputError(f"{out.parent} is not a folder that can be written into; name a file elsewhere with --out")
     return out
 
 

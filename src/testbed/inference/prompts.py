@@ -25,7 +25,7 @@ def prompts_of_pairs(
     the model's `positions`.
 
     Raises:
-        InputError: one sentence: the file is no pairs.jsonl or empty, or a prompt leaves too little room for an answer
+        InputError: one sentence: it is not a pairs.jsonl or empty, or a prompt leaves too little room for an answer
             (with its place among the pairs).
     """
     pairs = list(read_pairs(path, "--bleu"))

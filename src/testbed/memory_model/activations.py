@@ -102,7 +102,7 @@ def _scores(job: Job) -> Iterator[Saved]:
     """Yield what attention keeps of its scores.
 
     Not fused: the softmax, with dropout its mask and what it leaves. PyTorch's own attention without a fused kernel
-    computes in fp32 whatever it is given; elsewhere the softmax is fp32 under autocast, and a copy in 16 bits goes on.
+    computes in fp32 whatever it is given; elsewhere the softmax is fp32 under autocast, and passed on in 16 bits.
     """
     model = job.model
     if job.attention != "eager":

@@ -103,7 +103,7 @@ def _check_one_directory(file: BinaryIO) -> None:
     file.seek(max(0, size - _END.size - _LOCATOR.size - _END_64.size))
     records = file.read()
     if first != b"PK\3\4" or len(records) < _END.size:
-        raise InputError("it is no archive of torch.save")
+        raise InputError("it is not an archive of torch.save")
     signature, *_, length, start, comment = _END.unpack(records[-_END.size :])
     if signature != b"PK\5\6" or comment:
         raise InputError("bytes follow the end of its archive")

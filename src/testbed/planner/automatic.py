@@ -33,7 +33,7 @@ def constants_here(calibration: Path | None = None) -> Constants:
         calibration: a file that was named (default: `CALIBRATION`, if it is there).
 
     Raises:
-        InputError: the file is no calibration, or another machine's.
+        InputError: the file is not a calibration, or another machine's.
     """
     if calibration is None and not CALIBRATION.is_file():
         return published_constants()

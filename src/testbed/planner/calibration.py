@@ -166,7 +166,7 @@ Entry = TypeVar("Entry")
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read calibration.json. InputError, one sentence, where it is no such file or of another format."""
+    """Read calibration.json. InputError, one sentence, where it is another kind of file or of another format."""
     content = read_json(path, f"--calibration {path}")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
@@ -221,7 +221,7 @@ def check_types(kind: type, entry: Any) -> None:
         InputError: names the first value that is of another type, or a number that is not finite.
     """
     if not isinstance(entry, Mapping):
-        raise InputError(f"{reprlib.repr(entry)} is no object")
+        raise InputError(f"{reprlib.repr(entry)} is not an object")
     for one in dataclasses.fields(kind):
         value, wanted = entry.get(one.name), str(one.type).removesuffix(" | None")
         if value is None and (one.name not in entry or str(one.type) != wanted):
@@ -251,7 +251,7 @@ IS_OF: Mapping[str, Callable[[Any], bool]] = {  # name of a field's type -> whet
 
 def _positive(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InputError(f"{name} is {value!r}, which is no positive number")
+        raise InputError(f"{name} is {value!r}, which is not a positive number")
     return float(value)
 
 

@@ -63,7 +63,7 @@ def calibrated_constants(path: Path, here: Mapping[str, Any]) -> Constants:
         here: as for `check_machine`.
 
     Raises:
-        InputError: it is no such file, or another machine's.
+        InputError: it is another kind of file, or another machine's.
     """
     calibration = read_calibration(path)
     check_machine(calibration, here, path)

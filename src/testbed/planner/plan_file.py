@@ -111,7 +111,7 @@ def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
     try:
         return _machine_of(content["machine"]), [_prediction(each, content["label"]) for each in content["runs"]]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError(f"{path} is no plan ({error!r}); make it again with plan.py --json") from None
+        raise InputError(f"{path} is not a plan ({error!r}); make it again with plan.py --json") from None
 
 
 def _prediction(record: dict[str, Any], label: str) -> Prediction:

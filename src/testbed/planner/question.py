@@ -244,7 +244,7 @@ def numbers_of_sweep(text: str) -> list[int]:
     """
     name, _, rest = text.partition("=")
     words = [word.strip() for word in rest.split(",")]
-    fault = InputError(f"--sweep {text}: it is no list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
+    fault = InputError(f"--sweep {text}: it is not a list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
     if name.strip() != "gpus" or not all(word == "..." or re.fullmatch("0*[1-9][0-9]{0,8}", word) for word in words):
         raise fault
     numbers: list[int] = []

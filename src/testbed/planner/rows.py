@@ -158,7 +158,7 @@ def own_rows() -> tuple[Row, ...]:
 
 
 def read_rows(path: Path, flag: str) -> list[Row | ImpossibleRow]:
-    """Read a file `{"rows": [...]}`. InputError names the flag where it is no such file."""
+    """Read a file `{"rows": [...]}`. InputError names the flag where it is another kind of file."""
     content = read_json(path, f"{flag} {path}")
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
         raise InputError(f'{flag} {path}: a file of rows has them in a list under "rows"; docs/planner.md has the form')

@@ -114,7 +114,7 @@ def width_of(found: Sequence[HeldOut], without: str | None = None) -> float:
 
 
 def score_file(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the score of a file of rows, as Markdown and as numbers. InputError where it is no such file."""
+    """Return the score of a file of rows, as Markdown and as numbers. InputError where it is another kind of file."""
     found = read_rows(path, "--score")
     rows = [one for one in found if isinstance(one, Row)]
     rejected = {one.id: one.reason for one in found if isinstance(one, ImpossibleRow)}
@@ -236,7 +236,7 @@ def _sentences(result: dict[str, Any]) -> Iterator[str]:
 
 
 def predict_file(path: Path, out: Path) -> dict[str, Any]:
-    """Predict every row of a file and write the predictions by id. InputError where it is no file of rows."""
+    """Predict every row of a file and write the predictions by id. InputError where it is not a file of rows."""
     constants = published_constants()
     predictions = {
         one.id: {"rejected": one.reason} if isinstance(one, ImpossibleRow) else _prediction(one, constants)

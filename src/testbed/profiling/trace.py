@@ -48,7 +48,7 @@ BYTES_OF_TYPE = {
 
 
 class TraceUnreadable(InputError):
-    """The file is no trace of this program's steps."""
+    """The file is not a trace of this program's steps."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def read_trace(path: Path, is_of_device: bool = False) -> Trace:
         is_of_device: the run was on CUDA, so a trace without kernels is broken.
 
     Raises:
-        TraceUnreadable: it is no such file, or holds no step.
+        TraceUnreadable: it is another kind of file, or holds no step.
     """
     try:
         return _read(path, is_of_device)

@@ -1,6 +1,6 @@
 """The state of a DeepSpeed engine in the form that all strategies read, and DeepSpeed's own files read safely.
 
-ZeRO keeps fp32 masters and moments as flat pieces that cut through matrices, so a rank's part is no part of any tensor.
+ZeRO keeps fp32 masters and moments as flat pieces that cut through matrices, so a rank holds no whole tensor.
 Each parameter is put together on all ranks, one after the other, and kept by one rank until it is written; it is read
 back one after the other too. No rank ever holds more than its share of the whole, and one parameter.
 """

@@ -8,8 +8,8 @@ A name is a parameter's in model.GPT2 and every tensor has the whole model's sha
 it: a state that some ranks wrote under one strategy is read by others under another. Nothing else is in the files;
 learning rates and other hyperparameters are settings of the run.
 
-Reading executes nothing. PyTorch's own reader unpickles its description of the files and all that is no tensor; here
-the description is JSON (see `description`), and what is no tensor is refused.
+Reading executes nothing. PyTorch's own reader unpickles its description of the files and all that is not a tensor; here
+the description is JSON (see `description`), and what is not a tensor is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from testbed.strategies.description import DESCRIPTION, DTYPES, check_described,
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # not by number: numbers differ between stages
 State = dict[str, dict[str, torch.Tensor]]
-# one process without a group is no mistake
+# one process without a group is not a mistake
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
@@ -268,7 +268,7 @@ def _piece_of(file: BinaryIO, start: int, length: int, item: ReadItem, name: str
     tensor = load_tensors(io.BytesIO(file.read(length)), name)
     is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not is_plain or tensor.dtype not in DTYPES.values():
-        raise InputError(f"{name} is no plain tensor; a state holds tensors only")
+        raise InputError(f"{name} is not a plain tensor; a state holds tensors only")
     box = list(zip(item.storage_offsets, item.lengths, strict=True))
     if tensor.dim() != len(box) or any(
         offset + size > whole for (offset, size), whole in zip(box, tensor.shape, strict=True)

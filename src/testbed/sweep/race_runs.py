@@ -87,7 +87,7 @@ class Starts:
     def rounds_left(self, names: Sequence[str], done: int) -> int:
         """Return how many more rounds of these configurations fit into the budget, or are there already."""
         made = [cell.repeat for cell in self.runner.sweep.cells if cell.status == COMPLETE and not cell.profiled]
-        if max(made, default=0) > done:  # a race that goes on
+        if max(made, default=0) > done:  # a race that is resumed
             return ENOUGH_ROUNDS
         round_s = sum(self.expected_s(self.first[name]) for name in names)
         free_s = self.budget.left - self.reserve(names[0], done + 1)

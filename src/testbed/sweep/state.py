@@ -94,7 +94,7 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
     if earlier.git_commit != wanted.git_commit and not allow_mismatch:
         raise InputError(
             f"--out_dir {out_dir} holds a sweep of commit {earlier.git_commit[:8]}, and the code is now at "
-            f"{wanted.git_commit[:8]}: runs of different code are no repeats; give another --out_dir, or "
+            f"{wanted.git_commit[:8]}: runs of different code are not repeats; give another --out_dir, or "
             "--allow_mismatch if the difference cannot matter (each run's file names its commit)"
         )
     ours = {cell.folder: cell for cell in wanted.cells}
@@ -189,7 +189,7 @@ def _check_one_code_and_data(kept: dict[str, dict[str, Any]], sweep: Sweep, out_
             fault = f"was made from other data than {first}"
         else:
             continue
-        raise InputError(f"{out_dir / folder} holds a finished run that {fault}: these are no repeats; {way_out}")
+        raise InputError(f"{out_dir / folder} holds a finished run that {fault}: these are not repeats; {way_out}")
 
 
 def check_no_foreign_runs(cells: Sequence[Cell], out_dir: Path) -> None:

@@ -250,7 +250,7 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
         The figure. Runs that are instrumented or did not finish are left out, and it says so.
 
     Raises:
-        InputError: an unknown quantity, nothing to draw, a number that is no measurement, or runs whose files measure
+        InputError: an unknown quantity, nothing to draw, a number that measures nothing, or runs whose files measure
             the quantity differently (a per-rank and a global throughput share no axis), or a quantity as a label.
         OSError: the picture cannot be written.
     """

@@ -101,7 +101,7 @@ def draw_curves(axis: Axes, curves: Sequence[Curve], by_time: bool) -> None:
                 axis.plot(x, run.train_losses, color=curve.colour, alpha=0.25, linewidth=0.8)
             # "valid" keeps whole windows only, each drawn at its middle: no value from outside the run.
             means = np.convolve(run.train_losses, np.full(window, 1 / window), mode="valid")
-            marker = {"marker": "." if len(means) == 1 else None, "markersize": 11}  # a line of one point is no line
+            marker = {"marker": "." if len(means) == 1 else None, "markersize": 11}  # a line of one point is not a line
             axis.plot(x[window // 2 :][: len(means)], means, label=label, **{**look, **marker})
             label = None
         for points, is_hollow in zip(_points(run, by_time), (False, True), strict=True):

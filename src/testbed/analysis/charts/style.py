@@ -26,7 +26,7 @@ LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # equal work
 STYLE: dict[Any, Any] = {  # matplotlib types the keys as a union of all their names
     "font.family": "DejaVu Sans",  # ships with matplotlib, so the pictures look alike on every machine
     "font.size": 10,
-    "text.parse_math": False,  # a name may hold dollars, and is no formula
+    "text.parse_math": False,  # a name may hold dollars, and is not a formula
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#888888",

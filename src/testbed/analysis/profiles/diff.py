@@ -7,9 +7,11 @@ neither is used. Each profile is one instrumented run: a difference is what thes
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from testbed.analysis.document import terminal
 from testbed.analysis.document.model import Block, Document, Section, Statement
@@ -24,7 +26,7 @@ from testbed.analysis.profiles.summary import (
     table_of_names,
 )
 from testbed.errors import InputError
-from testbed.io import read_json
+from testbed.typed_json import check, read_checked
 
 PARSER = "scripts/profiling/parse_nsys_stats.py"
 _SHOULD_AGREE = (
@@ -32,9 +34,26 @@ _SHOULD_AGREE = (
     *("global_batch_size", "model_size", "precision", "torch", "cuda", "deepspeed", "deepspeed_config_sha256"),
     *("git_commit", "hosts", "cpu", "instance_type"),
 )
-_NEEDED = ("num_optimizer_steps", "ranks_in_profile", "phases", "sources", "warnings", "run_dir", "run_id")
-_NEEDED_OF_NCCL = ("instances", "percent_of_kernel_time")
 _CUT_AT = 99  # nsys cuts a kernel's name here and adds an ellipsis; its SQLite export does not
+
+
+class _Nccl(TypedDict):
+    instances: list[dict[str, Any]]
+    percent_of_kernel_time: float | None
+
+
+class _Summary(TypedDict):
+    """What is compared of a profile_summary.json. Those of earlier tools have neither `tables` nor `nccl`."""
+
+    tables: dict[str, dict[str, Any]]
+    nccl: _Nccl
+    num_optimizer_steps: Annotated[int, Meta(ge=1)]
+    ranks_in_profile: Annotated[int, Meta(ge=1)]
+    phases: dict[str, Any] | None
+    sources: list[str]
+    warnings: list[str]
+    run_dir: str | None
+    run_id: str | None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -45,20 +64,12 @@ def read_summary(path: Path) -> dict[str, Any]:
         path = next((found for found in candidates if found.exists()), candidates[0])
     if not path.exists():
         raise InputError(f"{path} does not exist; {PARSER} --run_dir writes it")
-    summary = read_json(path)
-    parts = [summary.get(name) for name in ("tables", "nccl")] if isinstance(summary, dict) else [None]
-    if not all(isinstance(part, dict) for part in parts):
-        raise InputError(f"{path} has no tables per step: write it again with {PARSER}")
-    missing = [name for name in _NEEDED if name not in summary]
-    missing += [f"nccl.{name}" for name in _NEEDED_OF_NCCL if name not in summary["nccl"]]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}: write it again with {PARSER}")
-    if not summary["num_optimizer_steps"] or not summary["ranks_in_profile"]:
+    try:
+        return read_checked(path, lambda content: check(content, _Summary, may_hold_more=True))
+    except InputError as error:
         raise InputError(
-            f"{path} does not know how many optimizer steps and ranks it covers, so nothing can be compared; write it "
-            "again with --optimizer_steps and --ranks_in_profile"
-        )
-    return summary
+            f"{error}; write it again with {PARSER}, with --optimizer_steps and --ranks_in_profile where they are null"
+        ) from None
 
 
 def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +80,7 @@ def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
             f"the profiles have no table in common: one has {', '.join(a['tables']) or 'none'}, the other "
             f"{', '.join(b['tables']) or 'none'}"
         )
+    collectives = [{(row["kind"], row["name"]): row[PER_STEP] for row in side["nccl"]["instances"]} for side in (a, b)]
     return {
         "compared": {
             name: {
@@ -77,11 +89,23 @@ def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
             for name, summary in (("a", a), ("b", b))
         },
         "notes": _notes(a, b),
-        "phases": _phases(a["phases"], b["phases"]),
-        "nccl": _nccl(a["nccl"], b["nccl"]),
+        "phases": [{"name": name, "ns": ns} for name, ns in _beside(_phases(a, b))],
+        "nccl": [{"kind": kind, "name": name, PER_STEP: counts} for (kind, name), counts in _beside(collectives, 0.0)],
         "nccl_percent_of_kernel_time": [a["nccl"]["percent_of_kernel_time"], b["nccl"]["percent_of_kernel_time"]],
         "tables": {report: _rows(report, a["tables"][report], b["tables"][report]) for report in shared},
     }
+
+
+def _beside(sides: Sequence[dict], absent: Any = None) -> Iterator[tuple[Any, list]]:
+    """Yield each key of two tables with the values of both."""
+    return ((key, [side.get(key, absent) for side in sides]) for key in sides[0] | sides[1])
+
+
+def _phases(a: dict, b: dict) -> list[dict[str, float]]:
+    """Return the parts of a step of both; nothing where they were not measured in one way."""
+    if not a["phases"] or not b["phases"] or a["phases"]["source"] != b["phases"]["source"]:
+        return [{}, {}]
+    return [{part["name"]: part["ns"] for part in summary["phases"]["parts"]} for summary in (a, b)]
 
 
 def _notes(a: dict, b: dict) -> list[str]:
@@ -113,48 +137,27 @@ def _in_words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _phases(a: dict | None, b: dict | None) -> list[dict]:
-    if not a or not b or a["source"] != b["source"]:
-        return []
-    values = [{part["name"]: part["ns"] for part in phases["parts"]} for phases in (a, b)]
-    return [{"name": name, "ns": [side.get(name) for side in values]} for name in values[0] | values[1]]
-
-
-def _nccl(a: dict, b: dict) -> list[dict]:
-    sides = [{(row["kind"], row["name"]): row[PER_STEP] for row in nccl["instances"]} for nccl in (a, b)]
-    return [
-        {"kind": kind, "name": name, PER_STEP: [side.get((kind, name), 0.0) for side in sides]}
-        for kind, name in sides[0] | sides[1]
-    ]
-
-
 def _rows(report: str, a: dict, b: dict) -> list[dict]:
     """Join the rows of both tables by name, the largest change of time first.
 
     A kernel or call that a profile lacks took no time there. A range that it lacks was not marked there, which says
     nothing about time: None.
     """
-    sides = [_by_name(table) for table in (a, b)]
-    absent = None if report == "nvtx_sum" else 0.0
+    absent = (None, None) if report == "nvtx_sum" else (0.0, 0.0)
     found = [
-        {
-            "name": name,
-            "ns": [side[name]["total_ns"] if name in side else absent for side in sides],
-            "count": [side[name]["count"] if name in side else absent for side in sides],
-        }
-        for name in sides[0] | sides[1]
+        {"name": name, "ns": [ns for ns, _ in sides], "count": [count for _, count in sides]}
+        for name, sides in _beside([_by_name(table) for table in (a, b)], absent)
     ]
     return sorted(found, key=lambda row: (None in row["ns"], -abs((row["ns"][1] or 0) - (row["ns"][0] or 0))))
 
 
-def _by_name(table: dict) -> dict[str, dict[str, float]]:
+def _by_name(table: dict) -> dict[str, tuple[float, float]]:
     """Return nanoseconds and count per rank and step by name, cut as nsys cuts it."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, tuple[float, float]] = {}
     for row in table["rows"]:
         name = row["name"] if len(row["name"]) <= _CUT_AT else row["name"][:_CUT_AT] + "…"
-        known = found.setdefault(name, {"total_ns": 0.0, "count": 0.0})
-        for key in known:
-            known[key] += row[PER_STEP][key]
+        ns, count = found.get(name, (0.0, 0.0))
+        found[name] = (ns + row[PER_STEP]["total_ns"], count + row[PER_STEP]["count"])
     return found
 
 

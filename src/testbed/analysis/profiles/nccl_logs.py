@@ -49,12 +49,6 @@ _CHOICE = re.compile(
 # as NCCL numbers them in the releases that write numbers
 _ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 _PROTOCOLS = ("LL", "LL128", "Simple")
-_NO_TRANSPORT = "transports: no line tells how a channel is connected (NCCL_DEBUG below INFO, or no collective was run)"
-_NO_ALGORITHM = (
-    "algorithms and protocols: no line tells them (NCCL_DEBUG_SUBSYS needs TUNING; NCCL writes them on the "
-    "communicator's first rank, and before 2.19 not at all)"
-)
-_NAMELESS = "to which communicator these belong: the process has several, and connected them after they were complete"
 
 Process = tuple[str, int]  # host and process id
 
@@ -69,15 +63,6 @@ class Connection(NamedTuple):
     is_point_to_point: bool  # for sends and receives, not for collectives
 
 
-class Choice(NamedTuple):
-    """NCCL's choice for one collective call. `algorithm` is the kernel where that is all that is said."""
-
-    collective: str
-    algorithm: str
-    protocol: str | None
-    num_bytes: int
-
-
 @dataclass
 class Member:
     """One process's record of one communicator; `rank` is None for one that the lines do not name."""
@@ -88,8 +73,9 @@ class Member:
     comm_id: str | None = None
     is_complete: bool = False
     channels: dict[str, int] = field(default_factory=dict)
-    connections: list[Connection] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    connections: set[Connection] = field(default_factory=set)
+    # sizes in bytes of the calls by collective, algorithm (the kernel where that is all that is said) and protocol
+    choices: dict[tuple[str, str, str | None], list[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,7 +116,7 @@ def find_logs(place: Path) -> list[Path]:
     folders = sorted({str(path.parent.relative_to(place)) for path in found})
     if len(folders) > 1:
         raise InputError(
-            f"{place} holds the logs of {len(folders)} starts ({', '.join(folders)}), and two starts are no one run; "
+            f"{place} holds the logs of {len(folders)} starts ({', '.join(folders)}), and two starts are not one run; "
             "name the folder of one"
         )
     return found
@@ -190,17 +176,18 @@ def parse_lines(lines: Iterable[str], path: Path) -> LogFile:
 
 def _read_member(member: Member, text: str) -> None:
     if found := _CONNECTION.search(text):
-        channel, sender, receiver = (int(found[name]) for name in ("channel", "sender", "receiver"))
         # without the number of the network card, so that connections of one kind count together
         transport = re.sub(r"^(NET/.+?)/-?\d+(\(\d+\))?", r"\1", found["via"].strip())
-        member.connections.append(Connection(channel, sender, receiver, transport, found["use"] == "1"))
+        channel, sender, receiver = (int(found[name]) for name in ("channel", "sender", "receiver"))
+        member.connections.add(Connection(channel, sender, receiver, transport, found["use"] == "1"))
     elif found := _COUNTS.search(text):
         member.channels = {name: int(count) for name, count in found.groupdict().items() if count is not None}
     elif found := _CHOICE.search(text):
-        collective, kernel = found["collective"] or "unnamed collective", found["kernel"]
-        algorithm = f"symmetric {kernel}" if kernel else _name(found["algorithm"], _ALGORITHMS)
-        protocol = None if kernel else _name(found["protocol"], _PROTOCOLS)
-        member.choices.append(Choice(collective, algorithm, protocol, int(found["bytes"])))
+        chosen: tuple[str, str | None] = (f"symmetric {found['kernel']}", None)
+        if not found["kernel"]:
+            chosen = (_name(found["algorithm"], _ALGORITHMS), _name(found["protocol"], _PROTOCOLS))
+        key = (found["collective"] or "unnamed collective", *chosen)
+        member.choices.setdefault(key, []).append(int(found["bytes"]))
 
 
 def _name(said: str, numbered: tuple[str, ...]) -> str:
@@ -244,30 +231,44 @@ def summary_of(logs: Sequence[LogFile]) -> dict[str, Any]:
 
 
 def _said_by(logs: Sequence[LogFile], name: str) -> dict[str, Any]:
-    """Return a fact that each process may state: its value where those that do agree, and how many do.
-
-    A line that names no process is of one of its file's.
-    """
+    """Return a fact that each process may state: its value where those that do agree, and how many do."""
     facts: list[set[tuple[str, Process | None]]] = [getattr(log, name) for log in logs]
     values = sorted({value for of_log in facts for value, _ in of_log})
-    said = [
-        min(log.num_processes, len({process for _, process in of_log})) for log, of_log in zip(logs, facts, strict=True)
-    ]
     return {
         "value": values[0] if len(values) == 1 else None,
         "values": values,
-        "processes_that_say": sum(said),
+        # a line that names no process is one of its file's
+        "processes_that_say": sum(
+            min(log.num_processes, len({process for _, process in of_log}))
+            for log, of_log in zip(logs, facts, strict=True)
+        ),
         "processes": sum(log.num_processes for log in logs),
     }
 
 
 def _communicator(members: Sequence[Member]) -> dict[str, Any]:
     hosts = {member.rank: member.process[0] for member in members}
-    connections = {one for member in members for one in member.connections}
-    choices = [choice for member in members for choice in member.choices]
     channels = {
         name: {member.rank: member.channels[name] for member in members if name in member.channels} for name in CHANNELS
     }
+    connections: Counter = Counter()
+    for one in {one for member in members for one in member.connections}:  # both ends tell of it
+        ends = {hosts.get(one.sender), hosts.get(one.receiver)}
+        where = "unknown" if None in ends else "within a host" if len(ends) == 1 else "between hosts"
+        connections[one.transport, where, "point to point" if one.is_point_to_point else "collectives"] += 1
+    sizes: dict[tuple[str, str, str | None], list[int]] = {}
+    for member in members:
+        for key, found in member.choices.items():
+            sizes.setdefault(key, []).extend(found)
+    algorithms = [
+        {
+            **dict(zip(("collective", "algorithm", "protocol"), key, strict=True)),
+            "calls": len(found),
+            "smallest_bytes": min(found),
+            "largest_bytes": max(found),
+        }
+        for key, found in sorted(sizes.items(), key=lambda item: tuple(map(str, item[0])))
+    ]
     return {
         "comm_id": members[0].comm_id,
         "size": members[0].size,
@@ -277,44 +278,18 @@ def _communicator(members: Sequence[Member]) -> dict[str, Any]:
             name: next(iter(counts.values())) if len(set(counts.values())) == 1 else None
             for name, counts in channels.items()
         },
-        "transports": _transports(connections, hosts),
-        "algorithms": _algorithms(choices) if choices else None,
+        "transports": [
+            {"transport": transport, "where": where, "for": use, "connections": count}
+            for (transport, where, use), count in sorted(connections.items())
+        ],
+        "algorithms": algorithms or None,
         "disagreements": [
             f"channels for {CHANNELS[name]}: " + ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
             for name, counts in channels.items()
             if len(set(counts.values())) > 1
         ],
-        "unknown": list(_unknown(members, bool(connections), bool(choices))),
+        "unknown": list(_unknown(members, bool(connections), bool(algorithms))),
     }
-
-
-def _transports(connections: set[Connection], hosts: dict[int | None, str]) -> list[dict[str, Any]]:
-    """Count the connections of each kind within a host and between hosts. Both ends of one count once."""
-    counts: Counter = Counter()
-    for one in connections:
-        ends = [hosts.get(one.sender), hosts.get(one.receiver)]
-        where = "unknown" if None in ends else "within a host" if ends[0] == ends[1] else "between hosts"
-        counts[one.transport, where, "point to point" if one.is_point_to_point else "collectives"] += 1
-    return [
-        {"transport": transport, "where": where, "for": use, "connections": count}
-        for (transport, where, use), count in sorted(counts.items())
-    ]
-
-
-def _algorithms(choices: Sequence[Choice]) -> list[dict[str, Any]]:
-    """Return how often each algorithm was taken in the calls that were logged, and for which sizes."""
-    sizes: dict[tuple[str, str, str | None], list[int]] = {}
-    for collective, algorithm, protocol, num_bytes in choices:
-        sizes.setdefault((collective, algorithm, protocol), []).append(num_bytes)
-    return [
-        {
-            **dict(zip(("collective", "algorithm", "protocol"), key, strict=True)),
-            "calls": len(found),
-            "smallest_bytes": min(found),
-            "largest_bytes": max(found),
-        }
-        for key, found in sorted(sizes.items(), key=lambda item: tuple(map(str, item[0])))
-    ]
 
 
 def _unknown(members: Sequence[Member], has_connections: bool, has_choices: bool) -> Iterator[str]:
@@ -322,7 +297,7 @@ def _unknown(members: Sequence[Member], has_connections: bool, has_choices: bool
     size = members[0].size
     ranks = Counter(member.rank for member in members if member.rank is not None)
     if not ranks:
-        yield _NAMELESS
+        yield "to which communicator these belong: the process has several, and connected them after they were complete"
     if missing := sorted(set(range(size or 0)) - ranks.keys()):
         yield f"ranks {ranges(missing)} of {size}: they left no log"
     if repeated := sorted(rank for rank, count in ranks.items() if count > 1):
@@ -330,9 +305,12 @@ def _unknown(members: Sequence[Member], has_connections: bool, has_choices: bool
     if unfinished := sorted(member.rank for member in members if member.rank is not None and not member.is_complete):
         yield f"ranks {ranges(unfinished)} began to set it up and do not say that they ended"
     if not has_connections and size != 1:
-        yield _NO_TRANSPORT
+        yield "transports: no line tells how a channel is connected (NCCL_DEBUG below INFO, or no collective was run)"
     if not has_choices:
-        yield _NO_ALGORITHM
+        yield (
+            "algorithms and protocols: no line tells them (NCCL_DEBUG_SUBSYS needs TUNING; NCCL writes them on the "
+            "communicator's first rank, and before 2.19 not at all)"
+        )
 
 
 def summary_text(summary: dict[str, Any]) -> str:

@@ -12,16 +12,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from testbed.analysis.document import terminal
 from testbed.analysis.document.model import Block, Cell, Document, Section, Table, plain
 from testbed.analysis.document.words import Number, counted
-from testbed.analysis.profiles.facts import Facts, read_facts
 from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, StatsTable, read_stats
 from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
+from testbed.analysis.runs.attributed import attribution_of
 from testbed.errors import InputError
 from testbed.io import write_text
+from testbed.metrics.file import metrics_version, read_metrics
+from testbed.run_folder import LAUNCHER, METRICS
+from testbed.typed_json import check, check_finite, read_checked
 
 SUMMARY_FILE = "profile_summary.json"
 PROFILES = "profiles"
@@ -48,6 +53,34 @@ COMPARED = {
     "cuda_gpu_mem_time_sum": "GPU copies",
 }
 _NAME_WIDTH = 58
+_PARTS_OF_A_STEP = ("data_wait", "forward", "backward", "optimizer", "exposed_communication", "idle")
+# field of the summary -> where training_metrics.json has it. The first nine have the names that earlier tools read
+_FIELDS = {
+    "gpu": ("hardware", "gpu_name"),
+    "cuda": ("env", "cuda_version"),
+    "torch": ("env", "torch_version"),
+    "deepspeed": ("env", "deepspeed_version"),
+    "seq_length": ("training_config", "seq_len"),
+    "micro_batch_size_per_gpu": ("training_config", "micro_batch_size_per_gpu"),
+    "grad_accum_steps": ("training_config", "grad_accum_steps"),
+    "tokens_per_sec": ("summary", "mean_tokens_per_sec_global"),
+    "total_wall_time_sec": ("summary", "total_wall_time_sec"),
+    "run_type": ("training_config", "run_type"),
+    "precision": ("training_config", "precision"),
+    "model_size": ("training_config", "model_size"),
+    "global_batch_size": ("training_config", "global_batch_size"),
+    "cpu": ("hardware", "cpu_name"),
+    "instance_type": ("hardware", "instance_type"),
+    "deepspeed_config_sha256": ("deepspeed_config", "sha256"),
+}
+
+
+class Launcher(TypedDict, total=False):
+    """What is read of launcher_metadata.json, which other launchers than ours write too."""
+
+    world_size: Annotated[int, Meta(ge=1)] | None
+    nccl_env: dict[str, Any] | None
+    slurm: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +89,48 @@ class Inputs:
 
     stats: tuple[Stats, ...]
     operators: tuple[OperatorTrace, ...]
+    reports: list[str]  # names of Nsight's own files
+    metrics: dict[str, Any]  # empty without the file, as is `launcher`
+    launcher: dict[str, Any]
+
+    def recorded(self, section: str, name: str) -> Any:
+        """Return a field of the metrics file; None where it has none."""
+        return (self.metrics.get(section) or {}).get(name)
+
+    @property
+    def world_size(self) -> int | None:
+        return self.launcher.get("world_size") or self.recorded("hardware", "world_size")
+
+    @property
+    def hosts(self) -> list[str] | None:
+        """Return the names of the machines: as recorded, or those in nsys_<job>_<host>.nsys-rep."""
+        named = [re.fullmatch(r"nsys_\d+_(.+?)\.(?:nsys-rep|qdrep)", report) for report in self.reports]
+        if found := self.listed_hosts or sorted({match[1] for match in named if match}):
+            return found
+        hostname = self.recorded("host", "hostname")
+        return [hostname] if hostname and self.recorded("hardware", "num_nodes") == 1 else None
+
+    @property
+    def listed_hosts(self) -> list[str]:
+        """Return the machines that the launcher lists."""
+        told = (self.launcher.get("slurm") or {}).get("hosts") or self.launcher.get("hosts")
+        return [host for host in told.splitlines() if host.strip()] if isinstance(told, str) else []
+
+    @property
+    def num_optimizer_steps(self) -> int | None:
+        """Return the steps of the run. Those that fp16 skipped took part in communication, so they count."""
+        if not self.metrics or metrics_version(self.metrics) == "1":
+            return None
+        if metrics_version(self.metrics) == "2.2":
+            return len(self.metrics["steps"]) or None
+        counts = [epoch.get("optimizer_steps") for epoch in self.metrics["epochs"]]
+        return sum(counts) or None if None not in counts else None
+
+    @property
+    def attributed_steps(self) -> list[dict]:
+        """Return the attributed steps of all ranks, one row each; empty where no step was."""
+        found = attribution_of(self.metrics) or {"per_rank": []}
+        return [row for rank in found["per_rank"] for row in rank["steps"]]
 
 
 @dataclass(frozen=True)
@@ -93,19 +168,25 @@ def write_summary(run_dir: Path, num_steps: int | None = None, num_ranks: int | 
 
 def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None = None) -> dict[str, Any]:
     """Return the content of profile_summary.json, see `write_summary`."""
-    inputs, facts = read_inputs(run_dir), read_facts(run_dir)
+    inputs = read_inputs(run_dir)
     warnings: list[str] = []
     tables = merged_tables(inputs)
-    coverage = _coverage(inputs, facts, tables, num_steps, num_ranks)
+    coverage = _coverage(inputs, tables, num_steps, num_ranks)
     rows_of = {name: list(tables[name].rows) if name in tables else [] for name in REPORTS}
     per_file = {stats.path.name: _top_rows(stats.tables) for stats in inputs.stats}
-    nsys_reports = [path.name for path in _files(run_dir, "nsys_*.nsys-rep", "nsys_*.qdrep")]
+    slurm = inputs.launcher.get("slurm") or {}
     outermost_ns = _outermost_ns(rows_of["nvtx_sum"])
     summary = {
         "generated_at_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "run_dir": str(run_dir),
-        **facts.fields(nsys_reports),
-        "nsys_report": nsys_reports[0] if len(nsys_reports) == 1 else nsys_reports,
+        "slurm_job_id": slurm.get("job_id") or inputs.recorded("scheduler", "job_id"),
+        "hosts": inputs.hosts,
+        "world_size": inputs.world_size,
+        "run_id": inputs.metrics.get("run_id"),
+        "git_commit": inputs.metrics.get("git_commit") or inputs.launcher.get("git_commit"),
+        "command_line": inputs.metrics.get("command_line"),
+        **{name: inputs.recorded(section, field) for name, (section, field) in _FIELDS.items()},
+        "nsys_report": inputs.reports[0] if len(inputs.reports) == 1 else inputs.reports,
         "inputs": [*per_file, *(trace.path.name for trace in inputs.operators)],
         **_top_rows({**tables, **_tables_with_raw(inputs.stats)}),
         "likely_bottleneck": _bottleneck(rows_of["nvtx_sum"], outermost_ns),
@@ -116,17 +197,20 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
         "num_optimizer_steps_source": coverage.steps_source,
         "ranks_in_profile": coverage.num_ranks,
         "ranks_in_profile_source": coverage.ranks_source,
-        "phases": _phases(inputs, facts, rows_of["nvtx_sum"], coverage, warnings),
+        "phases": _phases(inputs, rows_of["nvtx_sum"], coverage, warnings),
         "nccl": _nccl(rows_of["nvtx_sum"], rows_of["cuda_gpu_kern_sum"], coverage),
         "tables": {report: _table(table, inputs, coverage) for report, table in tables.items()},
         "warnings": warnings,
     }
-    warnings += _warnings(inputs, facts, coverage, rows_of)
+    warnings += _warnings(inputs, coverage, rows_of)
     return summary
 
 
 def read_inputs(run_dir: Path) -> Inputs:
-    """Read every file of a profile in `run_dir` and its folder profiles/. Raises as `write_summary` does."""
+    """Read every file of a profile in `run_dir` and its folder profiles/, and what the run's own files say.
+
+    Raises as `write_summary` does.
+    """
     reports = [f"*{report}.csv" for report in REPORTS]
     stats_files = _files(run_dir, "nsys_stats*.txt", "nsys*.csv", *reports)
     traces = sorted(run_dir.glob("profiler_logs/rank*.pt.trace.json*"))
@@ -135,7 +219,18 @@ def read_inputs(run_dir: Path) -> Inputs:
             f"{run_dir} holds no profile: no {PROFILES}/nsys_stats*.txt, {PROFILES}/nsys*.csv and no "
             "profiler_logs/rank*.pt.trace.json; nsys stats makes a text of a report or an SQLite file"
         )
-    return Inputs(tuple(map(read_stats, stats_files)), tuple(map(read_operators, traces)))
+    return Inputs(
+        stats=tuple(map(read_stats, stats_files)),
+        operators=tuple(map(read_operators, traces)),
+        reports=[path.name for path in _files(run_dir, "nsys_*.nsys-rep", "nsys_*.qdrep")],
+        metrics=read_metrics(run_dir / METRICS) if (run_dir / METRICS).exists() else {},
+        launcher=read_checked(run_dir / LAUNCHER, _check_launcher) if (run_dir / LAUNCHER).exists() else {},
+    )
+
+
+def _check_launcher(content: Any) -> None:
+    check(content, Launcher, may_hold_more=True)
+    check_finite(content)  # the summary repeats parts of it
 
 
 def _files(run_dir: Path, *patterns: str) -> list[Path]:
@@ -232,18 +327,15 @@ def _parent(name: str, names: set[str]) -> str | None:
     return next((parent for parent in parents if parent in names), None)
 
 
-def _coverage(
-    inputs: Inputs, facts: Facts, tables: dict[str, StatsTable], num_steps: int | None, num_ranks: int | None
-) -> Coverage:
+def _coverage(inputs: Inputs, tables: dict[str, StatsTable], num_steps: int | None, num_ranks: int | None) -> Coverage:
     nvtx = tables["nvtx_sum"].rows if "nvtx_sum" in tables else ()
     num_ranges = next((row.count for row in nvtx if row.name == STEP), 0)
-    traces = {stats.trace for stats in inputs.stats}
     ranks, ranks_source = num_ranks, "given on the command line"
     if ranks is None and not inputs.stats:
         ranks, ranks_source = len(inputs.operators), "one trace of torch.profiler per rank"
     if ranks is None:
-        ranks, ranks_source = facts.ranks_in(len(traces))
-    recorded, steps_source = facts.num_optimizer_steps, "training_metrics.json"
+        ranks, ranks_source = _ranks_in_traces(inputs)
+    recorded, steps_source = inputs.num_optimizer_steps, METRICS
     if ranks is None and num_ranges and recorded and num_ranges % recorded == 0:
         ranks, ranks_source = num_ranges // recorded, f"{num_ranges} {STEP} ranges over {recorded} recorded steps"
     steps = recorded
@@ -255,8 +347,22 @@ def _coverage(
     elif num_ranges and ranks and num_ranges % ranks == 0:
         steps, steps_source = num_ranges // ranks, f"{num_ranges} {STEP} ranges over {ranks} ranks"
     if steps is None:
-        steps_source = f"unknown: no {STEP} ranges and no training_metrics.json; give --optimizer_steps"
+        steps_source = f"unknown: no {STEP} ranges and no {METRICS}; give --optimizer_steps"
     return Coverage(steps, steps_source, ranks, ranks_source)
+
+
+def _ranks_in_traces(inputs: Inputs) -> tuple[int | None, str]:
+    """Return the ranks in Nsight's traces, and how that is known: a trace is of one rank, or of one machine."""
+    num_traces, world_size = len({stats.trace for stats in inputs.stats}), inputs.world_size
+    if world_size and world_size in (1, num_traces):
+        return world_size, "world size"
+    recorded = inputs.recorded("hardware", "num_nodes") or inputs.recorded("scheduler", "nnodes")
+    num_nodes = int(recorded or len(inputs.listed_hosts))
+    if world_size and num_nodes and world_size % num_nodes == 0:
+        per_node = world_size // num_nodes
+        ranks = min(world_size, per_node * num_traces)
+        return ranks, f"{num_traces} x {per_node}: one trace for each of {num_nodes} machine(s)"
+    return None, "unknown: world size or number of machines is not recorded; give --ranks_in_profile"
 
 
 def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
@@ -278,11 +384,9 @@ def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
     return {f"total_{unit}": table.total, "rows": rows}
 
 
-def _phases(
-    inputs: Inputs, facts: Facts, rows: Sequence[Row], coverage: Coverage, warnings: list[str]
-) -> dict[str, Any] | None:
+def _phases(inputs: Inputs, rows: Sequence[Row], coverage: Coverage, warnings: list[str]) -> dict[str, Any] | None:
     """Return the exclusive parts of a step on one rank, which add up to it; None where the profile does not tell."""
-    totals = {row.name: row.total for row in rows}
+    totals, divisor = {row.name: row.total for row in rows}, coverage.rank_steps
     if STEP in totals:
         source = "totals of the trainer's ranges; train/step is what lies in none of the others"
         trainer = {name for name in totals if name.startswith(":train/")}
@@ -293,12 +397,12 @@ def _phases(
         if negative := [name for name, value in parts.items() if value < 0]:
             warnings.append(f"{', '.join(negative)}: the ranges inside take longer, so they lie partly outside.")
             return None
-    elif not inputs.stats and facts.attribution:
-        source, parts = "attribution in training_metrics.json", facts.attribution
+    elif not inputs.stats and (attributed := inputs.attributed_steps):
+        source, divisor = f"attribution in {METRICS}", len(attributed)
+        parts = {name: 1e9 * sum(row[f"{name}_s"] for row in attributed) for name in _PARTS_OF_A_STEP}
     else:
         return None
     whole = sum(parts.values())
-    divisor = len(facts.attributed_steps) if source.startswith("attribution") else coverage.rank_steps
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return {
         "source": source,
@@ -327,7 +431,7 @@ def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], coverage: Coverage) -> 
     }
 
 
-def _warnings(inputs: Inputs, facts: Facts, coverage: Coverage, rows_of: dict[str, list[Row]]) -> list[str]:
+def _warnings(inputs: Inputs, coverage: Coverage, rows_of: dict[str, list[Row]]) -> list[str]:
     """Return what a reader must know before believing a figure."""
     found = ["Made under a profiler: counts and shares hold, times are longer than those of the run without it."]
     if coverage.rank_steps is None:
@@ -355,7 +459,18 @@ def _warnings(inputs: Inputs, facts: Facts, coverage: Coverage, rows_of: dict[st
     for stats in inputs.stats:
         if stats.not_read:
             found.append(f"{stats.path.name}: not read, because not known here: {', '.join(stats.not_read)}.")
-    return found + facts.warnings(coverage.num_steps, coverage.num_ranks)
+    if not inputs.metrics:
+        found.append(f"There is no {METRICS}: what was trained is not known.")
+    recorded, covered = inputs.num_optimizer_steps, coverage.num_steps
+    if recorded and covered and recorded != covered:
+        found.append(f"The profile covers {covered} of the run's {counted(recorded, 'optimizer step')}.")
+    if inputs.world_size and coverage.num_ranks and coverage.num_ranks < inputs.world_size:
+        found.append(f"The profile covers {coverage.num_ranks} of {inputs.world_size} ranks.")
+    if (inputs.recorded("deepspeed_config", "selected") or {}).get("wall_clock_breakdown"):
+        found.append("wall_clock_breakdown was on: DeepSpeed waited for the device after every part of a step.")
+    if str((inputs.launcher.get("nccl_env") or {}).get("NCCL_DEBUG")).upper() in ("INFO", "TRACE"):
+        found.append("NCCL_DEBUG was on: NCCL wrote a log while it was measured.")
+    return found
 
 
 def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:

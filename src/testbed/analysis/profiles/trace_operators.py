@@ -35,7 +35,7 @@ class OperatorTrace:
 def read_operators(path: Path) -> OperatorTrace:
     """Read a Chrome trace, plain or .gz; only what began inside an optimizer step counts.
 
-    InputError: it is no trace, or holds no step.
+    InputError: it is not a trace, or holds no step.
     """
     path = Path(path)
     try:

@@ -158,6 +158,8 @@ def _in_blocks(subject: Subject) -> list[Caution]:
 def _copies(subject: Subject) -> list[Caution]:
     counts = Counter(run.run_id for run in subject.runs if run.run_id)
     copies = sorted(run_id for run_id, number in counts.items() if number > 1)
-    text = f"One run appears more than once, under the run id {joined(copies)}: a copy is no repeat." if copies else ""
+    text = (
+        f"One run appears more than once, under the run id {joined(copies)}: a copy is not a repeat." if copies else ""
+    )
     numbers = tuple(number for number, run in enumerate(subject.runs, start=1) if run.run_id in copies)
     return [Caution("Copied files", text, numbers)] if copies else []

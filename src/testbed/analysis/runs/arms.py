@@ -67,7 +67,7 @@ class Arm:
         return tuple(without_copies([run for run in finished if not run.instrumented])[0])
 
 
-_TIMES_OF_A_CLOCK = 9  # so many different step times, equal to the last bit, are no coincidence
+_TIMES_OF_A_CLOCK = 9  # so many different step times, equal to the last bit, are not a coincidence
 
 
 def without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
@@ -90,7 +90,7 @@ def without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]
             kept.append(run)
         else:
             same = "" if run.run_id == first.run_id else ", the same step times"
-            copies.append((run, f"a copy of {first.path} (run_id {run.run_id}{same}), and a copy is no repeat"))
+            copies.append((run, f"a copy of {first.path} (run_id {run.run_id}{same}), and a copy is not a repeat"))
     return kept, copies
 
 
@@ -140,7 +140,7 @@ def group_into_arms(runs: Sequence[Run]) -> list[Arm]:
 def configuration(run: Run) -> dict[str, Any]:
     """Return what repeats of one another have in common: settings, work, devices, and whether instrumented."""
     settings = _settings(run)
-    # How far a run came is no setting; the versions that record no settings have nothing else.
+    # How far a run came is not a setting; the versions that record no settings have nothing else.
     left_out = {"seed", "optimizer_steps", "tokens"} if settings else {"seed"}
     return {
         "version": run.version,
@@ -227,7 +227,7 @@ def differing_conditions(runs: Sequence[Run], references: Sequence[Run]) -> list
 
 
 def conditions(runs: Sequence[Run], name: str) -> list[str]:
-    """Return the values of a setting in these runs, each once. Off and not set are the same; "auto" is no value, where
+    """Return the values of a setting in these runs, each once. Off and not set are the same; "auto" is none, where
     a file does not say which kernel it came to."""
     values = {str(automatic_choices(run).get(name, run.section("settings").get(name)) or False) for run in runs}
     return sorted(values - ({"auto"} if name in _CHOSEN_ALIKE else set()))

@@ -50,7 +50,7 @@ def read_sweep(out_dir: Path) -> dict[str, Any]:
         typed_json.check(sweep, SweepRows, may_hold_more=True)
         for index, cell in enumerate(sweep["cells"]):
             if "\0" in cell["folder"]:
-                raise InputError(f"cells[{index}].folder {cell['folder']!r} is no path")
+                raise InputError(f"cells[{index}].folder {cell['folder']!r} is not a path")
     except InputError as error:
         raise InputError(f"{path} is not the plan of a sweep: {error}") from None
     return sweep

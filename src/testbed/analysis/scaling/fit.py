@@ -1,7 +1,7 @@
 """Laws of scaling fitted to throughput: what share of the work behaves as if only one rank did it.
 
 Amdahl (AFIPS 1967) speaks of fixed work, Gustafson (CACM 31(5), 1988) of work that grows with the ranks. The serial
-share that comes out describes the points, it is no cause: communication, imbalance, a slower clock with more busy cores
+share describes the points and is not a cause: communication, imbalance, a slower clock with more busy cores
 and cache effects all go into it, and it need not hold at rank counts that were not measured.
 """
 

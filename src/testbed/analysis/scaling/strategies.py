@@ -189,8 +189,8 @@ def _arms(measured: Sequence[Run], protocol: str, cells: Mapping[Path, dict]) ->
     names, shown = _strategies(measured, cells)
     batches = [_batch_size(run, protocol, cells) for run in measured]
     rows = list(zip(measured, names, batches, map(rank_count, measured), strict=True))
-    # Without a plan, a batch size that nothing at one rank shares is no second series: it is unequal work, to be named.
-    # A strategy that ran at several batch sizes on those ranks keeps them apart, for they are no repeats.
+    # Without a plan, a batch size that nothing at one rank shares is not a second series but unequal work, to be named.
+    # A strategy that ran at several batch sizes on those ranks keeps them apart, for they are not repeats.
     referenced = {(name, batch) for _, name, batch, ranks in rows if ranks == 1 and batch is not None}
     ran_at: dict[tuple, set] = {}
     for _, name, batch, ranks in rows:

@@ -55,7 +55,7 @@ _SIGNS = str.maketrans({
     "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
 })  # fmt: skip
 _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
-# What the source itself marks as uncertain, or with a footnote, is no figure to hold against it.
+# What the source itself marks as uncertain, or with a footnote, is not a figure to hold against it.
 _MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 _REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
@@ -169,7 +169,7 @@ def columns_named(typed: Sequence[str]) -> dict[str, str]:
     """Return what `--columns 'devices=#GPUs,length=2048'` says, by quantity. A heading may hold commas.
 
     Raises:
-        InputError: it is no list of QUANTITY=HEADING, has another quantity than QUANTITIES, or one of two twice.
+        InputError: it is not a list of QUANTITY=HEADING, has another quantity than QUANTITIES, or one of two twice.
     """
     named: dict[str, str] = {}
     for part in (part for text in typed for part in re.split(r",(?=\s*\w+\s*=)", text)):
@@ -254,7 +254,7 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
 
 
 def _factor(rest: str, kind: str, scale: float) -> float | None:
-    """Return what a figure is multiplied by for what stands behind it; None: it is no single figure."""
+    """Return what a figure is multiplied by for what stands behind it; None: it is not a single figure."""
     if re.search(r"\d", rest) or re.match(r"[-:+,~/]", rest):
         return None
     unit = re.match(r"%|[a-zµ]*", rest)
