@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from testbed.errors import InputError
 
@@ -18,6 +20,7 @@ GIB = 2**30
 PRECISIONS = ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32")  # from narrow to wide
 SAME_UNITS = {"nvfp4": "fp4", "mxfp4": "fp4", "mxfp8": "fp8", "float8": "fp8", "float16": "fp16", "bfloat16": "bf16"}
 SUGGESTIONS = 3
+Rate = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Link:
 
     name: str
     latency_s: float
-    bytes_per_s: float
+    bytes_per_s: Rate
     half_size: float = 0.0
     burst_bytes: float = 0.0
     source: str = ""
@@ -41,9 +44,9 @@ class Device:
     """One accelerator, or the cores that one rank has."""
 
     name: str
-    memory_bytes: float
-    peak_flops: Mapping[str, float]  # dense, per second, by precision
-    memory_bytes_per_s: float
+    memory_bytes: Rate
+    peak_flops: Annotated[Mapping[str, Rate], Meta(min_length=1)]  # dense, per second, by precision
+    memory_bytes_per_s: Rate
     kind: str = "cuda"  # or "cpu"
     source: str = ""
     architecture: str = ""  # of its maker: kinds of one architecture resemble each other

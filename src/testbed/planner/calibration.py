@@ -6,81 +6,84 @@ Seconds are of one call on one rank, the slowest rank's where several take part.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from testbed.errors import InputError
 from testbed.io import read_json, write_text
 from testbed.memory_model.devices import Device, Link
-from testbed.memory_model.job import DenseModel, Job, Layout, Machine
+from testbed.memory_model.job import Job, Machine
+from testbed.typed_json import check, check_finite
 
 FORMAT = 1
 HERE = Device(name="this machine", memory_bytes=8e9, peak_flops={"fp32": 1e11}, memory_bytes_per_s=1e10)
 LOOPBACK = Link(name="loopback", latency_s=50e-6, bytes_per_s=2e9, source="an estimate")
 NAME = "calibration.json"
 CALIBRATION = Path("checkpoint") / NAME  # where scripts/plan.py --calibrate writes it
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(gt=0, lt=1e30)]
+NotNegative = Annotated[float, Meta(ge=0, lt=1e30)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """A matrix product: (m, k) times (k, n). `role`: which of a linear layer's three it is, they lie differently."""
 
-    m: int
-    n: int
-    k: int
-    seconds: float
+    m: Count
+    n: Count
+    k: Count
+    seconds: Amount
     role: str = "forward"  # input_gradient, weight_gradient
     precision: str = "fp32"
-    ranks: int = 1  # that did the same at once
+    ranks: Count = 1  # that did the same at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionTime:
     """Causal attention, forward and backward."""
 
-    batch: int
-    heads: int
-    seq_length: int
-    head_dim: int
-    forward_s: float
-    backward_s: float
+    batch: Count
+    heads: Count
+    seq_length: Count
+    head_dim: Count
+    forward_s: Amount
+    backward_s: Amount
     precision: str = "fp32"
     kernel: str = "flash"  # or "eager"
-    ranks: int = 1
+    ranks: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moving:
     """An elementwise kernel, forward and backward, on a tensor of so many bytes."""
 
-    num_bytes: float
-    seconds: float
+    num_bytes: Amount
+    seconds: Amount
     kind: str = "copy"  # layer_norm, gelu, add (of a residual), cross_entropy (of logits); copy: forward alone
-    ranks: int = 1
+    ranks: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallStep:
     """Forward and backward of a model of so many layers that is so small that all of it is the host's work."""
 
-    layers: int
-    seconds: float
-    ranks: int = 1
+    layers: Count
+    seconds: Amount
+    ranks: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
     """AdamW on so many elements, with the norm for clipping."""
 
-    elements: float
-    seconds: float
-    ranks: int = 1
+    elements: Amount
+    seconds: Amount
+    ranks: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +92,9 @@ class Collective:
 
     kind: str  # all_reduce, all_gather, reduce_scatter, p2p
     link: str  # name of the Link that it crosses
-    ranks: int
-    num_bytes: float
-    seconds: float
+    ranks: Count
+    num_bytes: Amount
+    seconds: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +108,11 @@ class WholeStep:
 
     job: Job
     link: str
-    seconds: float
-    low: float = 0.0
-    high: float = 0.0
+    seconds: Amount
+    low: NotNegative = 0.0
+    high: NotNegative = 0.0
     steps: int = 0
-    sent_bytes: float = 0.0
+    sent_bytes: NotNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,18 +130,18 @@ class Calibration:
     """
 
     device: Device = HERE
-    links: Sequence[Link] = ()
+    links: tuple[Link, ...] = ()
     backend: str = "gloo"
-    products: Sequence[Product] = ()
-    attention: Sequence[AttentionTime] = ()
-    moving: Sequence[Moving] = ()
-    updates: Sequence[Update] = ()
-    collectives: Sequence[Collective] = ()
-    small_steps: Sequence[SmallStep] = ()
-    overlap: float = 0.5
-    memory: Mapping[str, float] = field(default_factory=dict)
+    products: tuple[Product, ...] = ()
+    attention: tuple[AttentionTime, ...] = ()
+    moving: tuple[Moving, ...] = ()
+    updates: tuple[Update, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    small_steps: tuple[SmallStep, ...] = ()
+    overlap: Amount = 0.5
+    memory: Mapping[str, NotNegative] = field(default_factory=dict)
     machine_facts: Mapping[str, Any] = field(default_factory=dict)
-    steps: Sequence[WholeStep] = ()
+    steps: tuple[WholeStep, ...] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def machine(self, devices: int, link: str = "") -> Machine:
@@ -154,116 +157,28 @@ class Calibration:
         write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
 
 
-TABLES = {
-    "products": Product,
-    "attention": AttentionTime,
-    "moving": Moving,
-    "updates": Update,
-    "collectives": Collective,
-    "small_steps": SmallStep,
-}
-Entry = TypeVar("Entry")
+TABLES = ("products", "attention", "moving", "updates", "collectives", "small_steps")
 
 
 def read_calibration(path: Path) -> Calibration:
     """Read calibration.json. InputError, one sentence, where it is another kind of file or of another format."""
     content = read_json(path, f"--calibration {path}")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
         raise InputError(
             f"--calibration {path}: its format is {found}, not {FORMAT}; make it again with scripts/plan.py --calibrate"
         )
     try:
         return from_json(content)
-    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+    except InputError as error:
         raise InputError(f"--calibration {path}: {error}; make it again with scripts/plan.py --calibrate") from None
 
 
 def from_json(content: Mapping[str, Any]) -> Calibration:
-    """Return a calibration from its JSON.
-
-    Raises:
-        TypeError, KeyError, ValueError, AttributeError: it is none.
-    """
-    check_types(Calibration, content)
-    tables: dict[str, Any] = {
-        name: tuple(made(kind, entry) for entry in content.get(name, ())) for name, kind in TABLES.items()
-    }
-    steps = tuple(_whole_step(entry) for entry in content.get("steps", ()))
-    numbers: dict[str, Any] = {name: _positive(content[name], name) for name in ("overlap",) if name in content}
-    texts: dict[str, Any] = {
-        name: content[name] for name in ("backend", "made", "memory", "machine_facts") if name in content
-    }
-    device = made(Device, {**asdict(HERE), **content.get("device", {})}, is_checked=False)
-    links = tuple(made(Link, entry, is_checked=False) for entry in content.get("links", ()))
-    of_device = (device.memory_bytes, device.memory_bytes_per_s, *device.peak_flops.values())
-    for rate in (*of_device, *(link.bytes_per_s for link in links)):
-        _positive(rate, "a memory or a rate")
-    if not device.peak_flops:
-        raise InputError("its device has no peak_flops")
-    return Calibration(**tables, **numbers, **texts, device=device, links=links, steps=steps)
-
-
-def made(kind: type[Entry], entry: Mapping[str, Any], is_checked: bool = True) -> Entry:
-    """Return a table's entry. Its numbers must be positive, if they are checked."""
-    check_types(kind, entry)
-    known = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for name, value in entry.items():
-        if is_checked and not isinstance(value, str):
-            _positive(value, name)
-    return kind(**{name: value for name, value in entry.items() if name in known})
-
-
-def check_types(kind: type, entry: Any) -> None:
-    """Check the values of an object that is to become a dataclass by the types of its fields.
-
-    Raises:
-        InputError: names the first value that is of another type, or a number that is not finite.
-    """
-    if not isinstance(entry, Mapping):
-        raise InputError(f"{reprlib.repr(entry)} is not an object")
-    for one in dataclasses.fields(kind):
-        value, wanted = entry.get(one.name), str(one.type).removesuffix(" | None")
-        if value is None and (one.name not in entry or str(one.type) != wanted):
-            continue
-        if wanted in IS_OF and not IS_OF[wanted](value):
-            raise InputError(f"{one.name} is {reprlib.repr(value)}, which is no {wanted}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
-
-
-def _are_not_negative(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_number(each) and each >= 0 for each in value.values())
-
-
-LARGEST = 1e30  # above any size, rate or time
-IS_OF: Mapping[str, Callable[[Any], bool]] = {  # name of a field's type -> whether a value of JSON is of it
-    "int": lambda value: type(value) is int and abs(value) < LARGEST,
-    "float": _is_number,
-    "str": lambda value: isinstance(value, str),
-    "bool": lambda value: isinstance(value, bool),
-    "Mapping[str, float]": _are_not_negative,
-    "Mapping[str, Any]": lambda value: isinstance(value, Mapping),
-}
-
-
-def _positive(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InputError(f"{name} is {value!r}, which is not a positive number")
-    return float(value)
-
-
-def _whole_step(entry: Mapping[str, Any]) -> WholeStep:
-    job = dict(entry["job"])
-    check_types(WholeStep, {**entry, "job": None})
-    for kind, content in ((Job, job), (DenseModel, job["model"]), (Layout, job["layout"])):
-        check_types(kind, content)
-    job["model"], job["layout"] = DenseModel(**job["model"]), Layout(**job["layout"])
-    numbers = {name: entry[name] for name in ("low", "high", "steps", "sent_bytes") if name in entry}
-    seconds = _positive(entry["seconds"], "seconds")
-    return WholeStep(job=Job(**job), link=str(entry["link"]), seconds=seconds, **numbers)
+    """Return a calibration from its JSON. InputError begins with the place of the first fault."""
+    check_finite(content)
+    found: Calibration = check(content, Calibration, may_hold_more=True)
+    return found
 
 
 # Facts that must be the same where a calibration is used: times of another machine or PyTorch say nothing about it.

@@ -6,16 +6,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from testbed.errors import InputError
 from testbed.io import read_json, write_json
-from testbed.memory_model.devices import Device, Link
-from testbed.memory_model.job import DenseModel, Job, Layout, Machine
+from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import largest_micro_batch
-from testbed.planner.calibration import check_types
+from testbed.planner.calibration import Amount, NotNegative
 from testbed.planner.command import command_of
 from testbed.planner.plan import Budget, PlannedRun, name_of
+from testbed.typed_json import check, check_finite
 
 NAME, FORMAT = "plan.json", 1
 
@@ -98,6 +98,27 @@ def prediction_of(run: PlannedRun) -> Prediction:
     )
 
 
+class _Step(TypedDict):
+    estimate: Amount
+    low: Amount
+    high: Amount
+
+
+class _Run(TypedDict):
+    job: Job
+    step_s: _Step
+    parts_s: dict[str, NotNegative]
+    allocated_bytes: Amount
+    reserved_bytes: Amount
+    needs_bytes: Amount
+
+
+class _Plan(TypedDict):
+    label: str
+    machine: Machine
+    runs: list[_Run]
+
+
 def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
     """Return the machine of a plan and what it says of each run.
 
@@ -109,43 +130,23 @@ def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
     if found != FORMAT:
         raise InputError(f"{path} is of format {found!r}, and this program reads {FORMAT}; make it with plan.py --json")
     try:
-        return _machine_of(content["machine"]), [_prediction(each, content["label"]) for each in content["runs"]]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError(f"{path} is not a plan ({error!r}); make it again with plan.py --json") from None
-
-
-def _prediction(record: dict[str, Any], label: str) -> Prediction:
-    job, step = dict(record["job"]), record["step_s"]
-    for kind, content in ((Job, job), (DenseModel, job["model"]), (Layout, job["layout"])):
-        check_types(kind, content)
-    model, layout = DenseModel(**job.pop("model")), Layout(**job.pop("layout"))
-    found = Prediction(
-        job=Job(model=model, layout=layout, **job),
-        seconds=float(step["estimate"]),
-        low=float(step["low"]),
-        high=float(step["high"]),
-        parts={str(name): float(seconds) for name, seconds in record["parts_s"].items()},
-        allocated_bytes=float(record["allocated_bytes"]),
-        reserved_bytes=float(record["reserved_bytes"]),
-        needs_bytes=float(record["needs_bytes"]),
-        label=str(label),
-    )
-    check_types(Prediction, vars(found))
-    if not 0 < found.low <= found.seconds <= found.high:
-        raise InputError(f"a step of {found.low!r} to {found.high!r} s is none")
-    return found
-
-
-def _machine_of(record: dict[str, Any]) -> Machine:
-    device = dict(record["device"])
-    for kind, content in ((Device, device), (Link, record["within_node"]), (Link, record["between_nodes"])):
-        check_types(kind, content)
-    check_types(Machine, record)
-    links = {name: None if device[name] is None else Link(**device[name]) for name in ("within_node", "between_nodes")}
-    return Machine(
-        device=Device(**{**device, **links}),
-        devices=record["devices"],
-        per_node=record["per_node"],
-        within_node=Link(**record["within_node"]),
-        between_nodes=Link(**record["between_nodes"]),
-    )
+        check_finite(content)
+        plan: _Plan = check(content, _Plan, may_hold_more=True)
+        if not all(run["step_s"]["low"] <= run["step_s"]["estimate"] <= run["step_s"]["high"] for run in plan["runs"]):
+            raise InputError("a step lies outside of its own interval")
+    except InputError as error:
+        raise InputError(f"{path} is not a plan ({error}); make it again with plan.py --json") from None
+    return plan["machine"], [
+        Prediction(
+            job=run["job"],
+            seconds=run["step_s"]["estimate"],
+            low=run["step_s"]["low"],
+            high=run["step_s"]["high"],
+            parts=run["parts_s"],
+            allocated_bytes=run["allocated_bytes"],
+            reserved_bytes=run["reserved_bytes"],
+            needs_bytes=run["needs_bytes"],
+            label=plan["label"],
+        )
+        for run in plan["runs"]
+    ]
