@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ def main(folder: Path) -> None:
             {"a": weights, "b": swapped},
             {f"stage {rank}": one_bit, "b": weights},
         ):
-            results.append(process_group.gather_objects(refusal({"model": model}, group)))
+            results.append(process_group.gather_objects(refusal({"model": model})))
         own = {"model": {"a": weights + rank}}
         if rank == 0:
             (folder / "state").mkdir()
@@ -36,11 +37,30 @@ def main(folder: Path) -> None:
         read = {"model": {"a": torch.zeros_like(weights)}}
         state_files.load(state_files.of_rank(read, rank), folder / "state", group)
         results.append(process_group.gather_objects(torch.equal(read["model"]["a"], own["model"]["a"])))
+        results.append(refusals_while_saving(folder / "background", rank, group))
 
 
-def refusal(state: state_files.State, group) -> str | None:
+def refusals_while_saving(folder: Path, rank: int, group) -> list:
+    """Compare weights while rank 0's disk still writes a checkpoint in the background, and rank 1's is done."""
+    process_group.limit_waiting(20.0)
+    write_data = state_files._Writer.write_data
+
+    def slowly(*arguments):
+        time.sleep(1.0 - rank)
+        return write_data(*arguments)
+
+    state_files._Writer.write_data = slowly
+    process_group.by_rank_0(folder.mkdir)
+    state = {"model": {"a": torch.ones(8)}}
+    written = state_files.save(state, folder, group, state_files.HostCopy())
+    refused = process_group.gather_objects(refusal(state))
+    written.result()
+    return refused
+
+
+def refusal(state: state_files.State) -> str | None:
     try:
-        state_files.check_replicated(state, group)
+        state_files.check_replicated(state)
     except RanksDiffer as error:
         return str(error)
     return None

@@ -137,7 +137,7 @@ class Baseline:
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Replicated weights are rank 0's own, once they are known to be equal."""
         if not self.settings.data_parallel.skip_gradient_sync:
-            state_files.check_replicated({"model": self.model.state_dict()}, self.file_group)
+            state_files.check_replicated({"model": self.model.state_dict()})
         if dist.is_initialized() and dist.get_rank() > 0:
             return {}
         return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
@@ -146,7 +146,7 @@ class Baseline:
         """Write this rank's part. What is replicated is compared, and written once."""
         state = self.state()
         if not self._is_per_rank:
-            state_files.check_replicated(state, self.file_group)
+            state_files.check_replicated(state)
         copy = self.host_copy if in_background else None
         return state_files.save(self._as_filed(state), directory, self.file_group, copy)
 

@@ -65,8 +65,8 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.a
     return state
 
 
-def check_replicated(state: State, group: dist.ProcessGroup | None) -> None:
-    """Compare what several ranks hold under one name, by hash. All ranks of the group call it.
+def check_replicated(state: State) -> None:
+    """Compare what several ranks hold under one name, by hash. All ranks call it, outside a step.
 
     Of such a tensor one rank's values are saved; if the others' differ, a resumed run would be another one. A DTensor
     says by itself which part a rank has, and is not compared.
@@ -74,7 +74,7 @@ def check_replicated(state: State, group: dist.ProcessGroup | None) -> None:
     Raises:
         RanksDiffer: on every rank.
     """
-    if group is None:
+    if not dist.is_initialized():
         return
     plain = {
         f"{section}.{name}": tensor
@@ -82,8 +82,8 @@ def check_replicated(state: State, group: dist.ProcessGroup | None) -> None:
         for name, tensor in tensors.items()
         if type(tensor.detach()) is torch.Tensor
     }
-    hashes: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(hashes, hashes_of(plain), group)
+    # not over the `file_group`: a checkpoint may be being written in the background, whose thread uses that one
+    hashes = process_group.gather_objects(hashes_of(plain))
     if difference := first_difference(hashes, all_have_all=False):  # a stage has its own layers
         name, *ranks = difference
         raise RanksDiffer(

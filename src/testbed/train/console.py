@@ -43,8 +43,8 @@ def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[
     skipped = settings.data_parallel.skip_gradient_sync
     if skipped:
         lines.append(
-            f"--skip_gradient_sync {skipped}: the ranks train apart. This measures steps without communication and is "
-            "no training"
+            f"--skip_gradient_sync {skipped}: the ranks train apart. This measures steps without communication: "
+            "it is not training"
         )
     steps = "validation only" if settings.training.eval_only else f"steps {first_step + 1} to {settings.last_step}"
     compiled = ", compiled blocks" if settings.compute.compile else ""
