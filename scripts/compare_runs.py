@@ -102,7 +102,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def show_way_to_final_loss(arguments: argparse.Namespace, a: Arm, b: Arm, unreadable: list[str]) -> int:
     """Print after which share of the steps and the time A's run of each seed was where B's run of that seed ended."""
     from testbed.analysis.comparison.confounders import confounders
-    from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
+    from testbed.analysis.scaling.time_to_loss import final_loss_table, pairs_of_seeds
 
     if unreadable:
         raise InputError(unreadable[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.metrics_examples import example_metrics, save, v1_metrics
-from support.scaling_examples import metrics_of, report_of, write_arm
+from support.scaling_examples import cell, metrics_of, report_of, write_arm
 
 from testbed.analysis.comparison.confounders import DEVICE, MACHINE, SOFTWARE, confounders
 from testbed.analysis.comparison.document import comparison_text
@@ -68,14 +68,7 @@ def test_report_scaling_table_and_comparison_call_an_arm_the_same(tmp_path):
 def test_a_plan_changes_what_is_typed_and_not_what_is_read(tmp_path):
     write_variants(tmp_path)
     variants = {"compiled_2": "ddp:bucket_cap_mb=1+compile", "optimized_2": "optimized:zero_stage=2"}
-    cells = {
-        run.path.parent: {
-            "name": "x",
-            "variant": variants.get(run.path.parent.parent.name, run.run_type),
-            "batch_size": 8,
-        }
-        for run in load(tmp_path)
-    }
+    cells = {run.path.parent: cell(variants.get(run.path.parent.parent.name, run.run_type)) for run in load(tmp_path)}
     report = report_of(tmp_path, cells=cells)
     assert {row["name"] for row in report["arms"]} == NAMES
     assert {row["strategy"] for row in report["arms"]} >= set(variants.values())
@@ -86,8 +79,7 @@ def test_a_plan_changes_what_is_typed_and_not_what_is_read(tmp_path):
 def test_variants_that_differ_in_work_alone_keep_their_own_names(tmp_path):
     for rate in (1e-3, 2e-3):
         write_arm(tmp_path, "ddp", 2, 1800, name=f"ddp{rate}", training_config={"lr": rate})
-    cells = {run.path.parent: {"name": "x", "variant": run.path.parent.parent.name[:-2], "batch_size": 8}
-             for run in load(tmp_path)}  # fmt: skip
+    cells = {run.path.parent: cell(run.path.parent.parent.name[:-2]) for run in load(tmp_path)}
     names = {row["name"] for row in report_of(tmp_path, cells=cells)["arms"]}
     assert names == {"ddp (ddp0.001) on 2 ranks", "ddp (ddp0.002) on 2 ranks"}
 

@@ -7,7 +7,7 @@ from support.programs import run_here
 from support.scaling_examples import run_with_losses
 
 from testbed.analysis.runs.load import find_runs, load_run
-from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
+from testbed.analysis.scaling.time_to_loss import final_loss_table, pairs_of_seeds
 
 
 def runs_below(folder) -> list:

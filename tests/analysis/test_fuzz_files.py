@@ -30,7 +30,7 @@ from support.metrics_examples import example_metrics, save
 from support.mutations import broken_bytes, broken_words
 from support.nsight_cases import chrome_trace, run_folder, text_file
 from support.programs import REPOSITORY
-from support.sweep_cases import as_sweep, finish, request
+from support.sweep_cases import as_sweep, finish, request, write_sweep_json
 
 from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.summary import summary_text, write_summary
@@ -61,12 +61,10 @@ def go_on_with_sweep(folder: Path) -> None:
 
 def analysed_sweep(folder: Path) -> None:
     cells = [
-        {"name": f"{name}_1", "variant": name, "run_type": name, "ranks": 2, "batch_size": 8, "repeat": 1, "seed": 1,
-         "folder": f"{name}_1/run_1", "command": ["python", "src/gpt2.py", "--run_type", name], "status": "complete",
-         "reason": None, "seconds": 9.0, "profiled": False}
+        {"run_type": name, "ranks": 2, "folder": f"{name}_1/run_1", "command": ["src/gpt2.py", "--run_type", name]}
         for name in ("ddp", "fsdp")
-    ]  # fmt: skip
-    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "protocol": "strong", "cells": cells}))
+    ]
+    write_sweep_json(folder, cells)
     save(folder / "ddp_1" / "run_1", example_metrics(num_steps=3, warmup_steps=1))
 
 

@@ -146,7 +146,7 @@ def test_markdown_has_the_same_verdicts_and_real_tables(tmp_path):
 def test_a_broken_plan_is_one_sentence(tmp_path, broken):
     save(tmp_path / "cell" / "run_1", example_metrics(num_steps=6))
     (tmp_path / "sweep.json").write_text(broken)
-    with pytest.raises(ValueError, match=r"sweep\.json is not the plan of a sweep"):
+    with pytest.raises(ValueError, match=r"sweep\.json is not a sweep's file"):
         subject_of(load(tmp_path))
 
 

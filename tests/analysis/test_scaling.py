@@ -11,7 +11,8 @@ import pytest
 from scipy.optimize import curve_fit
 from support.metrics_examples import SHA_OTHER, save, v1_metrics, v20_metrics
 from support.programs import run_here
-from support.scaling_examples import NOISE, arm_of, metrics_of, report_of, write_arm
+from support.scaling_examples import NOISE, arm_of, metrics_of, report_of, rows_of_plan, write_arm
+from support.sweep_cases import write_sweep_json
 
 from testbed.analysis.scaling.report import amdahl_fit, gustafson_fit, write_scaling_report
 from testbed.analysis.scaling.tables import scaling_table
@@ -279,24 +280,11 @@ def test_faster_than_linear_is_said_not_hidden(tmp_path):
     assert "faster than linear" in scaling_table(report)
 
 
-def plan_of(root: Path, protocol: str = "strong", **more) -> None:
-    cells = [
-        {"name": path.parent.parent.name, "variant": path.parent.parent.name.partition("_")[0],
-         "run_type": path.parent.parent.name.partition("_")[0], "ranks": int(path.parent.parent.name[-1]),
-         "batch_size": 8, "repeat": int(path.parent.name[-1]), "seed": 1, "command": [], "status": "complete",
-         "folder": str(path.parent.relative_to(root)), "reason": None, "seconds": 1.0}
-        for path in sorted(root.rglob("training_metrics.json"))
-    ]  # fmt: skip
-    sweep = {"schema": 1, "protocol": protocol, "target_val_loss": None, "cells": cells} | more
-    (root / "sweep.json").write_text(json.dumps(sweep))
-
-
 def test_the_plan_of_a_sweep_decides_and_the_report_is_written(tmp_path):
     strong_sweep(tmp_path)
-    plan_of(tmp_path)
-    sweep = json.loads((tmp_path / "sweep.json").read_text())
-    sweep["cells"].append(sweep["cells"][-1] | {"folder": "ddp_4/run_6", "status": "failed", "reason": "out of memory"})
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    cells = rows_of_plan(tmp_path)
+    cells.append(cells[-1] | {"folder": "ddp_4/run_6", "status": "failed", "reason": "out of memory"})
+    write_sweep_json(tmp_path, cells)
     save(tmp_path / "stale", metrics_of("ddp", 2, 50.0))  # of an older plan
     report = json.loads(write_scaling_report(tmp_path).read_text())
     assert report["status"] == "ok" and report["protocol"]["name"] == "strong"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.metrics_examples import save, v20_metrics
-from support.scaling_examples import arm_of, metrics_of, report_of, run_with_losses, write_arm
+from support.scaling_examples import arm_of, cell, metrics_of, report_of, rows_of_plan, run_with_losses, write_arm
+from support.sweep_cases import write_sweep_json
 
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run
@@ -148,7 +149,7 @@ def test_a_failed_run_that_never_reached_the_target_counts_as_one_that_never_did
             path = run_with_losses(tmp_path / f"{strategy}{seed}", losses if is_dead else [6.0, 5.0], 0.2 + seed / 1e3,
                                    run_type=strategy, seed=seed, hardware={"num_devices": ranks},
                                    **(died if is_dead else {}))  # fmt: skip
-            cells[path.parent] = {"name": path.parent.name, "variant": strategy, "ranks": ranks, "batch_size": 8}
+            cells[path.parent] = cell(strategy)
     report = report_of(tmp_path, "time_to_loss", target=5.25, cells=cells if is_planned else None)
     arm = arm_of(report, "ddp", 2)
     reached = arm["time_to_loss"]
@@ -161,12 +162,7 @@ def plan(root: Path, protocol: str) -> None:
     """A sweep of baseline on 1 rank and ddp on 2 with its sweep.json."""
     write_arm(root, "baseline", 1, 1000, batch=8)
     write_arm(root, "ddp", 2, 1900, batch=16 if protocol == "weak" else 8)
-    cells = [
-        {"name": path.parent.parent.name, "variant": path.parent.parent.name[:-2], "ranks": load_run(path).world_size,
-         "batch_size": 8, "folder": str(path.parent.relative_to(root)), "status": "complete"}
-        for path in sorted(root.rglob("training_metrics.json"))
-    ]  # fmt: skip
-    (root / "sweep.json").write_text(json.dumps({"schema": 1, "protocol": protocol, "cells": cells}))
+    write_sweep_json(root, rows_of_plan(root), protocol=protocol)
 
 
 def test_a_folder_of_several_sweeps_is_refused_in_one_sentence(tmp_path, monkeypatch):
@@ -239,6 +235,6 @@ def test_strategies_stand_in_one_order_whatever_order_a_sweep_ran_in(tmp_path):
         for variant in expected[first:] + expected[:first]:
             paths = write_arm(root, variant.partition(":")[0], 2 - (variant == "baseline"), 1000,
                               name=variant.replace(":", "_"), n=1)  # fmt: skip
-            cells[paths[0].parent] = {"name": variant, "variant": variant, "batch_size": 8}
+            cells[paths[0].parent] = cell(variant)
         found = [arm["strategy"] for arm in report_of(root, cells=cells)["arms"]]
         assert found == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from support.scaling_examples import arm_of, report_of, run_with_losses
 
@@ -37,10 +36,10 @@ def test_a_median_over_censored_runs_is_claimed_only_when_more_than_half_arrived
     times = [15 * (0.2 + k / 100) for k in range(5)]
     whole, some, half = arm(5), arm(3), arm(2, n=4)
     assert whole["train_time_s"]["median"] == pytest.approx(times[2])
-    assert whole["train_time_s"]["stdev"] == pytest.approx(np.std(times, ddof=1)) and whole["num_seeds"] == 5
+    assert whole["num_seeds"] == 5
     assert whole["train_time_s"]["low"] < times[2] < whole["train_time_s"]["high"]
     assert some["train_time_s"]["median"] == pytest.approx(times[2]) and some["num_never_reached"] == 2
-    assert some["train_time_s"]["low"] is None and some["train_time_s"]["stdev"] is None
+    assert some["train_time_s"]["low"] is None
     assert half["train_time_s"]["median"] is None and "no median is claimed" in half["reason"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 from support.programs import REPOSITORY, run_here
+from support.sweep_cases import write_sweep_json
 
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.run_folder import COMPLETE, FAILED, LAUNCHER
@@ -32,10 +33,10 @@ def write_sweep(root: Path) -> list[dict]:
     for variant, ranks in (("baseline", 1), ("ddp", 2)):
         for repeat in (1, 2):
             cell = {"name": f"{variant}_{ranks}", "variant": variant, "run_type": variant, "ranks": ranks, "seed": 1337}
-            cell |= {"batch_size": 8, "repeat": repeat, "folder": f"{variant}_{ranks}/run_{repeat}"}
+            cell |= {"folder": f"{variant}_{ranks}/run_{repeat}", "batch_size": 8}
             work = ["--run_type", variant, "--seed", "1337"]
             command = ["env", "python", "src/gpt2.py", *work, "--checkpoint_path", cell["folder"], "--overwrite"]
-            cells.append(cell | {"command": command, "status": "complete", "reason": None, "seconds": 4.0})
+            cells.append(cell | {"command": command})
             line = " ".join(["python", "../src/gpt2.py", *work, "--checkpoint_path", "elsewhere"])
             write_run(root / cell["folder"], ranks, training_config={"run_type": variant}, command_line=line)
     cells.append(
@@ -43,13 +44,8 @@ def write_sweep(root: Path) -> list[dict]:
         | {"name": "baseline_2", "ranks": 2, "folder": "baseline_2/run_1"}
         | {"status": "not applicable", "reason": "baseline is one process"}
     )
-    write_plan(root, cells)
+    write_sweep_json(root, cells)
     return cells
-
-
-def write_plan(root: Path, cells: list[dict], protocol: str = "strong") -> None:
-    plan = {"schema": 1, "protocol": protocol, "target_val_loss": None, "cells": cells}
-    (root / "sweep.json").write_text(json.dumps(plan))
 
 
 def verdict_of(root: Path, folder: str = "ddp_2/run_2", **options):
@@ -179,7 +175,7 @@ def test_data_parallel_in_one_process_counts_its_devices(tmp_path):
 def test_a_cell_that_is_not_complete_is_a_failure(tmp_path, status, expected):
     cells = write_sweep(tmp_path)
     cells[3] |= {"status": status, "reason": "exit code 1"}
-    write_plan(tmp_path, cells)
+    write_sweep_json(tmp_path, cells)
     verdict = verdict_of(tmp_path)
     assert verdict.status == expected and "exit code 1" in verdict.reasons[0] and verdict.is_failure
 
@@ -193,9 +189,9 @@ def test_a_cell_whose_folder_is_gone_is_a_failure(tmp_path):
 
 def test_in_weak_scaling_the_planned_batch_is_that_of_a_rank(tmp_path):
     cells = [cell | {"batch_size": 4} for cell in write_sweep(tmp_path) if cell["variant"] == "ddp"]
-    write_plan(tmp_path, cells, "weak")
+    write_sweep_json(tmp_path, cells, protocol="weak")
     assert not verdict_of(tmp_path).is_failure  # 2 ranks of 4 are the global batch of 8
-    write_plan(tmp_path, cells, "strong")
+    write_sweep_json(tmp_path, cells)
     assert {each.status for each in verify(tmp_path) if each.world_size == 2} == {"not_as_planned"}
 
 
@@ -203,7 +199,7 @@ def test_variants_of_one_run_type_in_each_others_folders_are_found(tmp_path):
     """Nothing but the command tells `ddp` from `ddp:bucket_cap_mb=5`."""
     cells = write_sweep(tmp_path)
     cells[3]["command"][-3:-3] = ["--bucket_cap_mb", "5"]
-    write_plan(tmp_path, cells)
+    write_sweep_json(tmp_path, cells)
     verdict = verdict_of(tmp_path)
     assert verdict.status == "not_as_planned" and "--bucket_cap_mb 5" in verdict.reasons[0]
     change(tmp_path / "ddp_2/run_2", lambda m: m.update(command_line='python "'))

@@ -301,7 +301,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, c
 WRONG_PLANS = [
     ({}, {"folder": 5}, "cells[0].folder is 5, it must be text"),
     ({}, {"variant": None}, "cells[0].variant is None, it must be text"),
-    ({}, {"batch_size": "8"}, "cells[0].batch_size is '8', it must be a whole number or null"),
+    ({}, {"batch_size": "8"}, "cells[0].batch_size is '8', it must be a whole number"),
     ({}, {"ranks": True}, "cells[0].ranks is True, it must be a whole number"),
     ({}, {"command": [1]}, "cells[0].command[0] is 1, it must be text"),
     ({"target_val_loss": "x"}, {}, "target_val_loss is 'x', it must be a number or null"),
@@ -314,7 +314,7 @@ def test_a_plan_of_other_types_is_refused_in_one_sentence(tmp_path, of_plan, of_
     plan = json.loads((folder / "sweep.json").read_text(encoding="utf-8")) | of_plan
     plan["cells"][0] |= of_cell
     (folder / "sweep.json").write_text(json.dumps(plan), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"sweep\.json is not the plan of a sweep") as caught:
+    with pytest.raises(ValueError, match=r"sweep\.json is not a sweep's file") as caught:
         audit([folder])
     assert words in str(caught.value) and "\n" not in str(caught.value)
 

@@ -21,6 +21,7 @@ from support.fuzz import content_of
 from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY
 from support.report_cases import load, run_metrics
+from support.sweep_cases import write_sweep_json
 
 from testbed import run_folder
 from testbed.analysis.charts.training import write_charts
@@ -109,12 +110,11 @@ def test_a_report_of_evil_runs_does_nothing(tmp_path):
         save(tmp_path / "runs" / folder, evil_metrics(number))
         save(tmp_path / "runs" / f"{folder}_whole", evil_metrics(number) | complete_again())
     cells = [
-        {"name": EVIL, "variant": EVIL, "run_type": EVIL, "ranks": 2, "batch_size": 8, "folder": "nowhere/run_1",
-         "command": [EVIL], "status": status, "reason": EVIL}
+        {"name": EVIL, "run_type": EVIL, "ranks": 2, "folder": "nowhere/run_1", "command": [EVIL], "status": status,
+         "reason": EVIL}
         for status in ("failed", "not applicable")
     ]  # fmt: skip
-    plan = {"schema": 1, "protocol": "strong", "target_val_loss": None, "cells": cells}
-    (tmp_path / "runs" / "sweep.json").write_text(json.dumps(plan))
+    write_sweep_json(tmp_path / "runs", cells)
     path = tmp_path / "report.html"
     write_html(load(tmp_path / "runs"), path)
     found = Page(path)
@@ -152,18 +152,10 @@ def test_names_in_a_file_do_not_choose_where_pictures_go(tmp_path):
 
 def test_a_plan_that_points_outside_is_only_looked_at(tmp_path):
     """sweep.json names folders; none of them is written to, wherever it lies."""
-    cell = {
-        "name": "x",
-        "variant": "ddp",
-        "ranks": 2,
-        "batch_size": 8,
-        "folder": "../../elsewhere",
-        "status": "complete",
-    }
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     save(tmp_path / "elsewhere", example_metrics(num_steps=3, warmup_steps=1))
-    (folder / "sweep.json").write_text(json.dumps({"schema": 1, "protocol": "strong", "cells": [cell]}))
+    write_sweep_json(folder, [{"ranks": 2, "folder": "../../elsewhere"}])
     before = content_of(tmp_path)
     verify(folder)
     assert content_of(tmp_path) == before

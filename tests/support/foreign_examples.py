@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from support.metrics_examples import example_metrics, merge, save
+from support.sweep_cases import write_sweep_json
 
 
 def timing_log(
@@ -167,13 +168,10 @@ def sweep(folder: Path, protocol: str = "strong", run_types: Sequence[str] = STR
                 name = f"{run_type}_{ranks}r_b{batch_size}"
                 for number, path in enumerate(arm(folder / name, repeats, **metrics), start=1):
                     cells.append(
-                        {"name": f"{name}_{number}", "variant": run_type, "run_type": run_type, "ranks": ranks,
-                         "batch_size": batch_size, "repeat": number, "seed": 1336 + number,
-                         "folder": str(path.relative_to(folder)), "command": [], "status": "complete", "reason": None,
-                         "seconds": 1.0}
+                        {"name": f"{name}_{number}", "run_type": run_type, "ranks": ranks, "batch_size": batch_size,
+                         "folder": str(path.relative_to(folder))}
                     )  # fmt: skip
-    plan = {"schema": 1, "protocol": protocol, "target_val_loss": None, "cells": cells}
-    _write(folder / "sweep.json", json.dumps(plan))
+    write_sweep_json(folder, cells, protocol=protocol)
     _write(folder / "scaling_report.json", json.dumps({"status": "mismatch_allowed", "runs": {}}))
     return folder
 

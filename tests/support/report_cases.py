@@ -1,13 +1,12 @@
 """Runs of known numbers and known noise, and their report as a browser would read it."""
 
-import copy
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 
 from support.metrics_examples import example_metrics, save
+from support.sweep_cases import write_sweep_json
 from testbed.analysis.document.markdown import text
 from testbed.analysis.document.model import Table, plain
 from testbed.analysis.report.build import report_of
@@ -144,20 +143,10 @@ def write_sweep(folder: Path, run_types=tuple(STEP_TIME_S), ranks=(1, 2), repeat
         name = f"{run_type}_{count}"
         for repeat in range(1, repeats + 1):
             save(folder / name / f"run_{repeat}", run_metrics(run_type, count, repeat))
-            cells.append(
-                {
-                    "name": name, "variant": run_type, "run_type": run_type, "ranks": count, "batch_size": 8,
-                    "repeat": repeat, "seed": repeat, "folder": f"{name}/run_{repeat}", "command": [],
-                    "status": "complete", "reason": None, "seconds": 9.0,
-                }
-            )  # fmt: skip
+            cells.append({"name": name, "run_type": run_type, "ranks": count, "folder": f"{name}/run_{repeat}"})
         if is_profiled:
             save(folder / "profiled" / name, run_metrics(run_type, count, 1, is_profiled=True))
-    plan = {
-        "schema": 1, "protocol": "strong", "target_val_loss": None, "command_line": "scripts/run_scaling_benchmarks.py",
-        "created_utc": "2026-01-01T12:00:00Z", "git_commit": "0" * 40, "cells": cells,
-    }  # fmt: skip
-    (folder / "sweep.json").write_text(json.dumps(copy.deepcopy(plan)), encoding="utf-8")
+    write_sweep_json(folder, cells)
     return folder
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from support.metrics_examples import example_metrics, save
 from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.report import scaling_report
+from testbed.sweep.plan import Cell
 
 NUMBERS = itertools.count()
 NOISE = (0.0, 0.011, -0.009, 0.004, -0.006)  # of five repeats
@@ -32,6 +33,21 @@ def write_arm(root: Path, run_type: str, ranks: int, tokens_per_s: float, *, n: 
         save(root / name / f"run_{number}", metrics_of(run_type, ranks, rate, **more))
         for number, rate in enumerate(rates, start=1)
     ]
+
+
+def rows_of_plan(root: Path) -> list[dict]:
+    """A row for each run below a folder of arms, as a sweep.json would have it."""
+    folders = [path.parent for path in sorted(root.rglob("training_metrics.json"))]
+    return [
+        {"name": folder.parent.name, "run_type": folder.parent.name.partition("_")[0],
+         "ranks": int(folder.parent.name[-1]), "folder": str(folder.relative_to(root))}
+        for folder in folders
+    ]  # fmt: skip
+
+
+def cell(variant: str) -> Cell:
+    """A cell of batch size 8, of which a report asks for nothing but its variant."""
+    return Cell(variant, variant, variant.partition(":")[0], 2, 8, 1, 1, "anywhere", [], False)
 
 
 def report_of(root: Path, protocol: str = "strong", **more) -> dict:

@@ -36,6 +36,7 @@ from testbed.errors import Failure, InputError, counted
 from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive
 from testbed.metrics.result_file import ResultFile
 from testbed.sweep.pairs import SIDES
+from testbed.sweep.state import FOLDERS_ABOVE_A_RUN
 
 REPEATS = (5, 10, 20)  # for which the detectable difference is given
 EFFECTS = (0.01, 0.02, 0.03, 0.05, 0.10)  # for which the repeats are given
@@ -286,9 +287,9 @@ def planning_noise(certificate: Mapping[str, Any]) -> float:
     return max(found.get("planning_noise", found["noise_below"]) for found in certificate["found"])
 
 
-def certificates_above(runs: Iterable[Path], levels: int) -> dict[Path, dict[str, Any]]:
+def certificates_above(runs: Iterable[Path]) -> dict[Path, dict[str, Any]]:
     """Return the certificate in or above the folder of each of these files, by its path. InputError names a file that
     is none."""
-    folders = {folder for run in runs for folder in list(run.absolute().parents)[:levels]}
+    folders = {folder for run in runs for folder in list(run.absolute().parents)[:FOLDERS_ABOVE_A_RUN]}
     paths = [path for folder in sorted(folders) if (path := folder / CERTIFICATE_FILE.name).is_file()]
     return {path: CERTIFICATE_FILE.read(path) for path in paths}

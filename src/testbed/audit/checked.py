@@ -9,10 +9,10 @@ from typing import Any
 
 from testbed.analysis.runs.load import METRICS_FILE
 from testbed.analysis.runs.search import files_of_runs
-from testbed.analysis.runs.sweep_file import SWEEP_FILE
 from testbed.audit.reported import Reported
 from testbed.audit.tables.columns import FORM, Grid
 from testbed.audit.tables.rules import num_checked
+from testbed.sweep.state import SWEEP_FILE
 
 QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
           "optimizer_steps", "micro_batch_size")  # fmt: skip

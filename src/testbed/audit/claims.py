@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.analysis.runs.arms import group_into_arms
-from testbed.analysis.runs.sweep_file import sweeps_above
 from testbed.audit.checked import Checked, checked_in
 from testbed.audit.comparison_rules import CLAIM_RULES
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
@@ -25,6 +24,7 @@ from testbed.audit.run_rules import METRICS_RULES
 from testbed.audit.tables.columns import FORM as TABLE
 from testbed.audit.tables.rules import TABLE_RULES
 from testbed.config.run_types import REFERENCE
+from testbed.sweep.state import sweeps_above
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
 
@@ -198,7 +198,7 @@ def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:
     """Return (protocol, batch of the cell) for each folder of a run in the sweeps above these runs."""
     sweeps = sweeps_above(item.path for item in items if item.run)
     return {
-        folder / cell["folder"]: (sweep["protocol"], (str(folder), cell["batch_size"]))
+        folder / cell.folder: (sweep.protocol, (str(folder), cell.batch_size))
         for folder, sweep in sweeps.items()
-        for cell in sweep["cells"]
+        for cell in sweep.cells
     }

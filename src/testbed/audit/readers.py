@@ -11,12 +11,12 @@ from pathlib import Path
 
 from testbed.analysis.runs.load import METRICS_FILE, load_run
 from testbed.analysis.runs.search import files_of_runs
-from testbed.analysis.runs.sweep_file import SWEEP_FILE
 from testbed.audit import curves, earlier, logs
 from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import SUFFIXES, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
+from testbed.sweep.state import SWEEP_FILE
 
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 _BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}

@@ -10,6 +10,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from testbed.config.check import check_run
 from testbed.config.compatibility import auto_compile_blocker
@@ -20,6 +23,7 @@ from testbed.config.settings import Plan, RunSettings
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, value_text
+from testbed.metrics.fields.types import Whole
 from testbed.sweep.request import SET_BY_SWEEP, Machine, Request, Variant, folder_name
 
 PENDING, RUNNING, COMPLETE, FAILED, NOT_APPLICABLE = "pending", "running", "complete", "failed", "not applicable"
@@ -47,11 +51,11 @@ class Cell:
     name: str
     variant: str
     run_type: str
-    ranks: int
-    batch_size: int
-    repeat: int
-    seed: int
-    folder: str
+    ranks: Whole
+    batch_size: Whole
+    repeat: Whole
+    seed: Whole
+    folder: Annotated[str, Meta(pattern=r"^[^\0]*$")]
     command: list[str]
     oversubscribed: bool
     status: str = PENDING

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
@@ -17,7 +17,8 @@ from testbed.distributed.launch import read_launch, usable_cores
 from testbed.errors import InputError
 from testbed.io import SOURCE
 
-PROTOCOLS = ("strong", "weak", "time_to_loss")
+Protocol = Literal["strong", "weak", "time_to_loss"]
+PROTOCOLS = get_args(Protocol)
 # Default flags of gpt2.py. No learning rate: each optimizer has its own default.
 DEFAULT_WORK = {
     "cpu": {"model": "nano", "seq_length": "128", "precision": "fp32"},
@@ -97,7 +98,7 @@ class Machine:
 class Request:
     """The request. `shared`: flags of gpt2.py that every run gets."""
 
-    protocol: str
+    protocol: Protocol
     variants: tuple[Variant, ...]
     ranks: tuple[int, ...]
     batch_sizes: tuple[int, ...]

@@ -10,7 +10,7 @@ import json
 import os
 import reprlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,26 @@ from typing import Any
 from testbed import typed_json
 from testbed.errors import InputError, counted
 from testbed.io import holding_together, now_utc, read_json, write_text
+from testbed.metrics.fields.types import Number
 from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
 from testbed.run_folder import METRICS
 from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, work_arguments
+from testbed.sweep.request import Protocol
 
 SWEEP_FILE = "sweep.json"
 SCHEMA = 1
+FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
 
 
 @dataclass
 class Sweep:
     """Content of sweep.json. `warmup_runs`: one row per deleted warm-up run."""
 
-    protocol: str
+    protocol: Protocol
     command_line: str
     git_commit: str
     cells: list[Cell]
-    target_val_loss: float | None = None
+    target_val_loss: Number | None = None
     created_utc: str = field(default_factory=now_utc)
     warmup_runs: list[dict[str, Any]] = field(default_factory=list)
     git_dirty: bool | None = None  # None: not known, as in files of before this field
@@ -57,7 +60,13 @@ def read_sweep(out_dir: Path) -> Sweep | None:
             raise InputError(f"its schema is {reprlib.repr(found)}, known is {SCHEMA}")
         return typed_json.check(content, Sweep, may_hold_more=True)
     except InputError as error:
-        raise InputError(f"{path} is not a sweep's file ({error}); give another --out_dir") from None
+        raise InputError(f"{path} is not a sweep's file ({error}); give another folder") from None
+
+
+def sweeps_above(runs: Iterable[Path]) -> dict[Path, Sweep]:
+    """Return the sweep above each of these metrics files, by its folder. InputError if a sweep.json cannot be read."""
+    folders = {folder for run in runs for folder in list(run.absolute().parents)[:FOLDERS_ABOVE_A_RUN]}
+    return {folder: sweep for folder in sorted(folders) if (sweep := read_sweep(folder))}
 
 
 def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:

@@ -19,6 +19,7 @@ from testbed.analysis.document.model import Block, Cell, Document, Section, Stat
 from testbed.analysis.document.words import Number, counted, gap
 from testbed.analysis.equivalence import DEFAULT_MARGIN, equality
 from testbed.analysis.runs.arms import Arm, arm_names, device_of
+from testbed.analysis.runs.comparability import Mismatch
 from testbed.analysis.statistics import median_interval
 
 _SCALE = {"s": (1e3, "ms", ",.2f"), "bytes": (2**-20, "MiB", ",.1f"), "tokens/s": (1, "tokens/s", ",.1f")}
@@ -108,7 +109,7 @@ def json_of(comparison: Comparison, margin: float = DEFAULT_MARGIN) -> dict[str,
         "planning_noise": ratio.planning_noise,
         "minimum_detectable_effect": ratio.minimum_detectable_effect,
         "repeats_to_detect": {f"{EFFECT_OF_INTEREST:.0%}": ratio.repeats_to_detect(EFFECT_OF_INTEREST)},
-        "mismatches": [vars(mismatch) for mismatch in comparison.mismatches],
+        "mismatches": [_mismatch_json(mismatch) for mismatch in comparison.mismatches],
         "settings_that_differ": list(comparison.settings),
         "quantities": [_quantity_json(quantity) for quantity in comparison.quantities],
         "losses": [
@@ -120,6 +121,11 @@ def json_of(comparison: Comparison, margin: float = DEFAULT_MARGIN) -> dict[str,
         "not_counted": [{"path": str(run.path), "reason": reason} for run, reason in comparison.not_counted],
         "warnings": list(comparison.warnings),
     }
+
+
+def _mismatch_json(mismatch: Mismatch) -> dict[str, Any]:
+    a, b = mismatch.in_words
+    return {"field": mismatch.field, "a": a, "b": b, "is_unknown": mismatch.is_unknown}
 
 
 def _quantity_json(quantity: Quantity) -> dict[str, Any]:

@@ -15,38 +15,19 @@ import numpy as np
 from testbed.analysis.comparison.confounders import other_explanations
 from testbed.analysis.runs.arms import Arm, arm_names, automatic_choices, configuration, without_copies
 from testbed.analysis.runs.comparability import (
+    Mismatch,
     differing_validation,
-    differing_work,
     instruments_in_words,
     loss_noise,
-    unlike_seeds,
+    mismatches,
 )
 from testbed.analysis.runs.load import Run
-from testbed.analysis.statistics import (
-    FASTER,
-    NOT_ENOUGH,
-    Ratio,
-    all_known,
-    compare,
-)
+from testbed.analysis.statistics import FASTER, NOT_ENOUGH, Ratio, all_known, compare
 from testbed.errors import InputError
 
 WORSE = "learns worse"
 VALIDATION = "Final validation loss"
 NO_CLAIM, NOT_COMPARED = "no claim", "not compared"
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """A field of equal work in which the arms differ, or which some file does not record (`is_unknown`)."""
-
-    field: str
-    a: str
-    b: str
-    is_unknown: bool
-
-    def __str__(self) -> str:
-        return f"{self.field.replace('_', ' ')} {self.a} against {self.b}"
 
 
 @dataclass(frozen=True)
@@ -150,7 +131,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None, allow_ins
         arm_a,
         arm_b,
         compare(*([run.tokens_per_s for run in runs if run.tokens_per_s is not None] for runs in (runs_a, runs_b))),
-        tuple(mismatches(arm_a, arm_b)),
+        tuple(mismatches(runs_a, runs_b)),
         tuple(_quantities(runs_a, runs_b)),
         tuple(losses_of(names, runs_a, runs_b)),
         tuple(_settings_that_differ(runs_a[0], runs_b[0])),
@@ -162,22 +143,6 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None, allow_ins
             if runs[0].instrumented
         ),
     )
-
-
-def mismatches(a: Arm, b: Arm) -> list[Mismatch]:
-    """Return where the work of two arms is unequal, or not known to be equal."""
-    found, same_seeds = [], not unlike_seeds(a.runs, b.runs)
-    for item in differing_work((*a.runs, *b.runs)):
-        if item.field == "seed" and same_seeds and None not in item.recorded:
-            continue
-        sides: tuple[dict[str, None], dict[str, None]] = ({}, {})  # each value once, in order
-        for number, value in zip(item.numbers, item.values, strict=True):
-            sides[number > len(a.runs)][value] = None
-        found.append(Mismatch(item.field, ", ".join(sides[0]), ", ".join(sides[1]), item.is_unknown_only))
-    meanings = [", ".join(sorted({run.tokens_per_s_meaning for run in arm.runs})) for arm in (a, b)]
-    if meanings[0] != meanings[1]:
-        found.append(Mismatch("throughput", f"'{meanings[0]}'", f"'{meanings[1]}'", False))
-    return found
 
 
 def _counted(

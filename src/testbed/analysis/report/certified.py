@@ -11,7 +11,6 @@ from testbed.analysis.certificate import REPEATS, certificates_above, doubts, ma
 from testbed.analysis.document.model import Block, Caution, Cell, Section, table_of
 from testbed.analysis.document.words import Number, times
 from testbed.analysis.runs.entries import Subject
-from testbed.analysis.runs.sweep_file import FOLDERS_ABOVE_A_RUN
 from testbed.analysis.statistics import noise_of
 
 SHOWN_EFFECTS = (0.01, 0.02, 0.05)
@@ -115,7 +114,7 @@ def cautions_on_noise(subject: Subject) -> list[Caution]:
 def _own(subject: Subject) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
     """Return the certificates above the runs, by name of the file: those of the runs' machines, and others."""
     machines = [machine_of(run) for run in subject.runs]
-    found = certificates_above((run.path for run in subject.runs), FOLDERS_ABOVE_A_RUN)
+    found = certificates_above(run.path for run in subject.runs)
     copies = {content["timestamp_utc"]: (path.name, content) for path, content in found.items()}  # one in each sweep
     own = [each for each in copies.values() if each[1]["machine"] in machines]
     return own, [each for each in copies.values() if each not in own]

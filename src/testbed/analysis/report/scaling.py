@@ -37,10 +37,10 @@ def studies(subject: Subject, target: float | None) -> list[ScalingStudy]:
     """Return a scaling report for each sweep, and one for the runs of none as strong scaling."""
     groups, taken = [], set()
     for out_dir, sweep in subject.sweeps.items():
-        folders = {out_dir / cell["folder"]: cell for cell in sweep["cells"]}
+        folders = {out_dir / cell.folder: cell for cell in sweep.cells}
         runs = [run for run in subject.runs if run.path.absolute().parent in folders]
         cells = {run.path.parent: folders[run.path.absolute().parent] for run in runs}
-        groups.append((sweep["protocol"], runs, cells, sweep.get("target_val_loss") if target is None else target))
+        groups.append((sweep.protocol, runs, cells, sweep.target_val_loss if target is None else target))
         taken |= set(runs)
     rest = [run for entry in subject.measured for run in entry.measured_runs if run not in taken]
     found = []

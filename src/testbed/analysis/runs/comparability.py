@@ -3,15 +3,16 @@
 import itertools
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from testbed.analysis.document.words import joined, ranges
-from testbed.analysis.runs.arms import rank_count
+from testbed.analysis.runs.arms import DEVICE_FIELDS, hardware_of, rank_count
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.work import TASK_FIELDS, VALIDATION_FIELDS, WORK_FIELDS
 from testbed.analysis.statistics import all_known
@@ -41,7 +42,7 @@ class Difference:
 
     @property
     def values(self) -> tuple[str, ...]:
-        return tuple(UNKNOWN if value is None else _text(value) for value in self.recorded)
+        return tuple(map(_text, self.recorded))
 
     @property
     def is_unknown_only(self) -> bool:
@@ -67,10 +68,62 @@ def differing_work(runs: Sequence[Run], protocol: str = "strong") -> list[Differ
     return [*work, *unlike_skips(runs), *compiler_with_strategy(runs)]
 
 
-def unlike_seeds(a: Sequence[Run], b: Sequence[Run]) -> bool:
-    """Return whether two arms drew seeds of their own. Repeats may have different ones, but both arms from one list."""
-    of_a, of_b = ({run.work.get("seed") for run in runs} for runs in (a, b))
-    return not (of_a <= of_b or of_b <= of_a)
+@dataclass(frozen=True)
+class Mismatch:
+    """A field in which two arms differ, or which some file does not record.
+
+    `a` and `b` have each value of the arm's runs once, in their order; None: not recorded.
+    """
+
+    field: str
+    a: tuple[Any, ...]
+    b: tuple[Any, ...]
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether nothing contradicts: some file lacks the field, and the rest agree."""
+        return len({_text(value) for value in (*self.a, *self.b) if value is not None}) <= 1
+
+    @property
+    def in_words(self) -> tuple[str, str]:
+        return ", ".join(map(_text, self.a)), ", ".join(map(_text, self.b))
+
+    def __str__(self) -> str:
+        return f"{self.field.replace('_', ' ')} {' against '.join(self.in_words)}"
+
+
+def mismatches(
+    a: Sequence[Run], b: Sequence[Run], protocol: str = "strong", *, on_devices: bool = False
+) -> list[Mismatch]:
+    """Return where the work of two arms is unequal, or not known to be equal. `protocol` as in `differing_work`.
+
+    Repeats may have different seeds if both arms drew them from one list.
+
+    Args:
+        on_devices: the devices, and what slowed the runs down, must be equal too.
+    """
+    runs = (*a, *b)
+    found = differing_work(runs, protocol)
+    seeds, others = ({run.work.get("seed") for run in side} for side in (a, b))
+    if None not in seeds | others and (seeds <= others or others <= seeds):
+        found = [item for item in found if item.field != "seed"]
+    also: dict[str, Callable[[Run], Any]] = {"throughput is": lambda run: run.tokens_per_s_meaning}
+    if on_devices:
+        also |= {f"hardware.{name}": partial(hardware_of, name=name) for name in DEVICE_FIELDS}
+        also[INSTRUMENTS] = instruments_in_words
+    everyone = tuple(range(1, len(runs) + 1))
+    for name, read in also.items():
+        values = tuple(map(read, runs))
+        if len(set(values)) > 1 or (name == INSTRUMENTS and any(run.instrumented for run in runs)):
+            found.append(Difference(name, values, everyone))
+    return [_between(item, len(a)) for item in found]
+
+
+def _between(item: Difference, num_a: int) -> Mismatch:
+    sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for number, value in zip(item.numbers, item.recorded, strict=True):
+        sides[number > num_a].setdefault(_text(value), value)
+    return Mismatch(item.field, *(tuple(side.values()) for side in sides))
 
 
 def unlike_skips(runs: Sequence[Run]) -> list[Difference]:
@@ -245,6 +298,8 @@ def _differences(
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
         return value[:8]  # eight digits of a hash tell two files apart on a picture
     return value_text(value)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from testbed.analysis.runs.arms import (
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.one_peak import on_one_peak
-from testbed.analysis.runs.sweep_file import sweeps_above
 from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
+from testbed.sweep.state import Sweep, sweeps_above
 
 LONGEST_TITLE_IN_A_NAME = 30
 
@@ -92,7 +91,7 @@ class Subject:
 
     entries: tuple[Entry, ...]
     workloads: tuple[Workload, ...]
-    sweeps: dict[Path, dict[str, Any]] = field(default_factory=dict)  # out_dir -> its sweep.json
+    sweeps: dict[Path, Sweep] = field(default_factory=dict)  # by out_dir
 
     @property
     def runs(self) -> list[Run]:
@@ -107,12 +106,12 @@ class Subject:
 
     @property
     def protocols(self) -> list[str]:
-        return sorted({sweep["protocol"] for sweep in self.sweeps.values() if sweep.get("protocol")})
+        return sorted({sweep.protocol for sweep in self.sweeps.values()})
 
     @property
     def target_loss(self) -> float | None:
         """Return the loss that the sweep aimed at; None without one, or where sweeps differ."""
-        targets = {sweep.get("target_val_loss") for sweep in self.sweeps.values()} - {None}
+        targets = {sweep.target_val_loss for sweep in self.sweeps.values()} - {None}
         return targets.pop() if len(targets) == 1 else None
 
 

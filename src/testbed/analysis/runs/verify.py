@@ -14,15 +14,15 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from testbed.analysis.runs.load import METRICS_FILE
 from testbed.analysis.runs.search import files_of_runs
-from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_text
 from testbed.metrics.file import metrics_version, read_metrics
 from testbed.run_folder import COMPLETE, FAILED, LAUNCHER, PREEMPTED
+from testbed.sweep.plan import Cell, work_arguments
+from testbed.sweep.state import SWEEP_FILE, read_sweep
 
 LOG = "train.log"
 OK, NOT_APPLICABLE = "ok", "not_applicable"
@@ -61,10 +61,10 @@ def verify(directory: Path, metrics_only: bool = False) -> list[RunCheck]:
     if not directory.is_dir():
         raise InputError(f"--dir {directory} {not_a_folder(directory)}; give the folder of a sweep or of runs")
     sweeps = [path.parent for path in sorted(directory.rglob(SWEEP_FILE))]
-    planned: dict[Path, tuple[dict, str]] = {}
+    planned: dict[Path, tuple[Cell, str]] = {}
     for root in sweeps:
-        sweep = read_sweep(root)
-        planned |= {root / cell["folder"]: (cell, sweep["protocol"]) for cell in sweep["cells"]}
+        if sweep := read_sweep(root):
+            planned |= {root / cell.folder: (cell, sweep.protocol) for cell in sweep.cells}
     marks = (METRICS_FILE, COMPLETE, FAILED, PREEMPTED, LAUNCHER, *(() if metrics_only else (LOG,)))
     folders = {path.parent for name in marks for path in files_of_runs(directory, name)} | set(planned)
     if not folders:
@@ -88,14 +88,14 @@ def as_tsv(checks: Sequence[RunCheck]) -> str:
 
 
 def _check(
-    folder: Path, cell: dict | None, protocol: str | None, metrics_only: bool, seen: dict[tuple, Path]
+    folder: Path, cell: Cell | None, protocol: str | None, metrics_only: bool, seen: dict[tuple, Path]
 ) -> RunCheck:
     """Check one run. `seen` has the folder of every run so far by what no second run has; this one is added."""
-    planned = None if cell is None else cell["ranks"]
-    if cell is not None and cell["status"] != "complete":
-        status = {"not applicable": NOT_APPLICABLE, "failed": "failed"}.get(cell["status"], "missing_run")
-        said = f": {cell['reason']}" if cell.get("reason") else ""
-        return RunCheck(folder, status, None, planned, (f"the sweep says {cell['status']}{said}",))
+    planned = None if cell is None else cell.ranks
+    if cell is not None and cell.status != "complete":
+        status = {"not applicable": NOT_APPLICABLE, "failed": "failed"}.get(cell.status, "missing_run")
+        said = f": {cell.reason}" if cell.reason else ""
+        return RunCheck(folder, status, None, planned, (f"the sweep says {cell.status}{said}",))
     if not (folder / METRICS_FILE).exists():
         reason = f"no {METRICS_FILE}" + ("" if cell is None else ", and the sweep says complete")
         return RunCheck(folder, "missing_metrics", None, planned, (reason,))
@@ -235,22 +235,20 @@ def _throughput_faults(metrics: dict) -> Iterator[Fault]:
         yield "inconsistent_throughput", f"timing.num_measured_steps is not the {len(measured)} measured rows"
 
 
-def _plan_faults(metrics: dict, cell: dict, protocol: str | None) -> Iterator[Fault]:
+def _plan_faults(metrics: dict, cell: Cell, protocol: str | None) -> Iterator[Fault]:
     """Compare the run with its cell in sweep.json."""
     config, hardware = metrics.get("training_config", {}), metrics.get("hardware", {})
     ranks = hardware.get("num_devices") or hardware.get("world_size")  # dp drives all devices from one process
-    if ranks != cell["ranks"]:
-        yield "world_size_mismatch", f"{ranks} devices, the plan has {cell['ranks']} ranks"
-    expected: dict[str, Any] = {"run_type": cell.get("run_type"), "seed": cell.get("seed")}
-    if cell["batch_size"] is not None:
-        expected["global_batch_size"] = cell["batch_size"] * (cell["ranks"] if protocol == "weak" else 1)
-    for name, value in expected.items():
-        if value is not None and config.get(name) != value:
+    if ranks != cell.ranks:
+        yield "world_size_mismatch", f"{ranks} devices, the plan has {cell.ranks} ranks"
+    batch = cell.batch_size * (cell.ranks if protocol == "weak" else 1)
+    for name, value in (("run_type", cell.run_type), ("seed", cell.seed), ("global_batch_size", batch)):
+        if config.get(name) != value:
             yield "not_as_planned", f"{name} is {config.get(name)}, the plan has {value}"
-    asked, done = _work_arguments(cell.get("command") or []), _words_of(metrics.get("command_line"))
+    asked, done = _work_arguments(cell.command), _words_of(metrics.get("command_line"))
     if asked is not None and asked != _work_arguments(done):
         yield "not_as_planned", f"it ran {shlex.join(done) or 'an unknown command'}, the plan has {shlex.join(asked)}"
-    is_meant_to_be = cell.get("profiled") or "skip_gradient_sync" in cell["variant"]
+    is_meant_to_be = cell.profiled or "skip_gradient_sync" in cell.variant
     if metrics.get("instrumented") and not is_meant_to_be:
         yield "instrumented", "a run of the plan was slowed down by a profiler or a debug switch"
 
@@ -264,14 +262,10 @@ def _words_of(command_line: str | None) -> list[str]:
 
 def _work_arguments(command: Sequence[str]) -> list[str] | None:
     """Return the flags of gpt2.py in a command but for those that say where to; None: it does not call gpt2.py."""
-    program = next((place for place, word in enumerate(command) if Path(word).name == "gpt2.py"), None)
-    if program is None:
+    try:
+        return [word for word in work_arguments(command) if word != "--overwrite"]
+    except InputError:
         return None
-    words = [word for word in command[program + 1 :] if word != "--overwrite"]
-    if "--checkpoint_path" in words:
-        place = words.index("--checkpoint_path")
-        del words[place : place + 2]
-    return words
 
 
 def _same(first: float, second: float) -> bool:

@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import json
 import re
+import statistics as plain_statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from testbed.analysis.comparison.confounders import differing_choices
+from testbed.analysis.comparison.two_arms import VALIDATION, losses_of
+from testbed.analysis.runs.attributed import attribution_of
+from testbed.analysis.runs.comparability import INSTRUMENTS, Mismatch, mismatches
 from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.runs.one_peak import on_one_peak
-from testbed.analysis.runs.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
-from testbed.analysis.scaling.rows import arm_row, mean, relative_path, stdev
-from testbed.analysis.scaling.strategies import ALLOWED, ScalingArm, rank_count, reference_of, sort_into_arms
-from testbed.analysis.statistics import MIN_REPEATS
+from testbed.analysis.scaling.strategies import (
+    ALLOWED,
+    ScalingArm,
+    rank_count,
+    reference_note,
+    reference_of,
+    sort_into_arms,
+)
+from testbed.analysis.scaling.time_to_loss import finite, interval_of, time_to_loss_of_arm
+from testbed.analysis.statistics import MIN_REPEATS, compare
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, write_text
+from testbed.sweep.plan import COMPLETE, Cell
+from testbed.sweep.request import PROTOCOLS
+from testbed.sweep.state import SWEEP_FILE, Sweep, read_sweep
 
 REPORT_FILE = "scaling_report.json"
 SCHEMA = 2  # 2: names for readers beside the variants of a sweep
@@ -51,23 +64,29 @@ def report_on_directory(
     out_dir = Path(out_dir)
     if fault := not_a_folder(out_dir):
         raise InputError(f"{out_dir} {fault}; give the folder of a sweep")
-    folder = _sweep_folder(out_dir)
-    sweep = read_sweep(folder)
-    planned = sweep.get("protocol")
-    if protocol and planned and protocol != planned:
+    folder, sweep = _sweep_of(out_dir)
+    if sweep and protocol not in (None, sweep.protocol):
         raise InputError(
-            f"--protocol {protocol}, but {folder / SWEEP_FILE} planned {planned}: protocols are never mixed; "
+            f"--protocol {protocol}, but {folder / SWEEP_FILE} planned {sweep.protocol}: protocols are never mixed; "
             "leave --protocol out"
         )
     paths = find_runs(out_dir)
     if not paths:
         raise InputError(f"{out_dir} holds no training_metrics.json at any depth; give the folder of a sweep")
-    cells = _cells_below(out_dir, folder, sweep)
-    runs, left_out = _load(paths, cells)
+    cells = _cells_below(out_dir, folder, sweep) if sweep else {}
+    runs, left_out = [], {}
+    for path in paths:
+        try:
+            runs.append(load_run(path))
+        except ValueError as error:
+            left_out[path] = str(error)
+    for place, cell in cells.items():
+        if cell.status != COMPLETE:
+            left_out[place] = f"the sweep says {cell.status}" + (f": {cell.reason}" if cell.reason else "")
     return scaling_report(
-        runs,
-        protocol or planned or "strong",
-        target=sweep.get("target_val_loss") if target is None else target,
+        on_one_peak(runs)[0],
+        protocol or (sweep.protocol if sweep else "strong"),
+        target=sweep.target_val_loss if sweep and target is None else target,
         cells=cells,
         allow_mismatch=allow_mismatch,
         directory=out_dir,
@@ -75,43 +94,25 @@ def report_on_directory(
     )
 
 
-def _sweep_folder(out_dir: Path) -> Path:
-    """Return the folder whose sweep.json speaks of the runs below `out_dir`; `out_dir` itself where there is none."""
-    if (out_dir / SWEEP_FILE).exists():
-        return out_dir
+def _sweep_of(out_dir: Path) -> tuple[Path, Sweep | None]:
+    """Return the sweep that planned the runs below `out_dir`, with its folder."""
+    if sweep := read_sweep(out_dir):
+        return out_dir, sweep
     for folder in out_dir.resolve().parents[:2]:  # a plan lies beside its cells, whose folders hold those of runs
-        if (folder / SWEEP_FILE).exists() and _cells_below(out_dir, folder, read_sweep(folder)):
-            return folder
-    below = sorted(path.parent for path in out_dir.rglob(SWEEP_FILE))
+        if (sweep := read_sweep(folder)) and _cells_below(out_dir, folder, sweep):
+            return folder, sweep
+    below = {path.parent: read_sweep(path.parent) for path in sorted(out_dir.rglob(SWEEP_FILE))}
     if len(below) > 1:
-        told = ", ".join(f"{folder.relative_to(out_dir)} ({read_sweep(folder)['protocol']})" for folder in below)
+        told = ", ".join(f"{folder.relative_to(out_dir)} ({each.protocol})" for folder, each in below.items() if each)
         raise InputError(f"--dir {out_dir} holds {len(below)} sweeps, which are never pooled: {told}; give one of them")
-    return below[0] if below else out_dir
+    return next(iter(below.items()), (out_dir, None))
 
 
-def _cells_below(out_dir: Path, folder: Path, sweep: Mapping[str, Any]) -> dict[Path, dict]:
+def _cells_below(out_dir: Path, folder: Path, sweep: Sweep) -> dict[Path, Cell]:
     """Return the cells of the sweep in `folder` whose runs lie below `out_dir`, by the folder of the run."""
-    root, places = out_dir.resolve(), {}
-    for cell in sweep.get("cells", []):
-        place = (folder / cell["folder"]).resolve()
-        if place.is_relative_to(root):
-            places[out_dir / place.relative_to(root)] = cell
-    return places
-
-
-def _load(paths: Sequence[Path], cells: Mapping[Path, dict]) -> tuple[list[Run], list[dict]]:
-    """Return the runs, and {path, reason} for files that cannot be read and for cells of the plan without a run."""
-    runs, left_out = [], []
-    for path in paths:
-        try:
-            runs.append(load_run(path))
-        except ValueError as error:
-            left_out.append({"path": str(path), "reason": str(error)})
-    for folder, cell in cells.items():
-        if cell["status"] != "complete":
-            said = f": {cell['reason']}" if cell.get("reason") else ""
-            left_out.append({"path": str(folder), "reason": f"the sweep says {cell['status']}{said}"})
-    return on_one_peak(runs)[0], left_out
+    root = out_dir.resolve()
+    places = {(folder / cell.folder).resolve(): cell for cell in sweep.cells}
+    return {out_dir / place.relative_to(root): cell for place, cell in places.items() if place.is_relative_to(root)}
 
 
 def report_on_files(
@@ -129,10 +130,7 @@ def report_on_files(
             recorded = "does not record its number of ranks" if found is None else f"was run on {found}"
             raise InputError(f"--gpu{ranks} {path} {recorded}; give the file of a run on {ranks}")
         runs.append(run)
-    # They are one series because the user says so, compared at the first one's batch; folders need not say anything.
-    at = runs[0].work.get("global_batch_size")
-    cells = {run.path.parent: {"variant": "files given", "compared_at": at} for run in runs}
-    return scaling_report(runs, protocol or "strong", target=target, cells=cells, allow_mismatch=allow_mismatch)
+    return scaling_report(runs, protocol or "strong", target=target, allow_mismatch=allow_mismatch, is_one_series=True)
 
 
 def read_report_file(path: Path) -> dict[str, Any]:
@@ -149,10 +147,11 @@ def scaling_report(
     protocol: str,
     *,
     target: float | None = None,
-    cells: Mapping[Path, dict] | None = None,
+    cells: Mapping[Path, Cell] | None = None,
+    is_one_series: bool = False,
     allow_mismatch: bool = False,
     directory: Path | None = None,
-    left_out: Sequence[dict] = (),
+    left_out: Mapping[Path, str] | None = None,
 ) -> dict[str, Any]:
     """Return speed-up and efficiency of every strategy, batch size and number of ranks, as scaling_report.json has it.
 
@@ -161,22 +160,23 @@ def scaling_report(
         protocol: "strong", "weak" or "time_to_loss".
         target: validation loss; needed by time_to_loss, an addition elsewhere.
         cells: folder of a run -> its cell of sweep.json; without it the settings tell strategies apart.
+        is_one_series: all runs are of one strategy, whatever their settings.
         allow_mismatch: give speed-ups between unequal work too, under the status mismatch_allowed, and count
             instrumented runs of configurations that have no others.
         directory: paths in the report are relative to it.
-        left_out: {path, reason} of what did not become one of `runs`.
+        left_out: why a path did not become one of `runs`.
     """
     if protocol not in PROTOCOLS:
         raise InputError(f"--protocol {protocol} is none of {', '.join(PROTOCOLS)}")
     if protocol == "time_to_loss" and target is None:
         raise InputError("--protocol time_to_loss needs --target_val_loss LOSS, the loss that time is measured to")
-    arms, unfit = sort_into_arms(runs, protocol, cells, allow_instrumented=allow_mismatch)
-    left_out = [*left_out, *unfit]
+    arms, unfit = sort_into_arms(runs, protocol, cells or {}, is_one_series, allow_instrumented=allow_mismatch)
+    not_shown = {**(left_out or {}), **{run.path: reason for run, reason in unfit.items()}}
     if not arms:
-        reasons = Counter(item["reason"] for item in left_out)
+        reasons = Counter(not_shown.values())
         counted = "; ".join(f"{number} x {reason}" for reason, number in reasons.items())
         raise InputError(f"none of the runs can enter a scaling report: {counted}")
-    rows = [arm_row(arm, arms, protocol, target, allow_mismatch, directory) for arm in arms]
+    rows = [_arm_row(arm, arms, protocol, target, allow_mismatch, directory) for arm in arms]
     strategies = _strategies(rows, protocol)
     found = [
         {**{key: row[key] for key in ("name", "strategy", "batch_size", "ranks")}, **item}
@@ -199,8 +199,8 @@ def scaling_report(
         "mismatches": found,
         "strategies": strategies,
         "arms": rows,
-        "left_out": [{**item, "path": relative_path(Path(item["path"]), directory)} for item in left_out],
-        "warnings": [*_warnings(arms, rows, cells or {}), *_about_instrumented(unfit)],
+        "left_out": [{"path": _relative(path, directory), "reason": reason} for path, reason in not_shown.items()],
+        "warnings": [*_warnings(arms, rows, cells or {}), *_about_instrumented(unfit.values())],
     }
 
 
@@ -265,11 +265,17 @@ def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[d
     """
     pairs = list(zip(arms, rows, strict=True))
     first = next((arm for arm in arms if arm.ranks > 1), arms[0])
-    members = [(a, row) for a, row in pairs if (a.strategy, a.series) == (first.strategy, first.series)]
     reference = reference_of(first, arms)
+    members = [
+        (arm, row)
+        for arm, row in pairs
+        if arm.strategy == first.strategy
+        and (arm.batch_size == first.batch_size or (reference is not None and reference_of(arm, arms) is reference))
+    ]
     if reference is not None:
         members = [pair for pair in pairs if pair[0] is reference] + [pair for pair in members if pair[0].ranks > 1]
-    members.sort(key=lambda pair: (pair[0].ranks, pair[0].stray_of is None))  # the last of a number of ranks stays
+    # the last of a number of ranks stays
+    members.sort(key=lambda pair: (pair[0].ranks, pair[0].batch_size == first.batch_size))
     shape = {}
     for arm, row in members:
         throughput, epochs = row["tokens_per_s"]["values"], row["epoch_wall_time_s"]["values"]
@@ -277,10 +283,10 @@ def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[d
             "metrics_paths": row["metrics_paths"],
             "strategy": arm.strategy,
             "n": row["n"],
-            "mean_tokens_per_sec_global": mean(throughput),
-            "stdev_tokens_per_sec_global": stdev(throughput),
-            "mean_epoch_wall_time_sec": mean(epochs),
-            "stdev_epoch_wall_time_sec": stdev(epochs),
+            "mean_tokens_per_sec_global": _mean(throughput),
+            "stdev_tokens_per_sec_global": _stdev(throughput),
+            "mean_epoch_wall_time_sec": _mean(epochs),
+            "stdev_epoch_wall_time_sec": _stdev(epochs),
             "speedup_vs_1gpu": row["speedup"] and row["speedup"]["ratio"],
             "scaling_efficiency": row["efficiency"] and row["efficiency"]["ratio"],
         }
@@ -288,15 +294,15 @@ def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[d
     return {"runs_are_of": about, "runs": shape}, members[0][0].runs[0]
 
 
-def _about_instrumented(left_out: Sequence[dict]) -> list[str]:
-    alone = sum(item["reason"].endswith(ALLOWED) for item in left_out)
+def _about_instrumented(reasons: Iterable[str]) -> list[str]:
+    alone = sum(reason.endswith(ALLOWED) for reason in reasons)
     runs = "1 run is" if alone == 1 else f"{alone} runs are"
     return [f"{runs} left out, instrumented and alone in a configuration; {ALLOWED}"] if alone else []
 
 
-def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[Path, dict]) -> list[str]:
+def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[Path, Cell]) -> list[str]:
     found = []
-    if crowded := sorted({cell["name"] for cell in cells.values() if cell.get("oversubscribed")}):
+    if crowded := sorted({cell.name for cell in cells.values() if cell.oversubscribed}):
         found.append(f"more threads than cores, so the times say nothing about the strategy: {', '.join(crowded)}")
     if few := sorted({row["n"] for row in rows if row["n"] < MIN_REPEATS}):
         found.append(f"fewer than {MIN_REPEATS} repeats in some arms (n = {', '.join(map(str, few))}): no claim")
@@ -319,3 +325,160 @@ def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[P
         if row["loss_note"]:
             found.append(f"{place}: {row['loss_note']}")
     return found
+
+
+def _arm_row(
+    arm: ScalingArm,
+    arms: Sequence[ScalingArm],
+    protocol: str,
+    target: float | None,
+    allow_mismatch: bool,
+    directory: Path | None,
+) -> dict[str, Any]:
+    reference = reference_of(arm, arms)
+    # Without an arm at one rank there is no speed-up, but unequal work is still to be told: against the first arm.
+    compared = reference or next(other for other in arms if other.batch_size == arm.batch_size)
+    unequal = mismatches(arm.runs, compared.runs, protocol, on_devices=True)
+    found = [entry for item in unequal for entry in _mismatch_entries(item)]
+    reached = None if target is None else time_to_loss_of_arm(arm.runs, target, arm.failed)
+    row: dict[str, Any] = {
+        "name": arm.name,
+        "strategy": arm.strategy,
+        "strategy_name": arm.label,
+        "batch_size": arm.batch_size,
+        "batch_size_is": "per rank" if protocol == "weak" else "global",
+        "ranks": arm.ranks,
+        "n": len(arm.runs),
+        "metrics_paths": [_relative(run.path, directory) for run in arm.runs],
+        "run_ids": [run.run_id for run in arm.runs],
+        "git_commits": sorted({str(run.git_commit) for run in arm.runs}),
+        "seeds": [run.work.get("seed") for run in arm.runs],
+        "global_batch_size": arm.runs[0].work.get("global_batch_size"),
+        "tokens_per_s": interval_of([run.tokens_per_s for run in arm.runs]),
+        "step_time_s": interval_of([run.step_time_median_s for run in arm.runs]),
+        "step_time_p95_s": interval_of([run.step_time_p95_s for run in arm.runs]),
+        "training_time_s": interval_of([run.training_time_s for run in arm.runs]),
+        "wall_time_s": interval_of([run.record.get("summary", {}).get("total_wall_time_sec") for run in arm.runs]),
+        "epoch_wall_time_s": interval_of([_mean_epoch_wall_time_s(run) for run in arm.runs]),
+        "peak_memory_bytes": interval_of([run.peak_memory_bytes for run in arm.runs]),
+        "memory_is": arm.runs[0].memory_meaning,
+        "mfu": interval_of([run.mfu for run in arm.runs]),
+        "final_train_loss": interval_of([run.final_train_loss for run in arm.runs]),
+        "final_val_loss": interval_of([run.final_validation_loss for run in arm.runs]),
+        "time_to_loss": reached,
+        "attribution": _mean_attribution(arm.instrumented),
+        "utilization": _mean_utilization(arm),
+        "mismatches": found,
+    }
+    return row | _speed_up(arm, reference, protocol, target, bool(found) and not allow_mismatch)
+
+
+def _mismatch_entries(item: Mismatch) -> list[dict[str, Any]]:
+    """Return one entry for each value of the arm that is not the reference's; the seeds are one value."""
+    if item.field == "seed" and not item.is_unknown:
+        return [{"field": "seed", "baseline": sorted(item.b), "mismatch": sorted(item.a)}]
+    return [
+        {"field": item.field, "baseline": item.b[0], "mismatch": value}
+        for value in item.a
+        if value is None or value != item.b[0] or item.field == INSTRUMENTS
+    ]
+
+
+def _speed_up(
+    arm: ScalingArm, reference: ScalingArm | None, protocol: str, target: float | None, refused: bool
+) -> dict[str, Any]:
+    """Return speed-up and efficiency against the reference with 95 % intervals and verdict, or why there is none."""
+    none: dict[str, Any] = dict.fromkeys(("speedup", "efficiency", "verdict", "minimum_detectable_effect"))
+    none |= dict.fromkeys(("reference", "reference_strategy", "reference_note", "reason", "loss_note"))
+    if reference is None:
+        return none | {"reason": "no run at one rank, neither of baseline nor of the same strategy"}
+    is_same = reference.strategy == arm.strategy
+    none["reference"] = reference.name + (" (the same strategy)" if is_same and reference is not arm else "")
+    none["reference_strategy"] = reference.strategy
+    none["reference_note"] = reference_note(arm, reference)
+    if refused:
+        return none | {"reason": "unequal work, see mismatches"}
+    if protocol == "time_to_loss":
+        numbers, reason = _times_to_loss(arm, reference, target)
+        if reason:
+            return none | {"reason": reason}
+    else:
+        numbers = [[rate for run in each.runs if (rate := run.tokens_per_s) is not None] for each in (arm, reference)]
+    speed_up = {"ratio": 1.0, "low": None, "high": None}
+    if arm is not reference:
+        ratio = compare(*numbers)
+        speed_up = {name: finite(getattr(ratio, name)) for name in ("ratio", "low", "high")}
+        none["verdict"] = ratio.verdict
+        none["minimum_detectable_effect"] = finite(ratio.minimum_detectable_effect)
+    efficiency = {name: None if value is None else value / arm.ranks for name, value in speed_up.items()}
+    return none | {"speedup": speed_up, "efficiency": efficiency, "loss_note": _loss_note(arm, reference, protocol)}
+
+
+def _times_to_loss(
+    arm: ScalingArm, reference: ScalingArm, target: float | None
+) -> tuple[list[list[float]], str | None]:
+    """Return seconds to the target, the reference's first: less time is a larger ratio. Or why there are none."""
+    assert target is not None  # the protocol has one
+    found = [time_to_loss_of_arm(each.runs, target, each.failed) for each in (reference, arm)]
+    for each, times in zip((reference, arm), found, strict=True):
+        if times["num_never_reached"] or len(times["train_time_s"]["values"]) < len(each.runs):
+            what = times["reason"] or "a run does not record its training time at the target"
+            return [], f"{each.name}: {what}"
+        if times["num_upper_bounds"]:
+            return [], f"{each.name}: the first validation was already at the target"
+    return [times["train_time_s"]["values"] for times in found], None
+
+
+def _loss_note(arm: ScalingArm, reference: ScalingArm, protocol: str) -> str | None:
+    """Return in what the losses are unequal, since a faster run that learns worse is not faster; None: in nothing."""
+    if arm is reference or protocol != "strong":  # weak scaling trains on more tokens, time to loss ends at one loss
+        return None
+    if any(run.final_validation_loss is None for run in (*arm.runs, *reference.runs)):
+        return "a run has no validation loss: that both learned equally is not shown"
+    found = {each.name: each for each in losses_of((arm.name, reference.name), arm.runs, reference.runs)}
+    if VALIDATION not in found:
+        return "validation losses are over different data or token counts and do not compare"
+    losses = found[VALIDATION]
+    size = f"{losses.difference:+.4f}, more than {losses.noise:.4f} ({losses.noise_source})"
+    return f"median final validation loss differs by {size}" if losses.is_unequal else None
+
+
+def _relative(path: Path, directory: Path | None) -> str:
+    return str(path.relative_to(directory) if directory and path.is_relative_to(directory) else path)
+
+
+def _mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return the mean optimizer step over ranks and profiled steps, in seconds; None: not measured."""
+    kept = [found for run in runs if (found := attribution_of(run.record))]
+    steps = [step for found in kept for per_rank in found["per_rank"] for step in per_rank["steps"]]
+    if not steps:
+        return None
+    names = [name for name in steps[0] if name != "step"]
+    source = sorted({found["source"] for found in kept})
+    columns = {name: [step[name] for step in steps] for name in names}
+    means = {name: None if None in values else _mean(values) for name, values in columns.items()}
+    return means | {"n_steps": len(steps), "source": source}
+
+
+def _mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
+    """Return the mean over ranks and runs of the sampled utilization in percent; None: not sampled."""
+    measured = [run.record["utilization"] for run in arm.runs if run.record.get("utilization")]
+    sampled = measured or [run.record["utilization"] for run in arm.instrumented if run.record.get("utilization")]
+    rows = [row for each in sampled for row in each["per_rank"]]
+    if not rows:
+        return None
+    names = ("cpu_percent_mean", "gpu_percent_mean")
+    return {name: _mean([row[name] for row in rows if row[name] is not None]) for name in names}
+
+
+def _mean_epoch_wall_time_s(run: Run) -> float | None:
+    times = [epoch.get("epoch_wall_time_sec") for epoch in run.record.get("epochs", [])]
+    return None if None in times else _mean(times)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return plain_statistics.fmean(values) if values else None
+
+
+def _stdev(values: Sequence[float]) -> float | None:
+    return plain_statistics.stdev(values) if len(values) > 1 else None

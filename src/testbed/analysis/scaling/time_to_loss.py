@@ -10,14 +10,18 @@ first crossing counts: a loss that rises above the target again afterwards does 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from testbed.analysis.document import markdown
+from testbed.analysis.document.model import Document, Section, Table, Text
+from testbed.analysis.document.words import BRACKETS, Number
+from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Point, Run
+from testbed.analysis.statistics import median_interval
 from testbed.errors import InputError
 
 
@@ -69,7 +73,7 @@ def time_to_loss_of_arm(runs: Sequence[Run], target: float, failed: Sequence[Run
 
     A run that never reached the target is censored: it would have taken longer, by an unknown amount. It ranks above
     every other, so the median is known as soon as more than half of the runs reached the target, and is None before.
-    An interval and a spread would need the missing values: with censored runs they are None.
+    An interval would need the missing values: with censored runs it is None.
 
     Of the `failed` runs of the configuration those that had not reached the target count among the censored ones,
     whether they validated or not: without them, an arm would be judged by the runs that survived.
@@ -98,7 +102,7 @@ def time_to_loss_of_arm(runs: Sequence[Run], target: float, failed: Sequence[Run
         "num_seeds": len(seeds),
         "reason": reason,
         **{
-            name: _summary([getattr(item, name) for item in reached], num_never)
+            name: interval_of([getattr(item, name) for item in reached], num_never)
             for name in ("train_time_s", "elapsed_s", "tokens", "step")
         },
     }
@@ -119,17 +123,108 @@ def _tokens_per_step(run: Run) -> int | None:
     return None if batch is None or length is None else batch * length
 
 
-def _summary(values: Sequence[float | None], num_never: int) -> dict[str, Any]:
-    """Return median, 95 % interval and spread over seeds; `num_never` further runs lie above them all."""
-    from testbed.analysis.statistics import median_interval
+def interval_of(values: Sequence[float | None], num_never: int = 0) -> dict[str, Any]:
+    """Return the values of an arm's runs, one of each, with their median and its 95 % interval.
 
+    The interval is None below 5 runs, and all is None where a run lacks the value. `num_never` further runs lie above
+    them all: then there is no interval, and no median where they are as many as the others.
+    """
     known = [value for value in values if value is not None]
-    summary: dict[str, Any] = dict.fromkeys(("median", "low", "high", "smallest", "largest", "stdev"))
-    if len(known) < len(values) or len(known) <= num_never:
-        return {**summary, "values": known}
-    summary["median"] = float(np.median([*known, *[math.inf] * num_never]))
-    if not num_never:
-        summary["smallest"], summary["largest"] = min(known), max(known)
-        summary["stdev"] = statistics.stdev(known) if len(known) > 1 else None
-        _, summary["low"], summary["high"] = median_interval(known)
-    return {**summary, "values": known}
+    median = low = high = None
+    if known and len(known) == len(values) and len(known) > num_never:
+        median = float(np.median([*known, *[math.inf] * num_never]))
+        _, low, high = (None, None, None) if num_never else median_interval(known)
+    return {"median": median, "low": finite(low), "high": finite(high), "values": known}
+
+
+def finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+# How much sooner one arm is where another one ends, seed by seed. A target that is alike for all seeds is one that the
+# unluckiest reference run just reaches, and the others pass on the way; what a recipe saves against "train to the end"
+# is told only by each run's own last loss.
+
+
+@dataclass(frozen=True)
+class SeedPair:
+    """Two runs of one seed: where the reference ended, and when the other was there; None: never."""
+
+    seed: int
+    ended: Point
+    reached: TimeToLoss | None
+
+    @property
+    def share_of_steps(self) -> float | None:
+        """Steps that the other needed, as a share of the reference's; of tokens too, as their steps hold as many."""
+        if self.reached is None:
+            return None
+        assert self.reached.step is not None and self.ended.step is not None
+        return self.reached.step / self.ended.step
+
+    @property
+    def share_of_time(self) -> float | None:
+        """The same of the sums of step times, so that dearer steps count."""
+        if self.reached is None:
+            return None
+        assert self.reached.train_time_s is not None and self.ended.train_time_s is not None
+        return self.reached.train_time_s / self.ended.train_time_s
+
+
+def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedPair]:
+    """Return one pair per seed, in the order of the seeds.
+
+    Raises:
+        InputError: one sentence: a side lacks a seed or has it twice, a run did not validate, or the runs of a pair do
+            not learn the same task in steps of as many tokens.
+    """
+    by_seed: list[dict[Any, Run]] = [{run.work.get("seed"): run for run in side} for side in (runs, references)]
+    if any(len(found) != len(side) or None in found for found, side in zip(by_seed, (runs, references), strict=True)):
+        raise InputError("a seed stands twice on one side, or is not recorded; each seed makes one pair")
+    if by_seed[0].keys() != by_seed[1].keys():
+        raise InputError(
+            f"the sides have other seeds, {sorted(by_seed[0])} and {sorted(by_seed[1])}; give runs of the same ones"
+        )
+    return [_pair(seed, by_seed[0][seed], by_seed[1][seed]) for seed in sorted(by_seed[0])]
+
+
+def _pair(seed: int, run: Run, reference: Run) -> SeedPair:
+    pair = (run, reference)
+    batch = [item for item in differing_work(pair) if item.field == "global_batch_size"]
+    if unequal := [*differing_work(pair, "time_to_loss"), *batch]:
+        words = "; ".join(f"{item.field} ({' and '.join(item.values)})" for item in unequal)
+        raise InputError(f"{run.path} and {reference.path} differ in {words}")
+    for each in (run, reference):
+        if not each.validation_losses or None in (
+            each.validation_losses[-1].step,
+            each.validation_losses[-1].train_time_s,
+        ):
+            raise InputError(f"{each.path} records no validation loss with its step and time (--eval_every STEPS)")
+    ended = reference.validation_losses[-1]
+    return SeedPair(seed, ended, time_to_loss(run, ended.loss))
+
+
+def final_loss_table(pairs: Sequence[SeedPair], name: str, reference: str) -> str:
+    """Return Markdown: a row per seed, and the medians of the shares with 95 % intervals where every run got there."""
+    header = ["seed", f"{reference} ends at", "after steps", f"{name} is there after"]
+    header += ["share of the tokens", "share of the time"]
+    rows = []
+    for pair in pairs:
+        row = [str(pair.seed), f"{pair.ended.loss:.4f}", f"{pair.ended.step:,.0f}"]
+        found = ["never", "", ""]
+        if pair.reached is not None:
+            at_most = "at most " if pair.reached.is_upper_bound else ""  # nobody looked before
+            found = [f"{pair.reached.step:,.0f}", f"{pair.share_of_steps:.3f}", f"{pair.share_of_time:.3f}"]
+            found = [at_most + text for text in found]
+        rows.append(row + found)
+    if any(pair.reached is None for pair in pairs):
+        outcome: Text = f"{name} did not get there in every run, so no median is claimed."
+    else:
+        of_steps = [pair.share_of_steps for pair in pairs if pair.share_of_steps is not None]
+        of_time = [pair.share_of_time for pair in pairs if pair.share_of_time is not None]
+        tokens, time = (
+            Number(median, ".3f", low, high, interval=BRACKETS)
+            for median, low, high in (median_interval(of_steps), median_interval(of_time))
+        )
+        outcome = f"Median over {len(pairs)} seeds: ", tokens, " of the tokens, ", time, " of the time."
+    return markdown.text(Document(sections=[Section(blocks=[Table(header, rows)])], notes=[[outcome]]))
