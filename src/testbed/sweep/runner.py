@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import fcntl
@@ -24,7 +25,7 @@ from testbed.run_folder import PREEMPTED as PREEMPTED_MARK
 from testbed.run_folder import TOKENIZER, WEIGHTS
 from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell, oversubscription
 from testbed.sweep.request import Machine
-from testbed.sweep.state import Sweep, is_run_of, metrics_of
+from testbed.sweep.state import Sweep, is_run_of, metrics_of, take_over
 
 LOG = "train.log"
 LOCK = ".sweep.lock"
@@ -196,6 +197,34 @@ class Runner:
     def _time_left(self) -> str:
         left_s = seconds_left(self.sweep.cells, self.settings, self.machine)
         return f"about {in_words(left_s)} left" if left_s else "nothing left"
+
+
+def make_runs(
+    sweep: Sweep, arguments: argparse.Namespace, machine: Machine, settings: dict[str, RunSettings]
+) -> int | None:
+    """Make the runs of a sweep that are not finished.
+
+    Args:
+        arguments: out_dir, warmup_runs, run_timeout_s and yes; allow_mismatch and keep_weights where the program has
+            them.
+
+    Returns:
+        The program's exit code where it did not come to the last run, else None.
+
+    Raises:
+        InputError: the folder holds another sweep, or the cells have more threads than cores.
+        Failure: a file of the runs cannot be written.
+    """
+    out_dir = arguments.out_dir
+    if not agree_to_oversubscribe(sweep.cells, machine, arguments.yes):
+        return 2
+    with resumable_runs(out_dir) as stop, only_sweep_in(out_dir) as lock:
+        say(take_over(sweep, out_dir, getattr(arguments, "allow_mismatch", False)), flush=True)
+        sweep.write(out_dir)
+        runner = Runner(sweep, out_dir, machine, settings, stop, lock, arguments.run_timeout_s)
+        runner.keeps_weights = getattr(arguments, "keep_weights", False)
+        runner.run_all(arguments.warmup_runs)
+    return stop.exit_code
 
 
 def agree_to_oversubscribe(cells: Sequence[Cell], machine: Machine, is_agreed: bool) -> bool:
