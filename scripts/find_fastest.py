@@ -48,9 +48,8 @@ OF_A_SHORT_RUN = (
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
     from testbed.distributed.processes import Stop
-    from testbed.sweep.field import Field
+    from testbed.sweep.field import Field, Prediction
     from testbed.sweep.plan import Cell
-    from testbed.sweep.prediction import Prediction
     from testbed.sweep.race import Race
     from testbed.sweep.race_runs import Fresh, Starts
     from testbed.sweep.request import Request
@@ -90,8 +89,7 @@ def main() -> int:
     from testbed.analysis.certificate import CERTIFICATE_FILE, save_certificate, this_machine
     from testbed.analysis.power import certificate_here
     from testbed.planner.automatic import constants_here
-    from testbed.sweep.field import OVER, field_of, prune
-    from testbed.sweep.prediction import predictions_of
+    from testbed.sweep.field import OVER, field_of, predictions_of, prune
     from testbed.sweep.race import Race
     from testbed.sweep.race_runs import check_budget
     from testbed.sweep.request import facts_of_machine, parse_names

@@ -113,10 +113,9 @@ def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     from testbed.analysis.certificate import CERTIFICATE_FILE, save_certificate, this_machine
     from testbed.analysis.power import certificate_here
-    from testbed.sweep.listing import plan_lines
     from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
-    from testbed.sweep.runner import make_runs
+    from testbed.sweep.runner import make_runs, plan_lines
     from testbed.sweep.state import Sweep
 
     check_typed(arguments)

@@ -61,11 +61,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.sweep.listing import plan_lines
-    from testbed.sweep.pairs import cells_of_pairs
-    from testbed.sweep.plan import FAILED, check_cells, compile_alike
+    from testbed.sweep.plan import FAILED, cells_of_pairs, check_cells, compile_alike
     from testbed.sweep.request import facts_of_machine
-    from testbed.sweep.runner import make_runs
+    from testbed.sweep.runner import make_runs, plan_lines
     from testbed.sweep.state import Sweep, shortfalls
 
     facts = facts_of_machine()

@@ -10,8 +10,7 @@ from support.sweep_cases import finish, request
 
 from testbed.analysis.certificate import read_certificate
 from testbed.analysis.statistics import detectable_effect, repeats_needed
-from testbed.sweep.pairs import cells_of_pairs
-from testbed.sweep.plan import NOT_APPLICABLE, PENDING, check_cells, plan
+from testbed.sweep.plan import NOT_APPLICABLE, PENDING, cells_of_pairs, check_cells, plan
 from testbed.sweep.state import Sweep, read_sweep
 
 PROGRAM, SWEEP_PROGRAM = "scripts/more/certify_machine.py", "scripts/run_scaling_benchmarks.py"

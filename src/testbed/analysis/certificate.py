@@ -37,7 +37,7 @@ from testbed.distributed.launch import usable_cores
 from testbed.errors import Failure, InputError, counted
 from testbed.io import result_head, write_text
 from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive
-from testbed.sweep.pairs import SIDES
+from testbed.sweep.plan import SIDES
 
 CERTIFICATE_FILE, SCHEMA_VERSION = "machine_certificate.json", "1.0"
 REPEATS = (5, 10, 20)  # for which the detectable difference is given
