@@ -19,7 +19,6 @@ Exit code: 0 there is a verdict, 1 there is none, 2 what was typed cannot be run
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,14 +27,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
-from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import duration, not_negative, percentage, positive
+from testbed.config.flag_types import duration, percentage
 from testbed.config.run_types import STRATEGIES
-from testbed.config.sweep_flags import add_certificate, check_folder_and_timeout, parse_before_dashes, relative
+from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parse_before_dashes, parser_of, relative
 from testbed.errors import Failure, InputError, counted, say
 from testbed.program import program, recorded_command
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 CHOICE, FRESH = "choice.json", "fresh"
 OF_A_SHORT_RUN = (
     "max_train_steps",
@@ -51,9 +48,8 @@ OF_A_SHORT_RUN = (
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
     from testbed.distributed.processes import Stop
-    from testbed.sweep.field import Field
+    from testbed.sweep.field import Field, Prediction
     from testbed.sweep.plan import Cell
-    from testbed.sweep.prediction import Prediction
     from testbed.sweep.race import Race
     from testbed.sweep.race_runs import Fresh, Starts
     from testbed.sweep.request import Request
@@ -61,34 +57,26 @@ if TYPE_CHECKING:
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     """Return the program's own flags as `own`, and what follows `--` as `passed_on`."""
-    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--ranks", metavar="LIST", help="numbers of ranks (default: 1, and as many as there are devices or cores)")
     add("--budget", type=duration, default=900.0, metavar="TIME", help="time for all runs: 90s, 15m, 2h (default: 15m)")
-    add("--run_types", default=",".join(STRATEGIES), metavar="LIST",
-        help="run types, with flags as in scripts/run_scaling_benchmarks.py (default: all)")  # fmt: skip
-    add("--over", metavar="LIST",
-        help="what else may vary, one flag at a time: micro_batch, compile, zero_stage, bucket, recompute, schedule "
-        "(default: nothing)")  # fmt: skip
-    add("--equivalent", type=percentage, default=0.02, metavar="PERCENT",
-        help="difference that does not matter (default: 2%%)")  # fmt: skip
-    add("--calibration", type=Path, metavar="FILE.json",
-        help="what scripts/plan.py --calibrate measured (default: checkpoint/calibration.json, if there)")  # fmt: skip
-    add("--batch_size", type=positive, default=32, metavar="N",
-        help="sequences per optimizer step of all ranks (default: %(default)s)")  # fmt: skip
-    add("--steps", type=positive, metavar="N", help="optimizer steps of a run (default on CPU / CUDA: 30 / 100)")
-    add("--seq_length", type=positive, metavar="TOKENS", help="(default on CPU / CUDA: 128 / 1024)")
-    add("--dataset_mode", choices=["small", "full"], help="train_small.bin or train.bin (default: small)")
-    add("--deepspeed_config", metavar="FILE.json", help="of every run (default: gpt2.py's)")
-    add("--seed", type=not_negative, default=42, metavar="N", help="of every run (default: %(default)s)")
-    add("--out_dir", type=Path, default=Path("checkpoint/fastest"), metavar="DIR", help="(default: %(default)s)")
-    add("--warmup_runs", type=not_negative, default=1, metavar="N",
-        help="unmeasured runs before the first (default: %(default)s)")  # fmt: skip
-    add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
-    add_certificate(add)
+    text = "run types, with flags as in scripts/run_scaling_benchmarks.py (default: all)"
+    add("--run_types", default=",".join(STRATEGIES), metavar="LIST", help=text)
+    text = (
+        "what else may vary, one flag at a time: micro_batch, compile, zero_stage, bucket, recompute, schedule "
+        "(default: nothing)"
+    )
+    add("--over", metavar="LIST", help=text)
+    text = "difference that does not matter (default: 2%%)"
+    add("--equivalent", type=percentage, default=0.02, metavar="PERCENT", help=text)
+    text = "what scripts/plan.py --calibrate measured (default: checkpoint/calibration.json, if there)"
+    add("--calibration", type=Path, metavar="FILE.json", help=text)
+    add_flags(parser, "batch_size", "steps", "seq_length", "dataset_mode", "deepspeed_config", "seed")
+    add_flags(parser, "out_dir", default=Path("checkpoint/fastest"))
+    add_flags(parser, "warmup_runs", "run_timeout_s", "certificate")
     add("--allow_mismatch", action="store_true", help="go on with runs that another commit made")
-    add("--dry_run", action="store_true", help="print the field and an estimate of the time; write nothing")
-    add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
+    add_flags(parser, "dry_run", "yes")
     arguments = parse_before_dashes(parser, words)
     arguments.out_dir = relative(arguments.out_dir)
     check_folder_and_timeout(arguments, "the race")
@@ -98,11 +86,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.analysis.certificate import CERTIFICATE_FILE, this_machine
+    from testbed.analysis.certificate import CERTIFICATE_FILE, save_certificate, this_machine
     from testbed.analysis.power import certificate_here
     from testbed.planner.automatic import constants_here
-    from testbed.sweep.field import OVER, field_of, prune
-    from testbed.sweep.prediction import predictions_of
+    from testbed.sweep.field import OVER, field_of, predictions_of, prune
     from testbed.sweep.race import Race
     from testbed.sweep.race_runs import check_budget
     from testbed.sweep.request import facts_of_machine, parse_names
@@ -131,7 +118,7 @@ def main() -> int:
     with resumable_runs(arguments.out_dir) as stop:
         fresh = make_runs(arguments, request, field, race, facts, stop)
         if certificate is not None:  # it travels with the results
-            CERTIFICATE_FILE.write(arguments.out_dir / CERTIFICATE_FILE.name, certificate[1])
+            save_certificate(arguments.out_dir / CERTIFICATE_FILE, certificate[1])
     if stop.exit_code is not None:
         return stop.exit_code
     conclude(arguments, request, field, race, fresh, predictions, facts["commit"])
@@ -140,26 +127,11 @@ def main() -> int:
 
 def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
     """Return the request for the race's runs. InputError for what cannot be run here."""
-    from testbed.sweep.request import Request, machine_for, parse_numbers, parse_variants, shared_arguments
+    from testbed.sweep.request import machine_for, parse_numbers, request_for
 
-    given = {name: getattr(arguments, name) for name in ("steps", "seq_length", "dataset_mode")} | {"epochs": None}
-    config = arguments.deepspeed_config
-    given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
-    shared_arguments("strong", "cpu", given, arguments.passed_on)  # says what is wrong after --
     machine = machine_for(facts["devices"], arguments.passed_on)
-    devices = len(machine.cuda_devices) or max(1, machine.num_cores // (machine.threads_per_rank or 1))
-    return Request(
-        protocol="strong",
-        variants=parse_variants(arguments.run_types),
-        ranks=parse_numbers(arguments.ranks, "--ranks") if arguments.ranks else tuple(sorted({1, devices})),
-        batch_sizes=(arguments.batch_size,),
-        repeats=1,
-        seed=arguments.seed,
-        shared=shared_arguments("strong", machine.kind, given, arguments.passed_on),
-        machine=machine,
-        folder=str(arguments.out_dir),
-        program=os.path.relpath(REPOSITORY / "src" / "gpt2.py"),
-    )
+    ranks = parse_numbers(arguments.ranks, "--ranks") if arguments.ranks else tuple(sorted({1, machine.most_ranks}))
+    return request_for(arguments, machine, ranks=ranks)
 
 
 def show_field(

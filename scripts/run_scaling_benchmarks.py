@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -30,34 +29,23 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
-from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.config.sweep_flags import add_certificate, check_folder_and_timeout, parse_before_dashes, relative
+from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parse_before_dashes, parser_of, relative
 from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_RUNS = 10_000  # of one configuration
 
 if TYPE_CHECKING:
-    from testbed.distributed.processes import Stop
     from testbed.sweep.plan import Cell
-    from testbed.sweep.request import Machine, Request
+    from testbed.sweep.request import Request
     from testbed.sweep.state import Sweep
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     """Return the sweep's own flags as `own`, and what follows `--` as `passed_on`."""
-    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    _add_arms(parser.add_argument_group("what is compared (lists are separated by commas)"))
-    _add_work(parser.add_argument_group("work of each run"))
-    _add_execution(parser.add_argument_group("how it runs"))
-    arguments = parse_before_dashes(parser, words)
-    arguments.out_dir = relative(arguments.out_dir or Path("checkpoint") / "scaling" / arguments.protocol)
-    return arguments
-
-
-def _add_arms(group: argparse._ArgumentGroup) -> None:
+    parser = parser_of(__doc__)
+    group = parser.add_argument_group("what is compared (lists are separated by commas)")
     add = group.add_argument
     add(
         "--run_types",
@@ -90,55 +78,20 @@ def _add_arms(group: argparse._ArgumentGroup) -> None:
     )
     add("--target_val_loss", type=float, metavar="NATS", help="with --protocol time_to_loss: validation loss to reach")
 
+    group = parser.add_argument_group("work of each run")
+    text = "optimizer steps (default on CPU / CUDA: 30 / 100; time_to_loss: 120 / 1000)"
+    add_flags(group, "steps", help=text)
+    text = "passes over the data; with --steps, whichever ends first (default: 100 with --steps)"
+    group.add_argument("--epochs", type=positive, metavar="N", help=text)
+    add_flags(group, "seq_length", "dataset_mode", "deepspeed_config")
+    add_flags(group, "seed", help="of all runs; with time_to_loss of the first repeat (default: %(default)s)")
+    text = "allow unequal work, and runs of another commit in one sweep"
+    group.add_argument("--allow_mismatch", action="store_true", help=text)
 
-def _add_work(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--steps",
-        type=positive,
-        metavar="N",
-        help="optimizer steps (default on CPU / CUDA: 30 / 100; time_to_loss: 120 / 1000)",
-    )
-    add(
-        "--epochs",
-        type=positive,
-        metavar="N",
-        help="passes over the data; with --steps, whichever ends first (default: 100 with --steps)",
-    )
-    add(
-        "--seq_length",
-        "--seq_len",
-        type=positive,
-        metavar="TOKENS",
-        help="tokens per sequence (default on CPU / CUDA: 128 / 1024)",
-    )
-    add(
-        "--seed",
-        type=not_negative,
-        default=42,
-        metavar="N",
-        help="of all runs; with time_to_loss of the first repeat (default: %(default)s)",
-    )
-    add(
-        "--dataset_mode",
-        choices=["small", "full"],
-        help="train_small.bin and val_small.bin, or train.bin and val.bin (default: small)",
-    )
-    add("--deepspeed_config", metavar="FILE.json", help="of every run, so that all do its work (default: gpt2.py's)")
-    add("--allow_mismatch", action="store_true", help="allow unequal work, and runs of another commit in one sweep")
-
-
-def _add_execution(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--out_dir", type=Path, metavar="DIR", help="folder of the sweep (default: checkpoint/scaling/<protocol>)")
-    add(
-        "--warmup_runs",
-        type=not_negative,
-        default=1,
-        metavar="N",
-        help="unmeasured runs before the first, to warm caches (default: %(default)s)",
-    )
-    add(
+    group = parser.add_argument_group("how it runs")
+    add_flags(group, "out_dir", help="folder of the sweep (default: checkpoint/scaling/<protocol>)")
+    add_flags(group, "warmup_runs")
+    group.add_argument(
         "--profile_runs",
         type=not_negative,
         default=0,
@@ -146,26 +99,23 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
         help="also N runs of each with --profile, for communication, compute and idle time but never throughput "
         "(default: %(default)s)",
     )
-    add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
-    add("--keep_weights", action="store_true", help="keep each run's model.safetensors and config.json")
-    add_certificate(add)
-    add(
-        "--dry_run",
-        action="store_true",
-        help="print what would run, an estimate of the time, and which differences the repeats can show; write nothing",
-    )
-    add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
+    text = "keep each run's model.safetensors and config.json"
+    group.add_argument("--keep_weights", action="store_true", help=text)
+    text = "print what would run, an estimate of the time, and which differences the repeats can show; write nothing"
+    add_flags(group, "run_timeout_s", "certificate", "yes", "dry_run", help=text)
+    arguments = parse_before_dashes(parser, words)
+    arguments.out_dir = relative(arguments.out_dir or Path("checkpoint") / "scaling" / arguments.protocol)
+    return arguments
 
 
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.analysis.certificate import CERTIFICATE_FILE, this_machine
+    from testbed.analysis.certificate import CERTIFICATE_FILE, save_certificate, this_machine
     from testbed.analysis.power import certificate_here
-    from testbed.sweep.listing import plan_lines
     from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
-    from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
+    from testbed.sweep.runner import make_runs, plan_lines
     from testbed.sweep.state import Sweep
 
     check_typed(arguments)
@@ -183,14 +133,11 @@ def main() -> int:
         say("\n".join(plan_lines(sweep, arguments.out_dir, settings, request.machine, arguments.allow_mismatch)))
         print_power(request, sweep, settings, certificate, arguments.out_dir)
         return 0
-    if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
-        return 2
-    with resumable_runs(arguments.out_dir) as stop:
-        make_runs(arguments, request.machine, sweep, settings, stop)
-        if certificate is not None:  # it travels with the results
-            CERTIFICATE_FILE.write(arguments.out_dir / CERTIFICATE_FILE.name, certificate[1])
-    if stop.exit_code is not None:
-        return stop.exit_code
+    code = make_runs(sweep, arguments, request.machine, settings)
+    if certificate is not None and code != 2:  # it travels with the results
+        save_certificate(arguments.out_dir / CERTIFICATE_FILE, certificate[1])
+    if code is not None:
+        return code
     report(cells, arguments.out_dir)
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 
@@ -214,43 +161,28 @@ def check_typed(arguments: argparse.Namespace) -> None:
 
 
 def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
-    from testbed.sweep.request import (
-        DEFAULT_BATCH_SIZE,
-        Request,
-        machine_for,
-        parse_numbers,
-        parse_variants,
-        shared_arguments,
-    )
+    """Return the request for the sweep's runs. InputError for what cannot be run here."""
+    from testbed.sweep.request import DEFAULT_BATCH_SIZE, machine_for, parse_numbers, request_for
 
-    given = {name: getattr(arguments, name) for name in ("steps", "epochs", "seq_length", "dataset_mode")}
-    config = arguments.deepspeed_config
-    given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
-    shared_arguments(arguments.protocol, "cpu", given, arguments.passed_on)  # says what is wrong after --
     machine = machine_for(facts["devices"], arguments.passed_on)
     devices = machine.cuda_devices
     if arguments.gpus or arguments.ranks:
         ranks = parse_numbers(arguments.gpus or arguments.ranks, "--gpus" if arguments.gpus else "--ranks")
     else:
-        most = len(devices) or machine.num_cores // (machine.threads_per_rank or 1)
-        ranks = tuple(number for number in (1, 2, 4) if number <= max(1, most))
+        ranks = tuple(number for number in (1, 2, 4) if number <= machine.most_ranks)
     if arguments.gpus and max(ranks) > len(devices):
         raise InputError(
             f"--gpus {arguments.gpus} needs {max(ranks)} CUDA devices, but PyTorch sees {len(devices)} here; use "
             "--ranks for CPU cores"
         )
     default_batch = str(DEFAULT_BATCH_SIZE[arguments.protocol])
-    return Request(
+    return request_for(
+        arguments,
+        machine,
         protocol=arguments.protocol,
-        variants=parse_variants(arguments.run_types),
         ranks=ranks,
         batch_sizes=parse_numbers(arguments.batch_sizes or default_batch, "--batch_sizes"),
         repeats=arguments.repeats,
-        seed=arguments.seed,
-        shared=shared_arguments(arguments.protocol, machine.kind, given, arguments.passed_on),
-        machine=machine,
-        folder=str(arguments.out_dir),
-        program=os.path.relpath(REPOSITORY / "src" / "gpt2.py"),
         target_val_loss=arguments.target_val_loss,
         profile_runs=arguments.profile_runs,
     )
@@ -279,28 +211,6 @@ def print_power(
     seconds = seconds_left([*finished, *once], settings, request.machine)
     for line in power_lines(known_noise(arms, certificate), request.repeats, seconds):
         say(f"# {line}")
-
-
-def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, settings: dict, stop: Stop) -> None:
-    """Make the runs that are not finished, until a signal comes."""
-    from testbed.sweep.runner import Runner, only_sweep_in
-    from testbed.sweep.state import take_over
-
-    out_dir = arguments.out_dir
-    with only_sweep_in(out_dir) as lock:
-        say(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
-        sweep.write(out_dir)
-        runner = Runner(
-            sweep=sweep,
-            out_dir=out_dir,
-            machine=machine,
-            settings=settings,
-            stop=stop,
-            lock=lock,
-            timeout_s=arguments.run_timeout_s,
-            keeps_weights=arguments.keep_weights,
-        )
-        runner.run_all(arguments.warmup_runs)
 
 
 def report(cells: list[Cell], out_dir: Path) -> None:

@@ -80,13 +80,13 @@ def sweep() -> str:
 
 
 def certificate() -> str:
-    from testbed.analysis.certificate import CERTIFICATE_FILE
+    from testbed.analysis.certificate import CERTIFICATE_FILE, read_certificate
     from testbed.analysis.document import markdown
     from testbed.analysis.document.model import Document, Section
     from testbed.analysis.report.certified import blocks
 
-    content = CERTIFICATE_FILE.read(RESULTS / "certificate")
-    return markdown.text(Document(sections=[Section(blocks=blocks(content, CERTIFICATE_FILE.name))]))
+    content = read_certificate(RESULTS / "certificate")
+    return markdown.text(Document(sections=[Section(blocks=blocks(content, CERTIFICATE_FILE))]))
 
 
 def metrics_fields() -> str:

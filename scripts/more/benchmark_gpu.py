@@ -29,9 +29,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
-from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.config.sweep_flags import check_folder_and_timeout
+from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parser_of
 from testbed.errors import InputError, say
 from testbed.experiments.gpu_paths import Row, compare, rows, why_left_out, with_what_they_need
 from testbed.io import write_text
@@ -44,19 +43,15 @@ HEADINGS = ("run", "ranks", "tokens/s", "MFU", "memory (GiB)", "compared with", 
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = FlagParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )  # fmt: skip
-    place = Path("checkpoint/benchmark_gpu")
-    parser.add_argument("--out_dir", type=Path, default=place, metavar="DIR", help="(default: %(default)s)")
+    parser = parser_of(__doc__)
+    add_flags(parser, "out_dir", default=Path("checkpoint/benchmark_gpu"))
     text = "make the runs whose names match, and those that they are compared with (default: all)"
     parser.add_argument("--only", metavar="REGEX", default="", help=text)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="(default: %(default)s)")
     text = "CUDA devices to use (default: those that PyTorch finds; with --dry_run on a machine without any: 1)"
     parser.add_argument("--gpus", type=positive, metavar="N", help=text)
-    text = "end a run that takes longer (default: %(default)s)"
-    parser.add_argument("--run_timeout_s", type=float, default=3600, metavar="SECONDS", help=text)
-    parser.add_argument("--dry_run", action="store_true", help="print what would run and run nothing")
+    add_flags(parser, "run_timeout_s", default=3600, help="end a run that takes longer (default: %(default)s)")
+    add_flags(parser, "dry_run", help="print what would run and run nothing")
     return parser.parse_args()
 
 

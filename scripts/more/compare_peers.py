@@ -27,10 +27,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.check import check_run
-from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.config.flags import parse_command_line
-from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_dashes, relative
+from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parse_before_dashes, parser_of, relative
 from testbed.distributed.launch import Launch, usable_cores
 from testbed.errors import InputError, say
 from testbed.program import program
@@ -42,20 +41,16 @@ SHARED = "--run_type baseline --save_at_end off --sample_tokens 0 --max_val_step
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = FlagParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )  # fmt: skip
+    parser = parser_of(__doc__)
     text = "other trainers, separated by commas (default: %(default)s)"
     parser.add_argument("--peers", default="transformers,transformers-loop", metavar="LIST", help=text)
     text = "rounds; fewer than 5 make no claim (default: %(default)s)"
     parser.add_argument("--repeats", type=positive, default=5, metavar="N", help=text)
     text = "CPU threads of every run (default: the usable cores)"
     parser.add_argument("--threads", type=positive, default=usable_cores(), metavar="N", help=text)
-    place = Path("checkpoint/peers")
-    parser.add_argument("--out_dir", type=Path, default=place, metavar="DIR", help="(default: %(default)s)")
-    text = "end a run that takes longer (default: %(default)s)"
-    parser.add_argument("--run_timeout_s", type=float, default=7200, metavar="SECONDS", help=text)
-    parser.add_argument("--dry_run", action="store_true", help="print what would run and run nothing")
+    add_flags(parser, "out_dir", default=Path("checkpoint/peers"))
+    add_flags(parser, "run_timeout_s", default=7200, help="end a run that takes longer (default: %(default)s)")
+    add_flags(parser, "dry_run", help="print what would run and run nothing")
     return parse_before_dashes(parser, sys.argv[1:])
 
 

@@ -17,6 +17,8 @@ from testbed.analysis.certificate import (
     found_in,
     machine_of,
     planning_noise,
+    read_certificate,
+    save_certificate,
 )
 from testbed.analysis.power import KnownNoise, certificate_here, known_noise, power_lines
 from testbed.analysis.report.build import report_of
@@ -24,7 +26,7 @@ from testbed.errors import Failure, InputError
 
 
 def certificate(tmp_path, **of_pairs) -> dict:
-    return CERTIFICATE_FILE.read(write_certificate(tmp_path / "sweep", **of_pairs))
+    return read_certificate(write_certificate(tmp_path / "sweep", **of_pairs))
 
 
 @pytest.mark.parametrize("noise", [0.003, 0.03])
@@ -56,8 +58,8 @@ def slower(tmp_path, which) -> dict:
             metrics["summary"]["mean_tokens_per_sec_global"] *= 0.95
             path.write_text(json.dumps(metrics))
     content = certificate_of(folder, COMMAND)
-    CERTIFICATE_FILE.write(folder / CERTIFICATE_FILE.name, content)
-    return CERTIFICATE_FILE.read(folder)
+    save_certificate(folder / CERTIFICATE_FILE, content)
+    return read_certificate(folder)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_certificate_from_before_outliers_were_counted_is_read_and_planned_wit
     for found in content["found"]:
         del found["outliers"], found["planning_noise"]
     path.write_text(json.dumps(content))
-    old = CERTIFICATE_FILE.read(path)
+    old = read_certificate(path)
     assert known_noise({}, (path, old)).below == old["found"][0]["noise_below"]
     for number, metrics in enumerate(repeats("ddp", 0.2)):
         save(tmp_path / "sweep" / "ddp" / f"run_{number}", metrics)
@@ -220,7 +222,7 @@ def test_a_damaged_certificate_is_one_sentence(tmp_path, damage):
     damage(content)
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"machine_certificate\.json: "):
-        CERTIFICATE_FILE.read(path)
+        read_certificate(path)
 
 
 def test_power_is_planned_from_the_certificate_until_runs_of_the_sweep_say_more(tmp_path):
@@ -248,7 +250,7 @@ def test_the_lines_say_what_repeats_show_and_what_a_difference_takes():
 
 def test_a_certificate_counts_on_its_own_machine_only(tmp_path, monkeypatch):
     path = write_certificate(tmp_path / "sweep", pairs=5)
-    content = CERTIFICATE_FILE.read(path)
+    content = read_certificate(path)
     own, other = content["machine"], content["machine"] | {"cores": 64}
     assert certificate_here(path, own) == (path, content)
     with pytest.raises(

@@ -13,8 +13,7 @@ from testbed.planner.automatic import best_plan, constants_here, job_on
 from testbed.planner.calibration import CALIBRATION
 from testbed.planner.machines import machine_here
 from testbed.planner.step_time import step_time
-from testbed.sweep.field import field_of
-from testbed.sweep.prediction import predictions_of
+from testbed.sweep.field import field_of, predictions_of
 from testbed.sweep.request import Machine, Request, parse_variants
 
 

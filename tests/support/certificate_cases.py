@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from support.metrics_examples import example_metrics, save
-from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_of
+from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_of, save_certificate
 
 COMMAND = "python scripts/more/certify_machine.py"
 
@@ -34,6 +34,6 @@ def write_certificate(folder: Path, **of_pairs) -> Path:
     """The certificate alone, as a sweep has it in its folder."""
     made = write_pairs(folder.parent / f"{folder.name}-pairs", **of_pairs)
     folder.mkdir(exist_ok=True, parents=True)
-    path = folder / CERTIFICATE_FILE.name
-    CERTIFICATE_FILE.write(path, certificate_of(made, COMMAND))
+    path = folder / CERTIFICATE_FILE
+    save_certificate(path, certificate_of(made, COMMAND))
     return path

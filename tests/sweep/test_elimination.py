@@ -9,18 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from testbed.sweep.elimination import (
+from testbed.sweep.race import (
     ERROR,
     MIXTURE,
     Difference,
     Evidence,
     Measured,
+    Race,
+    TimeIsUp,
     are_equivalent,
     by_speed,
     evidence_of_race,
     slower_ones,
 )
-from testbed.sweep.race import Race, TimeIsUp
 
 
 def runs_of(table: dict[str, list[float]]) -> list[Measured]:

@@ -11,7 +11,7 @@ from support.certificate_cases import write_certificate
 from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here, run_program
 
-from testbed.analysis.certificate import CERTIFICATE_FILE
+from testbed.analysis.certificate import CERTIFICATE_FILE, read_certificate
 from testbed.analysis.comparison.fastest import FASTEST, UNDECIDED, verdict
 from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.load import find_runs, load_runs
@@ -113,15 +113,15 @@ def test_it_goes_on_where_it_was_and_makes_no_run_twice(work, runs, tmp_path):
 
 def test_the_certificate_travels_with_a_race_and_its_report_quotes_it(work, runs, tmp_path, monkeypatch):
     certificate = write_certificate(tmp_path / "checkpoint" / "certificate")
-    here = CERTIFICATE_FILE.read(certificate)["machine"]
+    here = read_certificate(certificate)["machine"]
     monkeypatch.setattr("testbed.analysis.certificate.this_machine", lambda kind: here)
     assert find(work, tmp_path, "--budget", "60s").returncode == 0
-    assert CERTIFICATE_FILE.read(tmp_path / "checkpoint/fastest") == CERTIFICATE_FILE.read(certificate)
+    assert read_certificate(tmp_path / "checkpoint/fastest") == read_certificate(certificate)
     report = report_of(load_runs(find_runs(tmp_path / "checkpoint/fastest")), tmp_path)
     assert "How noisy the machine is" in [section.title for section in report.sections]
     monkeypatch.setattr("testbed.analysis.certificate.this_machine", lambda kind: here | {"cores": 64})
     assert find(work, tmp_path, "--budget", "60s", "--out_dir", "other").returncode == 0
-    assert not (tmp_path / "other" / CERTIFICATE_FILE.name).exists()
+    assert not (tmp_path / "other" / CERTIFICATE_FILE).exists()
     done = find(work, tmp_path, "--certificate", str(certificate), "--out_dir", "third")
     assert done.returncode == 2 and "is of another machine" in done.stderr
 

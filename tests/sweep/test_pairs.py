@@ -8,10 +8,9 @@ from support.certificate_cases import write_certificate
 from support.programs import run_here, script, write_token_files
 from support.sweep_cases import finish, request
 
-from testbed.analysis.certificate import CERTIFICATE_FILE
+from testbed.analysis.certificate import read_certificate
 from testbed.analysis.statistics import detectable_effect, repeats_needed
-from testbed.sweep.pairs import cells_of_pairs
-from testbed.sweep.plan import NOT_APPLICABLE, PENDING, check_cells, plan
+from testbed.sweep.plan import NOT_APPLICABLE, PENDING, cells_of_pairs, check_cells, plan
 from testbed.sweep.state import Sweep, read_sweep
 
 PROGRAM, SWEEP_PROGRAM = "scripts/more/certify_machine.py", "scripts/run_scaling_benchmarks.py"
@@ -84,7 +83,7 @@ def test_the_program_makes_a_certificate_of_finished_runs_and_goes_on_with_more(
     assert [line[0] for line in planned.stdout.splitlines() if "gpt2.py" in line] == ["#", "#"]
     done = run_here(PROGRAM, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    content = CERTIFICATE_FILE.read(tmp_path / "made")
+    content = read_certificate(tmp_path / "made")
     assert [each["name"] for each in content["configurations"]] == ["baseline on 1 rank", "ddp on 2 ranks"]
     assert [len(each["pairs"]) for each in content["configurations"]] == [6, 6]
     assert f"{content['found'][0]['noise']:.2%}" in done.stdout
@@ -121,7 +120,7 @@ def test_what_is_typed_wrong_is_one_sentence(machine, tmp_path, words, said):
 def certified(machine, tmp_path, monkeypatch):
     """A folder to work in, with the certificate of this machine in its place."""
     path = write_certificate(tmp_path / "checkpoint" / "certificate", noise=0.01)
-    own = CERTIFICATE_FILE.read(path)["machine"]
+    own = read_certificate(path)["machine"]
     monkeypatch.setattr("testbed.analysis.certificate.this_machine", lambda kind: own)
     return path
 
@@ -138,7 +137,7 @@ def sweep_with(finished_repeats, out_dir, noise=0.01):
 
 
 def test_a_dry_run_says_what_the_repeats_show_by_the_certificate_and_then_by_the_runs(certified, tmp_path):
-    below = CERTIFICATE_FILE.read(certified)["found"][0]["planning_noise"]
+    below = read_certificate(certified)["found"][0]["planning_noise"]
     said = run_here(SWEEP_PROGRAM, *SWEEP, "--repeats", "5", "--dry_run", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     expected = f"# 5 repeats find a difference of {detectable_effect(below, 5):.1%} in 80 % of cases; noise of a run"
@@ -156,4 +155,4 @@ def test_the_certificate_travels_with_a_sweep(certified, tmp_path):
     sweep_with(5, tmp_path / "made")
     done = run_here(SWEEP_PROGRAM, *SWEEP, "--repeats", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert CERTIFICATE_FILE.read(tmp_path / "made") == CERTIFICATE_FILE.read(certified)
+    assert read_certificate(tmp_path / "made") == read_certificate(certified)

@@ -13,11 +13,19 @@ from support.programs import TINY_RUN, data_flags
 from support.sweep_cases import as_sweep, request
 
 from testbed.errors import InputError
-from testbed.sweep.elimination import Difference
-from testbed.sweep.field import OVER, again, field_of, prune
-from testbed.sweep.plan import COMPLETE, FAILED, PENDING
-from testbed.sweep.prediction import Prediction
-from testbed.sweep.race import EQUIVALENT, ONE_LEADS, STOPPED, TIME_IS_UP, TOO_CLOSE, Race, RunStopped, TimeIsUp
+from testbed.sweep.field import OVER, Prediction, field_of, prune
+from testbed.sweep.plan import COMPLETE, FAILED, PENDING, again
+from testbed.sweep.race import (
+    EQUIVALENT,
+    ONE_LEADS,
+    STOPPED,
+    TIME_IS_UP,
+    TOO_CLOSE,
+    Difference,
+    Race,
+    RunStopped,
+    TimeIsUp,
+)
 from testbed.sweep.race_runs import MOST_PAIRS, Budget, Fresh, Starts, measure_afresh, moved, opened
 from testbed.sweep.request import Machine
 

@@ -6,6 +6,7 @@ sweep copies it into its folder, and the report quotes what lies above its runs.
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import numpy as np
 from msgspec import Meta
 
+from testbed import typed_json
 from testbed.analysis.comparison.confounders import confounders
 from testbed.analysis.equivalence import repeats_to_show
 from testbed.analysis.runs.arms import arm_name, configuration
@@ -33,11 +35,12 @@ from testbed.analysis.statistics import (
 from testbed.config.device_name import device_name
 from testbed.distributed.launch import usable_cores
 from testbed.errors import Failure, InputError, counted
+from testbed.io import result_head, write_text
 from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive
-from testbed.metrics.result_file import ResultFile
-from testbed.sweep.pairs import SIDES
+from testbed.sweep.plan import SIDES
 from testbed.sweep.state import FOLDERS_ABOVE_A_RUN
 
+CERTIFICATE_FILE, SCHEMA_VERSION = "machine_certificate.json", "1.0"
 REPEATS = (5, 10, 20)  # for which the detectable difference is given
 EFFECTS = (0.01, 0.02, 0.03, 0.05, 0.10)  # for which the repeats are given
 SESSION = MIN_REPEATS  # pairs that a comparison would have had
@@ -107,7 +110,7 @@ class Found(TypedDict):
 
 
 class Certificate(TypedDict):
-    schema_version: str
+    schema_version: Literal["1.0"]
     timestamp_utc: str
     command_line: str
     git_commit: str | None
@@ -118,11 +121,9 @@ class Certificate(TypedDict):
     found: list[Found]  # one for each configuration, in their order
 
 
-def _derived(content: dict[str, Any]) -> dict[str, Any]:
-    return {"found": [found_in(each["pairs"]) for each in content["configurations"]]}
-
-
-def _check_rows(content: dict[str, Any]) -> None:
+def _check(content: Any) -> None:
+    typed_json.check(content, Certificate)
+    typed_json.check_finite(content)
     if len(content["found"]) != len(content["configurations"]):
         raise InputError("found: it must have as many rows as configurations")
     for row in content["found"]:
@@ -131,7 +132,20 @@ def _check_rows(content: dict[str, Any]) -> None:
                 raise InputError(f"found.{name}: it lacks {', '.join(sorted(lacking))}")
 
 
-CERTIFICATE_FILE = ResultFile("machine_certificate.json", "1.0", Certificate, _derived, _check_rows)
+def read_certificate(path: Path) -> dict[str, Any]:
+    """Return the content of a certificate, or of the one in a folder. InputError, one sentence that names the file."""
+    return typed_json.read_checked(path / CERTIFICATE_FILE if path.is_dir() else path, _check)
+
+
+def save_certificate(path: Path, content: dict[str, Any]) -> None:
+    """Write a certificate in one move, with `found` worked out from its pairs.
+
+    Raises:
+        InputError: one sentence that names the place of a fault.
+    """
+    content = {**content, "found": [found_in(each["pairs"]) for each in content["configurations"]]}
+    _check(content)
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def found_in(pairs: Sequence[Mapping[str, Any]]) -> Found:
@@ -211,7 +225,7 @@ def certificate_of(out_dir: Path, command_line: str) -> dict[str, Any]:
     if any(machine != machines[0] for machine in machines):
         raise InputError(f"{out_dir} holds runs of several machines; give a folder of one machine")
     example = runs[0]
-    return CERTIFICATE_FILE.head(command_line) | {
+    return result_head(SCHEMA_VERSION, command_line) | {
         "git_commit": example.git_commit,
         "git_dirty": example.record.get("git_dirty"),
         "torch_version": example.section("env").get("torch_version"),
@@ -291,5 +305,5 @@ def certificates_above(runs: Iterable[Path]) -> dict[Path, dict[str, Any]]:
     """Return the certificate in or above the folder of each of these files, by its path. InputError names a file that
     is none."""
     folders = {folder for run in runs for folder in list(run.absolute().parents)[:FOLDERS_ABOVE_A_RUN]}
-    paths = [path for folder in sorted(folders) if (path := folder / CERTIFICATE_FILE.name).is_file()]
-    return {path: CERTIFICATE_FILE.read(path) for path in paths}
+    paths = [path for folder in sorted(folders) if (path := folder / CERTIFICATE_FILE).is_file()]
+    return {path: read_certificate(path) for path in paths}

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.certificate import CERTIFICATE_FILE, EFFECTS, Machine, machine_in_words, planning_noise
+from testbed.analysis.certificate import (
+    CERTIFICATE_FILE,
+    EFFECTS,
+    Machine,
+    machine_in_words,
+    planning_noise,
+    read_certificate,
+)
 from testbed.analysis.equivalence import DEFAULT_MARGIN, repeats_to_show
 from testbed.analysis.statistics import MIN_REPEATS, detectable_effect, noise_of, repeats_needed
 from testbed.errors import InputError
 from testbed.sweep.runner import in_words
 
-DEFAULT_CERTIFICATE = Path("checkpoint/certificate") / CERTIFICATE_FILE.name
+DEFAULT_CERTIFICATE = Path("checkpoint/certificate") / CERTIFICATE_FILE
 MOST = 1000  # repeats that are counted
 
 
@@ -33,7 +40,7 @@ def certificate_here(asked: Path | None, machine: Machine) -> tuple[Path, dict[s
     path = asked or DEFAULT_CERTIFICATE
     if asked is None and not path.is_file():
         return None
-    content = CERTIFICATE_FILE.read(path)
+    content = read_certificate(path)
     if content["machine"] == machine:
         return path, content
     if asked is None:

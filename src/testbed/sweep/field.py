@@ -6,14 +6,19 @@ A configuration that cannot run here, or that the plan says cannot win, is left 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.errors import InputError, counted
+from testbed.memory_model.memory import fits, memory_of, needs
+from testbed.planner.automatic import job_on
+from testbed.planner.constants import Constants
+from testbed.planner.machines import as_measured, machine_here
+from testbed.planner.step_time import step_time
 from testbed.sweep.plan import PENDING, Cell, cell_of, check_cells, compile_alike, settings_of, why_not_applicable
-from testbed.sweep.prediction import Prediction
 from testbed.sweep.request import Request, Variant, parse_variants
 
 OVER = ("micro_batch", "compile", "zero_stage", "bucket", "recompute", "schedule")
@@ -24,7 +29,45 @@ _ADDED: dict[str, Mapping[str, Sequence[str]]] = {
     "schedule": {"pipeline_schedule": ("gpipe", "interleaved_1f1b", "zero_bubble")},
     "recompute": {"activation_checkpointing": ("selective", "block")},
 }
+GIB = 2**30
 MOST_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a micro batch that is tried: a pass is full long before
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of an optimizer step with a 90 % interval.
+
+    `is_scored`: the interval is of this kind of device. One without is an order to race in, and excludes nothing.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    label: str  # "calibrated ..." or "uncalibrated ..."
+    does_not_fit: str | None = None  # why the memory does not suffice
+    is_scored: bool = True
+
+
+def predictions_of(
+    cells: Sequence[Cell], settings: Mapping[str, RunSettings], constants: Constants
+) -> dict[str, Prediction]:
+    """Return the plan's prediction of each configuration on this computer, by its name.
+
+    Raises:
+        InputError: the planner does not know the GPU.
+    """
+    found = {}
+    for cell in cells:
+        machine = as_measured(machine_here(cell.ranks, None, None), constants.calibration)
+        job = job_on(settings[cell.name], machine)
+        time, memory, device = step_time(job, machine, constants), memory_of(job), machine.device
+        lack = None
+        if not fits(memory, device):
+            lack = f"needs {needs(memory, device) / GIB:.1f} GiB of {device.memory_bytes / GIB:.1f}"
+        # the published runs, which widths without a calibration come from, are of GPUs
+        is_scored = constants.predictor is not None or device.kind == "cuda"
+        found[cell.name] = Prediction(time.seconds, time.low, time.high, time.label, lack, is_scored)
+    return found
 
 
 @dataclass
@@ -44,14 +87,12 @@ def field_of(request: Request, over: Sequence[str]) -> Field:
         InputError: none of them can run, or their work is not equal.
     """
     cells, left_out = [], {}
-    for batch_size in request.batch_sizes:
-        for ranks in request.ranks:
-            for variant in request.variants:
-                if (reason := _why_not(variant, ranks, request)) is not None:
-                    left_out[f"{variant.text} on {counted(ranks, 'rank')}"] = reason
-                    continue
-                for each in _variants(variant, ranks, batch_size, over, request):
-                    cells.append(cell_of(request, each, ranks, batch_size, repeat=1))
+    for batch_size, ranks, variant in itertools.product(request.batch_sizes, request.ranks, request.variants):
+        if (reason := _why_not(variant, ranks, request)) is not None:
+            left_out[f"{variant.text} on {counted(ranks, 'rank')}"] = reason
+            continue
+        variants = _variants(variant, ranks, batch_size, over, request)
+        cells += [cell_of(request, each, ranks, batch_size, repeat=1) for each in variants]
     cells = list({cell.name: cell for cell in cells}.values())
     note = compile_alike(cells, request.machine)
     if not cells:
@@ -84,24 +125,6 @@ def prune(field: Field, predictions: Mapping[str, Prediction]) -> Field:
     order = {name: each.seconds for name, each in fits.items()}
     cells.sort(key=lambda cell: order.get(cell.name, float("inf")))
     return dataclasses.replace(field, cells=cells, left_out=left_out)
-
-
-def again(cell: Cell, repeat: int, parent: str | None = None, profiled: bool = False) -> Cell:
-    """Return another run of a configuration.
-
-    Args:
-        parent: folder of the sweep that it belongs to, if another one.
-    """
-    place = cell.command.index("--checkpoint_path") + 1
-    folder = f"{cell.name}/{'profiled' if profiled else 'run'}_{repeat}"
-    base = parent if parent is not None else cell.command[place].removesuffix(cell.folder).rstrip("/")
-    command = [*cell.command[:place], f"{base}/{folder}", *cell.command[place + 1 :]]
-    if profiled:
-        command[place - 1 : place - 1] = ["--profile"]
-    return dataclasses.replace(
-        cell, repeat=repeat, folder=folder, command=command, profiled=profiled,
-        status=PENDING, reason=None, seconds=None, started_utc=None,
-    )  # fmt: skip
 
 
 def _why_not(variant: Variant, ranks: int, request: Request) -> str | None:

@@ -6,6 +6,7 @@ A cell is one configuration: variant x ranks x batch size. Each repeat of it is 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from testbed.metrics.fields.types import Whole
 from testbed.sweep.request import SET_BY_SWEEP, Machine, Request, Variant, folder_name
 
 PENDING, RUNNING, COMPLETE, FAILED, NOT_APPLICABLE = "pending", "running", "complete", "failed", "not applicable"
+SIDES = ("a", "b")  # of a pair of equal runs
 _PLANNED = {field.name for field in dataclasses.fields(Plan)}  # what several flags come to
 # Values of RunSettings in which the cells of one batch size must agree, else their times do not compare. The sweep
 # itself sets some flags alike, and validation costs no step time.
@@ -97,17 +99,12 @@ def plan(request: Request) -> list[Cell]:
     The k-th profiled runs end round k, so that a drift of the machine affects all alike. Impossible cells come last,
     once each, as "not applicable" with a reason.
     """
-    possible, impossible = [], []
-    for batch_size in request.batch_sizes:
-        for ranks in request.ranks:
-            for variant in request.variants:
-                reason = why_not_applicable(variant, ranks, request.machine)
-                if reason is None:
-                    possible.append((variant, ranks, batch_size))
-                    continue
-                cell = cell_of(request, variant, ranks, batch_size, repeat=1)
-                cell.status, cell.reason, cell.oversubscribed = NOT_APPLICABLE, reason, False
-                impossible.append(cell)
+    asked = [
+        (variant, ranks, batch_size)
+        for batch_size, ranks, variant in itertools.product(request.batch_sizes, request.ranks, request.variants)
+    ]
+    first = [cell_of(request, *each, repeat=1) for each in asked]
+    possible = [each for each, cell in zip(asked, first, strict=True) if cell.status == PENDING]
     rounds = [
         cell_of(request, *possible[index], repeat=number, profiled=profiled)
         for number in range(1, max(request.repeats, request.profile_runs) + 1)
@@ -115,7 +112,7 @@ def plan(request: Request) -> list[Cell]:
         if number <= last
         for index in order_of_round(len(possible), number)
     ]
-    return rounds + impossible
+    return rounds + [cell for cell in first if cell.status == NOT_APPLICABLE]
 
 
 def order_of_round(num_cells: int, round_number: int) -> list[int]:
@@ -161,7 +158,8 @@ def oversubscription(cells: Sequence[Cell], machine: Machine) -> str | None:
 def cell_of(
     request: Request, variant: Variant, ranks: int, batch_size: int, repeat: int, profiled: bool = False
 ) -> Cell:
-    """Return one run of the plan."""
+    """Return one run of the plan; a cell that makes no sense here is "not applicable" with a reason."""
+    reason = why_not_applicable(variant, ranks, request.machine)
     name = f"{folder_name(variant.text)}_{ranks}rank{'s' * (ranks > 1)}_batch{batch_size}"
     folder = f"{name}/{'profiled' if profiled else 'run'}_{repeat}"
     seed = request.seed + (repeat - 1 if request.protocol == "time_to_loss" else 0)
@@ -175,7 +173,9 @@ def cell_of(
         seed=seed,
         folder=folder,
         command=_command(request, variant, ranks, batch_size, seed, ["--profile"] if profiled else [], folder),
-        oversubscribed=request.machine.is_oversubscribed(ranks, variant.threads_per_rank),
+        oversubscribed=reason is None and request.machine.is_oversubscribed(ranks, variant.threads_per_rank),
+        status=PENDING if reason is None else NOT_APPLICABLE,
+        reason=reason,
         profiled=profiled,
     )
 
@@ -197,6 +197,44 @@ def _command(
         *(*request.shared, *variant.arguments, *added),
         *("--checkpoint_path", str(Path(request.folder) / folder), "--overwrite"),
     ]
+
+
+def again(cell: Cell, repeat: int, parent: str | None = None, profiled: bool = False) -> Cell:
+    """Return another run of a configuration.
+
+    Args:
+        parent: folder of the sweep that it belongs to, if another one.
+    """
+    place = cell.command.index("--checkpoint_path") + 1
+    folder = f"{cell.name}/{'profiled' if profiled else 'run'}_{repeat}"
+    base = parent if parent is not None else cell.command[place].removesuffix(cell.folder).rstrip("/")
+    command = [*cell.command[:place], f"{base}/{folder}", *cell.command[place + 1 :]]
+    if profiled:
+        command[place - 1 : place - 1] = ["--profile"]
+    return dataclasses.replace(
+        cell, repeat=repeat, folder=folder, command=command, profiled=profiled,
+        status=PENDING, reason=None, seconds=None, started_utc=None,
+    )  # fmt: skip
+
+
+def cells_of_pairs(request: Request, ranks: int, pairs: int) -> list[Cell]:
+    """Return both runs of every pair, in order: the first pair of each configuration, then the second, and so on.
+
+    Side a begins the odd pairs and side b the even ones, so a drift favours neither. What cannot run on `ranks`
+    runs on one. What cannot run here at all comes last, once each, with a reason.
+    """
+    first = []
+    for variant in request.variants:
+        of_variant = ranks if why_not_applicable(variant, ranks, request.machine) is None else 1
+        first.append(cell_of(request, variant, of_variant, request.batch_sizes[0], repeat=1))
+    possible = [cell for cell in first if cell.status == PENDING]
+    planned = [
+        again(dataclasses.replace(possible[index], name=f"{possible[index].name}_{side}"), number)
+        for number in range(1, pairs + 1)
+        for index in order_of_round(len(possible), number)
+        for side in (SIDES if number % 2 else reversed(SIDES))
+    ]
+    return planned + [cell for cell in first if cell.status == NOT_APPLICABLE]
 
 
 def settings_of(cell: Cell) -> RunSettings:

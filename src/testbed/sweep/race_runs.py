@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.errors import InputError, say
-from testbed.sweep.elimination import Difference, Evidence, Measured
-from testbed.sweep.field import again
-from testbed.sweep.plan import COMPLETE, FAILED, PENDING, Cell
-from testbed.sweep.race import RunStopped, TimeIsUp
+from testbed.sweep.plan import COMPLETE, FAILED, PENDING, Cell, again
+from testbed.sweep.race import Difference, Evidence, Measured, RunStopped, TimeIsUp
 from testbed.sweep.runner import Runner, in_words, seconds_left
 from testbed.sweep.state import Sweep, metrics_of, read_sweep, take_over
 

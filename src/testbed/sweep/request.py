@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -30,6 +31,7 @@ DEFAULT_BATCH_SIZE = {"strong": 32, "weak": 16, "time_to_loss": 32}  # weak: per
 # enough to compare losses, without costing more than training
 VALIDATION = {"strong": {"max_val_steps": "4"}, "weak": {"max_val_steps": "4"}}
 VALIDATION["time_to_loss"] = {"max_val_steps": "16", "eval_every": "10"}
+OF_EVERY_RUN = ("steps", "epochs", "seq_length", "dataset_mode", "deepspeed_config")  # the sweep's own flags
 DATASETS = {"small": ("train_small.bin", "val_small.bin"), "full": ("train.bin", "val.bin")}
 
 # flags of gpt2.py that the sweep gives itself, and what to do instead
@@ -77,6 +79,11 @@ class Machine:
     def kind(self) -> str:
         return "cuda" if self.cuda_devices else "cpu"
 
+    @property
+    def most_ranks(self) -> int:
+        """Ranks that have a device, or cores for all their threads."""
+        return len(self.cuda_devices) or max(1, self.num_cores // (self.threads_per_rank or 1))
+
     def is_oversubscribed(self, ranks: int, of_variant: int | None = None) -> bool:
         """Return whether the ranks together have more threads than there are cores. `of_variant`: as in `threads`."""
         return self.kind == "cpu" and ranks * self.threads(ranks, of_variant) > self.num_cores
@@ -110,6 +117,34 @@ class Request:
     program: str  # gpt2.py, likewise
     target_val_loss: float | None = None
     profile_runs: int = 0  # of each cell, one in each round: they say where the time goes, never how much it is
+
+
+def request_for(arguments: argparse.Namespace, machine: Machine, **fields: Any) -> Request:
+    """Return the request of a program's flags.
+
+    Args:
+        arguments: of `config.sweep_flags`; a flag that the program does not have counts as not given.
+        fields: of the request, in place of those that follow from the flags.
+
+    Raises:
+        InputError: a flag, or one after --, cannot be used.
+    """
+    given = {name: getattr(arguments, name, None) for name in OF_EVERY_RUN}
+    if given["deepspeed_config"]:
+        given["deepspeed_config"] = os.path.relpath(given["deepspeed_config"])  # a record should not name a home folder
+    protocol = fields.pop("protocol", "strong")
+    return Request(
+        protocol=protocol,
+        variants=parse_variants(fields.pop("run_types", arguments.run_types)),
+        batch_sizes=fields.pop("batch_sizes", None) or (arguments.batch_size,),
+        repeats=fields.pop("repeats", 1),
+        seed=arguments.seed,
+        shared=shared_arguments(protocol, machine.kind, given, arguments.passed_on),
+        machine=machine,
+        folder=str(arguments.out_dir),
+        program=os.path.relpath(SOURCE / "gpt2.py"),
+        **fields,
+    )
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
@@ -162,7 +197,7 @@ def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on:
 
     Args:
         kind: "cpu" or "cuda", which have different defaults.
-        given: the sweep's own flags: steps, seq_length, epochs, deepspeed_config, dataset_mode; None if not given.
+        given: the flags of OF_EVERY_RUN; None if not given.
         passed_on: words after `--`, passed on unchanged.
 
     Raises:
@@ -252,6 +287,7 @@ def machine_for(num_cuda_devices: int, passed_on: Sequence[str]) -> Machine:
     """
     if read_launch().is_distributed:
         raise InputError("it was started as several ranks; start it once, with python: it starts the ranks of each run")
+    _check_arguments(passed_on, "after --")
     values = parse_command_line(list(passed_on)).values
     devices = () if values["device"] == "cpu" else visible_devices(num_cuda_devices)
     if values["device"] == "cuda" and not devices:

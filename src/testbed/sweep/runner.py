@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import fcntl
 import re
+import shlex
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from tqdm import tqdm
@@ -22,12 +25,14 @@ from testbed.model.flops import flops_per_token_palm
 from testbed.run_folder import FAILED as FAILED_MARK
 from testbed.run_folder import PREEMPTED as PREEMPTED_MARK
 from testbed.run_folder import TOKENIZER, WEIGHTS
-from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell, oversubscription
+from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, RUNNING, Cell, oversubscription
 from testbed.sweep.request import Machine
-from testbed.sweep.state import Sweep, is_run_of, metrics_of
+from testbed.sweep.state import Sweep, is_run_of, metrics_of, take_over
 
 LOG = "train.log"
 LOCK = ".sweep.lock"
+OF_ONE_RUN = ("--checkpoint_path", "--seed")  # flags in which runs of one command may differ
+SHOWN_ROUNDS = 3  # by a dry run
 
 # A guess of a run's time before any run has finished: model FLOP/s of a core in fp32 and of a GPU in bf16, and the
 # seconds in which a program starts and ends. Measured seconds replace it. It can miss by a
@@ -198,6 +203,34 @@ class Runner:
         return f"about {in_words(left_s)} left" if left_s else "nothing left"
 
 
+def make_runs(
+    sweep: Sweep, arguments: argparse.Namespace, machine: Machine, settings: dict[str, RunSettings]
+) -> int | None:
+    """Make the runs of a sweep that are not finished.
+
+    Args:
+        arguments: out_dir, warmup_runs, run_timeout_s and yes; allow_mismatch and keep_weights where the program has
+            them.
+
+    Returns:
+        The program's exit code where it did not come to the last run, else None.
+
+    Raises:
+        InputError: the folder holds another sweep, or the cells have more threads than cores.
+        Failure: a file of the runs cannot be written.
+    """
+    out_dir = arguments.out_dir
+    if not agree_to_oversubscribe(sweep.cells, machine, arguments.yes):
+        return 2
+    with resumable_runs(out_dir) as stop, only_sweep_in(out_dir) as lock:
+        say(take_over(sweep, out_dir, getattr(arguments, "allow_mismatch", False)), flush=True)
+        sweep.write(out_dir)
+        runner = Runner(sweep, out_dir, machine, settings, stop, lock, arguments.run_timeout_s)
+        runner.keeps_weights = getattr(arguments, "keep_weights", False)
+        runner.run_all(arguments.warmup_runs)
+    return stop.exit_code
+
+
 def agree_to_oversubscribe(cells: Sequence[Cell], machine: Machine, is_agreed: bool) -> bool:
     """Return whether to run although a cell has more threads than cores; ask on a terminal."""
     fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
@@ -254,6 +287,70 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def plan_lines(
+    sweep: Sweep, out_dir: Path, settings: dict[str, RunSettings], machine: Machine, allow_mismatch: bool = False
+) -> list[str]:
+    """Return the lines of a dry run, whose commands can be typed, and mark the finished runs of the sweep.
+
+    Raises:
+        InputError: the folder holds another sweep, or runs of other code.
+    """
+    lines = [f"# {line}" for line in take_over(sweep, out_dir, allow_mismatch).splitlines()]
+    cells = sweep.cells
+    possible = [cell for cell in cells if cell.status not in (FAILED, NOT_APPLICABLE)]
+    numbers = {name: place for place, name in enumerate(dict.fromkeys(each.configuration for each in possible), 1)}
+    for alike in _by_command(possible):
+        names = dict.fromkeys(cell.configuration for cell in alike)
+        of_each = [(name, [cell for cell in alike if cell.configuration == name]) for name in names]
+        lines.append("# " + "; ".join(f"[{numbers[name]}] {name}: {_counted(runs)}" for name, runs in of_each))
+        waits = next((cell for cell in alike if cell.status == PENDING), None)
+        lines.append(shlex.join(waits.command) if waits else f"# {shlex.join(alike[0].command)}")
+    for alike in _by_command([cell for cell in cells if cell.status == FAILED]):
+        lines += [f"# gpt2.py would refuse: {alike[0].reason}", f"# {shlex.join(alike[0].command)}"]
+    lines += [f"# not applicable: {each.name}: {each.reason}" for each in cells if each.status == NOT_APPLICABLE]
+    if len(possible) > len(numbers):
+        lines.append(f"# runs of one command differ in {_differing(possible)}")
+    if len(numbers) > 1:
+        lines.append(f"# order: {_order(possible, numbers)}")
+    waiting = [cell for cell in cells if cell.status == PENDING]
+    if (fact := oversubscription(waiting, machine)) is not None:
+        lines.append(f"# oversubscribed: {fact}; without --yes the terminal is asked, or the sweep refused")
+    is_measured = any(cell.status == COMPLETE for cell in cells)
+    basis = "from the finished runs" if is_measured else guess_in_words(machine)
+    left = in_words(seconds_left(cells, settings, machine))
+    return [*lines, "", f"# {counted(len(waiting), 'run')} to make, and warm-up: about {left} ({basis})"]
+
+
+def _by_command(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Yield the cells of each command, in the order of their first runs."""
+    found: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        work = tuple(word for before, word in pairwise(["", *cell.command]) if before not in OF_ONE_RUN)
+        found.setdefault(work, []).append(cell)
+    yield from found.values()
+
+
+def _counted(runs: Sequence[Cell]) -> str:
+    """Return `5 runs, 2 of them finished`."""
+    finished = sum(cell.status == COMPLETE for cell in runs)
+    return f"{len(runs)} run{'s' * (len(runs) > 1)}" + (f", {finished} of them finished" if finished else "")
+
+
+def _order(cells: Sequence[Cell], numbers: dict[str, int]) -> str:
+    """Return the numbers of the configurations in the order of their runs, for the first rounds."""
+    rounds = [
+        " ".join(f"[{numbers[cell.configuration]}]" for cell in of_round)
+        for _, of_round in groupby(cells, lambda cell: cell.repeat)
+    ]
+    goes_on = f", and so on for {len(rounds)} rounds" if len(rounds) > SHOWN_ROUNDS else ""
+    return ", then ".join(rounds[:SHOWN_ROUNDS]) + goes_on
+
+
+def _differing(cells: Sequence[Cell]) -> str:
+    seeds = {cell.seed for cell in cells}
+    return "--checkpoint_path" + (f" and --seed ({min(seeds)} to {max(seeds)})" if len(seeds) > 1 else "")
 
 
 def reason_of_failure(folder: Path, log: Path, code: int) -> str:

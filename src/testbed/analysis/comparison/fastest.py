@@ -15,9 +15,8 @@ from testbed.analysis.report.breakdown import breakdown
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import NO_DIFFERENCE
 from testbed.errors import InputError
-from testbed.sweep.elimination import Difference
-from testbed.sweep.prediction import Prediction
-from testbed.sweep.race import SLOWER_THAN, Race
+from testbed.sweep.field import Prediction
+from testbed.sweep.race import SLOWER_THAN, Difference, Race
 from testbed.sweep.race_runs import Fresh
 
 FASTEST, EQUIVALENT, NOT_RUN = "fastest", "equivalent", "did not run"
