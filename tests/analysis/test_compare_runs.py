@@ -12,7 +12,6 @@ from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metric
 from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.charts.training import comparison_table
-from testbed.analysis.comparison.sentences import about_losses, verdict_of
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.runs.arms import Arm
 from testbed.analysis.runs.load import load_run
@@ -40,42 +39,6 @@ def arm(folder: Path, speed: float = 1.0, repeats: int = 5, noise: float = 0.002
     for number, deviation in enumerate(np.random.default_rng(seed).permutation(deviations)):
         run_file(folder / f"run_{number + 1}", 0.2 / speed * (1 + deviation), minute=2 * number + parity, **overrides)
     return folder
-
-
-def simulated(folder: Path, generator: np.random.Generator, repeats: int, noise: float, speed: float = 1.0) -> Path:
-    for number in range(repeats):
-        run_file(folder / f"run_{number + 1}", 0.2 / speed * generator.lognormal(0, noise), minute=number)
-    return folder
-
-
-def verdict_in(path: Path) -> str:
-    return json.loads(path.read_text())["verdict"]
-
-
-def test_the_same_configuration_twice_is_told_apart_in_at_most_one_of_twenty_comparisons(tmp_path):
-    generator = np.random.default_rng(2026)
-    verdicts = []
-    for number in range(20):
-        pair = [simulated(tmp_path / f"{number}{side}", generator, 5, 0.03) for side in "ab"]
-        code, _ = compare(pair[0], "--against", pair[1], "--json", tmp_path / "verdict.json")
-        assert code == 0
-        verdicts.append(verdict_in(tmp_path / "verdict.json"))
-    assert verdicts.count("no detectable difference") >= 19
-
-
-def test_five_percent_is_detected_with_the_number_of_runs_that_the_program_names(tmp_path):
-    generator = np.random.default_rng(5)
-    pilot = [simulated(tmp_path / f"pilot_{side}", generator, 5, 0.015) for side in "ab"]
-    _, said = compare(pilot[0], "--against", pilot[1])
-    repeats = int(re.search(r"a difference of 5\.0 % takes (\d+) runs of each", said)[1])
-    assert 5 <= repeats < 20
-    verdicts = []
-    for number in range(15):
-        fast = simulated(tmp_path / f"{number}a", generator, repeats, 0.015, speed=1.05)
-        slow = simulated(tmp_path / f"{number}b", generator, repeats, 0.015)
-        compare(fast, "--against", slow, "--json", tmp_path / "verdict.json")
-        verdicts.append(verdict_in(tmp_path / "verdict.json"))
-    assert verdicts.count("faster") >= 12
 
 
 def test_a_verdict_stands_on_the_ratio_of_medians(tmp_path):
@@ -161,14 +124,6 @@ def test_unequal_work_is_refused_with_the_field_and_its_values(tmp_path, change,
     assert record["mismatches"][0]["field"].replace("_", " ") in named
 
 
-def test_every_differing_field_is_named(tmp_path):
-    config = {"lr": 1e-3, "weight_decay": 0.0, "num_layers": 3}
-    _, said = compare(arm(tmp_path / "a", training_config=config), "--against", arm(tmp_path / "b"))
-    assert all(
-        text in said for text in ("lr 0.001 against 0.0006", "weight decay 0 against 0.1", "num layers 3 against")
-    )
-
-
 def test_work_that_a_file_does_not_record_counts_as_unknown(tmp_path):
     old = [save(tmp_path / f"old{number}" / "optimized", v20_metrics()) for number in range(2)]
     code, said = compare(old[0], "--against", arm(tmp_path / "b"))
@@ -247,6 +202,7 @@ def test_code_machine_and_order_that_differ_are_warnings(tmp_path):
         "machine differs: node1 against node0",
         "torch version differs: 2.12 against 2.13.0",
         "not interleaved: the runs of A were made before those of B",
+        "a verdict supposes a quiet machine",
     ):
         assert text in said, text
 
@@ -313,25 +269,6 @@ def test_files_of_equal_step_times_under_other_run_ids_are_one_run(tmp_path):
     assert code == 2 and "the same step times" in said and "a copy is not a repeat" in said
 
 
-def test_steps_that_fp16_skipped_are_no_equal_work(tmp_path):
-    for name, skipped in (("a", 4), ("b", 0)):
-        for path in arm(tmp_path / name).rglob("training_metrics.json"):
-            metrics = json.loads(path.read_text())
-            for row in metrics["steps"][:skipped]:
-                row.update(is_skipped=True, grad_norm=None)
-            path.write_text(json.dumps(metrics))
-    code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
-    assert code == 2 and "steps skipped by fp16 overflow 4 of 6 against 0 of 6" in said
-
-
-def test_runs_made_one_side_after_the_other_suppose_a_quiet_machine(tmp_path):
-    for name, first in (("a", 0), ("b", 10)):
-        for number in range(5):
-            run_file(tmp_path / name / str(number), 0.2 + number / 1000, minute=first + number)
-    _, said = compare(tmp_path / "a", "--against", tmp_path / "b")
-    assert "not interleaved" in said and "a verdict supposes a quiet machine" in said
-
-
 def test_the_json_file_holds_every_value_and_where_it_is_from(tmp_path):
     compare(arm(tmp_path / "a", 1.25), "--against", arm(tmp_path / "b"), "--json", tmp_path / "out.json")
     record = json.loads((tmp_path / "out.json").read_text())
@@ -367,18 +304,6 @@ def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(tmp_path):
         assert code == 2, arguments
         assert sentence in said
         assert said.startswith("compare_runs.py: error: ")
-
-
-def test_arms_of_a_report_compare_under_their_names(tmp_path):
-    arms = []
-    for name, speed in (("ddp", 1.25), ("fsdp", 1.0)):
-        paths = arm(tmp_path / name, speed, training_config={"run_type": name}).iterdir()
-        arms.append(Arm(name, tuple(load_run(path) for path in sorted(paths))))
-    comparison = compare_arms(*arms)
-    assert verdict_of(comparison).sentence.startswith("ddp on 2 ranks is 1.25x as fast as fsdp on 2 ranks (95 %")
-    assert comparison.learns_worse is None
-    assert {quantity.name for quantity in comparison.quantities} >= {"throughput", "step time, p95"}
-    assert all("not more than" in sentence for sentence in about_losses(comparison))
 
 
 @pytest.mark.launches

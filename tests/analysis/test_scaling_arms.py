@@ -116,27 +116,6 @@ def test_copies_of_a_run_are_no_repeats_and_are_named(tmp_path):
     assert len(arm.runs) == 5 and len(arm.measured_runs) == len(arm.tokens_per_s) == 2
 
 
-def unstable(root: Path, losses: list[float], **more) -> None:
-    for number, loss in enumerate(losses):
-        path = run_with_losses(root / str(number), [9.0, loss], **more)
-        metrics = json.loads(path.read_text())
-        metrics["summary"]["mean_tokens_per_sec_global"] += number
-        save(path.parent, metrics)
-
-
-def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(tmp_path):
-    def loss_note() -> str | None:
-        return arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
-
-    unstable(tmp_path / "a", [7.6] * 5, run_type="baseline", hardware={"num_devices": 1})
-    unstable(tmp_path / "b", [8.1, 8.1, 8.1, 8.1, 10.6])
-    assert loss_note().endswith("differs by +0.5000, more than 0.0040 (what seeds explain in published 124M runs)")
-    unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 7.7], run_type="baseline", hardware={"num_devices": 1})
-    assert "more than 0.2000 (the run-to-run spread of baseline on 1 rank)" in loss_note()
-    unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 8.2], run_type="baseline", hardware={"num_devices": 1})
-    assert loss_note() is None
-
-
 @pytest.mark.parametrize("is_planned", [False, True])
 def test_a_failed_run_that_never_reached_the_target_counts_as_one_that_never_did(tmp_path, is_planned):
     cells = {}
