@@ -30,7 +30,7 @@ def test_compile_in_its_three_forms(token_files, typed, meant):
 @pytest.mark.parametrize(("value", "meant"), [(True, True), (False, False), (None, None), ("auto", None), ("on", True)])
 def test_a_config_file_of_an_earlier_version_is_still_read(tmp_path, value, meant):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"compile": value, "use_flash_attention": False}))
+    path.write_text(json.dumps({"compile": value}))
     assert parse_command_line(["--config", str(path)]).values["compile"] is meant
 
 

@@ -4,15 +4,12 @@ torch, and DeepSpeed gets exactly the settings."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from support import settings
-from support.settings import checked_run
 
 from testbed.config.deepspeed_file import MOST_BYTES, MOST_NAMED, read_deepspeed_file
-from testbed.config.deepspeed_keys import KEYS, SECTIONS
+from testbed.config.deepspeed_keys import KEYS, SECTIONS, faults_of_keys
 from testbed.errors import InputError
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.strategies.deepspeed_config import effective_config
@@ -125,65 +122,38 @@ def test_the_file_is_read_once(settings_of, tmp_path):
     assert config["gradient_clipping"] == 0.5 and "scheduler" not in config
 
 
-def test_what_was_asked_for_and_what_it_came_to_are_two_records(token_files, tmp_path):
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"seed": 7, "epochs": 3, "muon_momentum": None}))
-    words = ["--config", str(config), "--epochs", "2"]
-    words += ["--deepspeed_config", str(file_of(tmp_path, {"gradient_clipping": 0.5}))]
-    checked = checked_run(token_files, *words)
-    asked = checked.asked
-    assert asked.configured == {"seed"} and asked.from_deepspeed == {"max_grad_norm"}
-    assert {"epochs", "config"} <= asked.typed and asked.given == asked.typed | {"seed", "max_grad_norm"}
-    assert (asked.values["learning_rate"], checked.settings.optimizer.learning_rate) == (None, 6e-4)
-    assert (asked.values["epochs"], asked.values["seed"], asked.values["max_grad_norm"]) == (2, 7, 0.5)
-
-
 # content, and what the sentence says
 REFUSED = [
     ({"optimizer": {"type": "Lamb"}}, "optimizer.type = 'Lamb', but every run type"),
-    ({"optimizer": {"type": ["AdamW"]}}, 'optimizer.type = ["AdamW"], but every run type'),
     ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "adam_w_mode = false cannot be taken"),
     ({"optimizer": {"params": {"betas": [0.9]}}}, "betas must be a list of two"),
     ({"optimizer": {"params": {"betas": ["0.9", 0.9]}}}, "two numbers without quotes"),
     ({"optimizer": {"params": {"lr": "1e-3"}}}, "without quotes"),
     ({"optimizer": {"params": {"fused": True}}}, "'optimizer.params.fused' is not a key"),
-    ({"optimizer": {"params": 5}}, "optimizer.params must be a JSON object"),
-    ({"optimizer": 3}, "optimizer must be a JSON object"),
     ({"gradient_clipping": "high"}, "gradient_clipping cannot be 'high'"),
-    ({"gradient_clipping": float("nan")}, "gradient_clipping cannot be nan"),
     ({"train_batch_size": "8"}, "train_batch_size cannot be '8': write a number without quotes"),
     ({"zero_optimization": 3}, "zero_optimization must be a JSON object"),
     (zero(stage=7), "zero_optimization.stage 7 is not one of"),
-    (zero(reduce_bucket_size="1e8"), "without quotes"),
     (zero(reduce_bucket_size=0), "reduce_bucket_size cannot be 0"),
-    (zero(reduce_bucket_size=float("inf")), "reduce_bucket_size cannot be inf"),
-    (zero(allgather_bucket_size=-1), "allgather_bucket_size cannot be -1"),
     (zero(allgather_bucket_size=2.5), "allgather_bucket_size cannot be 2.5"),
     (zero(overlap_comm="yes"), "overlap_comm must be true"),
     (zero(prefetch_bucket_size=1, stage3_prefetch_bucket_size=1), "stage3_prefetch_bucket_size are two names of one"),
-    (zero(zenflow={}), "zenflow"),
     (zero(offload_optimizer={"device": "nvme", "nvme_path": "/x"}), 'offload_optimizer.device = nvme, but the testbed'),
     (zero(stage=3, offload_param={"device": "nvme"}), 'write "cpu", or "auto" and give --offload'),
     (zero(offload_optimizer={"device": "gpu"}), "offload_optimizer.device must be"),
-    (zero(offload_optimizer=True), "offload_optimizer must be a JSON object"),
-    (zero(offload_optimizer={"device": "cpu", "nvme_path": "/x"}), "nvme_path"),
     (zero(offload_optimizer={"device": "cpu", "buffer_count": 3}), "buffer_count = 3"),
     (zero(stage=3, offload_param={"device": "cpu"}, offload_optimizer={"device": "none"}), "moves both"),
-    (zero(cpu_offload=True), 'cpu_offload = true cannot be taken: it is an older name; write "offload_optimizer"'),
+    (zero(cpu_offload=True), 'cpu_offload = true cannot be taken: it is an older name; write a section'),
     ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "both fp16 and bf16"),
     ({"fp16": {"enabled": "true"}}, "fp16.enabled must be"),
     ({"fp16": {"initial_scale_power": 5000}}, "initial_scale_power must be a whole number from 0 to 127"),
     ({"fp16": {"loss_scale_window": 0}}, "loss_scale_window must be a whole number from 1"),
     ({"fp16.enabled": True}, "'fp16.enabled' is not a key"),  # a dot names no other section
     ({"aio": {"block_size": 262144}}, "the section 'aio' cannot be taken"),
-    ({"data_types": {"grad_accum_dtype": "fp32"}}, "the section 'data_types' cannot be taken"),
     ({"timers": {"throughput": {"enabled": True}}}, "would wait for the device inside the step"),
     *[(zero(sub_group_size=value), "zero_optimization.sub_group_size must be a whole number from 0")
-      for value in (10**400, float("inf"), -1, 1.5, True, "many", [1])],
+      for value in (10**400, -1, 1.5, True, "many")],
     (scheduler("OneCycle"), "scheduler.type must be WarmupLR, WarmupDecayLR, WarmupCosineLR"),
-    (scheduler("CosineAnnealingLR"), "not 'CosineAnnealingLR'"),
-    (scheduler(["WarmupLR"]), "scheduler.type must be WarmupLR, WarmupDecayLR, WarmupCosineLR"),
-    (scheduler(None), "scheduler.type must be"),
     ({"scheduler": 7}, "scheduler.type must be"),
     ({"scheduler": {"type": "WarmupLR", "params": [1]}}, "scheduler.params must be a JSON object"),
     (scheduler("WarmupLR", warmup_min_lr=1e-5), "warmup_min_lr = 1e-05, but warm-up begins at 0"),
@@ -231,53 +201,29 @@ def test_a_refused_value_of_the_file_is_told_from_a_flag(settings_of):
     assert "scheduler" not in str(caught.value)
 
 
-PLANTED = {
-    **{name: {"enabled": True, "output_path": "/elsewhere"} for name in ("csv_monitor", "tensorboard", "wandb", "comet",
-       "flops_profiler", "autotuning", "comms_logger", "nebula", "data_efficiency", "fp8", "elasticity", "eigenvalue",
-       "progressive_layer_drop", "curriculum_learning", "amp")},
-    **dict.fromkeys(("dump_state", "wall_clock_breakdown", "memory_breakdown", "graph_harvesting"), True),
-    "datastates_ckpt": {"host_cache_size": 1}, "aio": {"block_size": 1}, "gradient_accumulation_dtype": "bf16",
-    "sparse_attention": {"mode": "fixed"}, "sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 2},
-    "compile": {"deepcompile": True}, "some_new_section": {"enabled": False},
-    "pipeline": {"enabled": True, "num_stages": 4, "balance": [3, 3, 3, 3]},
-}  # fmt: skip
-INSIDE = {
-    "optimizer": {"params": {"adam_w_mode": False, "bias_correction": False, "amsgrad": True, "new_param": 1}},
-    "checkpoint": {"load_universal": True},
-    "zero_optimization": {
-        "mics_shard_size": 2, "zeropp_loco_param": {"err_beta": 0.8}, "zenflow": {"topk_ratio": 0.1}, "new_zero": 1,
-        "offload_optimizer": {"nvme_path": "/elsewhere", "new_offload": 1}, "contiguous_gradients": "yes",
-        "sub_group_size": -1,
-    },
-    "fp16": {"new_fp16": 1}, "bf16": {"new_bf16": 1},
-    "activation_checkpointing": {"partition_activations": True, "new_recompute": 1},
-    "scheduler": {"type": "WarmupLR", "new_scheduler": 1, "params": {"warmup_min_lr": 1e-5, "warmup_type": "cubic",
-                                                                     "new_parameter": 1}},
-}  # fmt: skip
-
-
-def leaves(content: dict, prefix: str = ""):
-    for key, value in content.items():
-        if f"{prefix}{key}" in SECTIONS:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+def refused_everywhere(value: object) -> dict:
+    """A file that gives this value to each key that is refused."""
+    content: dict = {}
+    for place in (place for place, fate in KEYS.items() if fate.what == "refused"):
+        *sections, key = place.split(".")
+        inside = content
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[key] = value
+    return content
 
 
 def test_all_that_cannot_be_taken_is_said_at_once(tmp_path):
-    message = refused_file(tmp_path, **PLANTED, **INSIDE)
-    named = PLANTED.keys() | (set(leaves(INSIDE)) - {"scheduler.type"})
-    for key in named:
-        assert key in message, key
-    assert f"holds {len(named)} things that cannot be taken: (1) " in message and f"({len(named) + 1})" not in message
+    content = {**refused_everywhere({"enabled": True}), "some_new_section": {"enabled": False}, "fp8": [1]}
+    content |= scheduler("WarmupLR", warmup_min_lr=1e-5, warmup_type="cubic", new_parameter=1)
+    named = [place for place, fate in KEYS.items() if fate.what == "refused"]
+    named += ["some_new_section", *(f"scheduler.params.{name}" for name in content["scheduler"]["params"])]
+    message = refused_file(tmp_path, **content)
+    assert f"holds {len(named)} things that cannot be taken: (1) " in message
+    faults = [fault for part in content for fault in faults_of_keys({part: content[part]}) if part != "scheduler"]
+    assert [place for place in named[:-3] if not any(place in fault for fault in faults)] == []
     for way_out in ("--tensorboard", "--profile", "--save_every", "--activation_checkpointing", "--log_collectives"):
-        assert way_out in message
-
-
-@pytest.mark.parametrize("key", PLANTED)
-def test_each_is_refused_alone_in_one_sentence(tmp_path, key):
-    message = refused_file(tmp_path, **{key: PLANTED[key]})
-    assert key in message and "; remove it" in message and "(1)" not in message
+        assert any(way_out in fault for fault in faults)
 
 
 def test_a_message_is_bounded(tmp_path):
@@ -312,25 +258,16 @@ def test_a_value_of_any_kind_at_any_place_is_taken_or_refused_in_a_sentence(tmp_
 
 
 OFF = [
-    *({key: {"enabled": False}} for key, value in PLANTED.items()
-      if isinstance(value, dict) and key != "some_new_section"),
+    *(refused_everywhere(value) for value in ({}, {"enabled": False}, {"inside": {"a": False, "b": "auto"}}, None)),
     {"timers": {"throughput": {"enabled": False, "synchronized": True}}},
-    {"checkpoint": {"load_universal": False, "parallel_write": {"pipeline_stage": False}}},
-    {"data_efficiency": {"enabled": "auto", "data_sampling": {"enabled": False, "num_epochs": 3}}},
-    {"amp": {"enabled": "auto", "opt_level": "auto"}},
-    {"aio": {"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1, "overlap_events": True}},
-    {"compile": {"deepcompile": False, "double_buffer": True}},
-    {"tensor_parallel": {"autotp_size": 0}},
-    {"pipeline": {"stages": "auto", "partition": "best", "pipe_partitioned": True}},
-    {"monitor_config": {"tensorboard": {"enabled": False}}},
-    {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
-    {"dump_state": False, "memory_breakdown": "auto", "gradient_predivide_factor": 1.0},
-]  # fmt: skip
+    {"dump_state": False, "memory_breakdown": "auto", "gradient_predivide_factor": 1.0, "sequence_parallel_size": 1},
+]
 
 
-@pytest.mark.parametrize("content", OFF, ids=lambda content: next(iter(content)))
+@pytest.mark.parametrize("content", OFF)
 def test_what_asks_for_nothing_is_taken_and_not_passed_on(tmp_path, content):
-    assert read_deepspeed_file(file_of(tmp_path, content)).content == {}
+    left = read_deepspeed_file(file_of(tmp_path, content)).content
+    assert left.keys() <= {"zero_optimization", "optimizer", "fp16", "bf16"} and "enabled" not in json.dumps(left)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "adamw", "Adam", "adam"])
@@ -339,18 +276,6 @@ def test_both_names_of_deepspeeds_adamw_are_ours(tmp_path, name):
     read = read_deepspeed_file(file_of(tmp_path, {"optimizer": {"type": name, "params": params}}))
     assert read.decided["optimizer"].value == "adamw"
     assert read.content == {"optimizer": {"type": name, "params": {"lr": 1e-3}}}
-
-
-@pytest.mark.launches
-def test_a_refusal_needs_no_torch(tmp_path):
-    program = (
-        "import sys; from pathlib import Path; from testbed.config.deepspeed_file import read_deepspeed_file\n"
-        "try: read_deepspeed_file(Path(sys.argv[1]))\n"
-        "except ValueError as error: print(error, 'torch' in sys.modules)"
-    )
-    words = [sys.executable, "-c", program, str(file_of(tmp_path, {"wandb": {"enabled": True}}))]
-    said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "'wandb'" in said and said.strip().endswith("False")
 
 
 class Noting(dict):

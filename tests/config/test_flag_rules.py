@@ -46,7 +46,7 @@ NAMES_AN_ARM = (
     "activation_checkpointing backend deterministic compile attention matmul num_workers threads_per_rank bind_cores "
     "async_mode optimizer lr_schedule warmup_shape decay_share muon_learning_rate muon_momentum eval_only"
 )
-ONE_START = flags_where(lambda flag: flag.of_one_start or flag.sets is not None or not flag.field)
+ONE_START = flags_where(lambda flag: flag.of_one_start or not flag.field)
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,7 @@ def reads(source: str) -> Iterator[tuple[str, str]]:
 
 def unread(flags: Mapping[str, Flag], found: set[tuple[str, str]]) -> list[str]:
     """Return the flags that are read in no way. A switch that stands for another flag is read with that one."""
-    return [
-        name
-        for name, flag in flags.items()
-        if flag.sets is None and ("", name) not in found and (flag.group, flag.field) not in found
-    ]
+    return [name for name, flag in flags.items() if ("", name) not in found and (flag.group, flag.field) not in found]
 
 
 def test_every_flag_is_read():

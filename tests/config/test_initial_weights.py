@@ -9,7 +9,6 @@ import pytest
 from support.programs import data_flags
 from support.settings import typed
 
-from testbed.config.earlier_flags import upgrade_settings
 from testbed.data.token_file import TokenFileWriter
 from testbed.errors import InputError
 
@@ -49,8 +48,6 @@ def test_runs_of_before_recorded_the_default_size(token_files, weights, tmp_path
     now = start(token_files, weights).settings
     (tmp_path / "effective_config.json").write_text(json.dumps(now.as_config() | {"model": "gpt2"}))
     assert typed(["--config", str(tmp_path / "effective_config.json")]).settings.model.size == "nano"
-    assert upgrade_settings(now.as_recorded() | {"model": "gpt2"}) == upgrade_settings(now.as_recorded())
-    assert upgrade_settings({"model": "gpt2", "init_from": "runs/a"})["model"] == "gpt2"  # an older record has less
 
 
 def test_the_peak_from_scratch_is_said_unless_one_was_given(token_files, weights):

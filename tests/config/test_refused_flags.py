@@ -97,7 +97,6 @@ REFUSED = [
     ("optimized --zero_stage 3 --compile", 2, ["--compile", "--zero_stage 3"]),
     ("ddp --compile maybe", 2, ["--compile", "maybe", "auto, on, off"]),
     ("ddp --bucket_cap_mb abc", 2, ["--bucket_cap_mb", "'abc'", "above 0"]),
-    ("ddp --use_flash_attention --attention math", 2, ["--use_flash_attention", "--attention math"]),
     # numbers that no machine or clock can take
     ("--threads_per_rank 1000000", 1, ["--threads_per_rank: 1000000 is more than 1024", "cores"]),
     ("--num_workers 100000000", 1, ["--num_workers: 100000000 is more than 1024", "memory"]),

@@ -14,9 +14,9 @@ from testbed.autotune.attention import check_backend, fastest_backend
 from testbed.autotune.device import why_nothing_compiles, with_precision_resolved
 from testbed.autotune.micro_batch import find_micro_batch, with_micro_batch
 from testbed.config.compatibility import auto_compile_blocker
-from testbed.config.earlier_flags import upgrade_settings
 from testbed.config.run_types import WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.settings import RunSettings
+from testbed.config.table import upgrade_settings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 

@@ -13,11 +13,10 @@ from typing import Any
 from testbed.autotune.choices import as_decided_before
 from testbed.checkpoint.folders import Checkpoint
 from testbed.config.compatibility import math_changes
-from testbed.config.earlier_flags import upgrade_settings
 from testbed.config.flag import Resume
 from testbed.config.run_types import ALL_OPTIONS
 from testbed.config.settings import RunSettings
-from testbed.config.table import flags_where
+from testbed.config.table import flags_where, upgrade_settings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, value_text
 

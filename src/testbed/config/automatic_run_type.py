@@ -1,7 +1,7 @@
 """Settle `--run_type auto`: choice.json, else the plan. No torch.
 
 choice.json says what scripts/find_fastest.py found to be the fastest, for which work, device and ranks. It is taken
-where all of that is the same. A run that is resumed has a run type already (recorded_flags.py).
+where all of that is the same. A run that is resumed has a run type already (with_recorded_flags).
 
 A flag that was given, or that DeepSpeed's file decides, wins over the choice, as it does over a --config file, and a
 sentence says so. A file that states keys of ZeRO takes the run type that does them.

@@ -18,10 +18,9 @@ from testbed.config.automatic_run_type import Planner, hash_of, with_automatic_r
 from testbed.config.compatibility import math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
 from testbed.config.flag_types import AUTO, MOST_THREADS
-from testbed.config.flags import ParsedFlags, parse_command_line
+from testbed.config.flags import ParsedFlags, parse_command_line, with_recorded_flags
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import options_of_run_type, spread_over_ranks
-from testbed.config.recorded_flags import with_recorded_flags
 from testbed.config.run_types import STRATEGIES
 from testbed.config.schedule import (
     check_data_suffices,
@@ -31,7 +30,6 @@ from testbed.config.schedule import (
     options_of_optimizer,
 )
 from testbed.config.settings import CheckedRun, Origin, Plan, RunSettings
-from testbed.config.table import FLAGS, OLDER_SWITCHES
 from testbed.config.trained_run import as_trained, origin_of_refused
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
@@ -119,7 +117,6 @@ def _resolve(asked: ParsedFlags, launch: Launch) -> CheckedRun:
 def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile | None) -> CheckedRun:
     """Fill in the settings. Each step sees the results of the steps before it."""
     values = {**asked.values, **options_of_run_type(asked.values, asked.typed)}
-    values |= _values_of_older_switches(values)
     values |= _paths(values, deepspeed_file)
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     values |= (taken := as_trained(values, asked.given))
@@ -177,18 +174,6 @@ def _deepspeed_file(asked: ParsedFlags) -> DeepSpeedFile | None:
         return None
     # relative, as a record should not name a home folder
     return read_deepspeed_file(Path(named or os.path.relpath(DEFAULT_DEEPSPEED_CONFIG)))
-
-
-def _values_of_older_switches(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that older switches set."""
-    found = {}
-    for switch, (name, value) in OLDER_SWITCHES.items():
-        if not values[switch]:
-            continue
-        if values[name] not in (FLAGS[name].default, value):
-            raise InputError(f"--{switch} contradicts --{name} {values[name]}; leave one of them out")
-        found[name] = value
-    return found
 
 
 def _paths(values: Mapping[str, Any], deepspeed_file: DeepSpeedFile | None) -> dict[str, Any]:

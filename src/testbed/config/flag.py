@@ -57,7 +57,6 @@ class Flag:
         const: value of the bare flag.
         also: older spellings.
         spelled: spelling in --help, if not --name.
-        sets: flag and value that this older switch stands for.
         of_one_start: it belongs to one start of the run: neither --config files nor records hold it.
         recorded: False: files do not hold it, as it always follows from other flags.
         needs: another flag, and the values of it with which this one has an effect.
@@ -81,7 +80,6 @@ class Flag:
     metavar: str | None = None
     also: tuple[str, ...] = ()
     spelled: str | None = None
-    sets: tuple[str, Any] | None = None
     filled: Filled = Filled.KEPT
     of_one_start: bool = False
     recorded: bool = True

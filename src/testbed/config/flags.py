@@ -15,11 +15,18 @@ from typing import Any, NoReturn
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag import Flag
 from testbed.config.flag_parser import FlagParser
-from testbed.config.table import FLAGS, GROUPS
+from testbed.config.flag_types import AUTO
+from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
+from testbed.config.table import FLAGS, GROUPS, flags_where
 from testbed.errors import InputError, one_line
 from testbed.io import read_json
+from testbed.run_folder import EFFECTIVE_CONFIG
 
 DATA_SHA256 = "data_sha256"  # in effective_config.json, beside the flags
+# What --resume does not take from the run's record: where the run lies now, where this start is to stop, and what only
+# measured an earlier start.
+_NOT_TAKEN = frozenset({"run_type", "checkpoint_path", "stop_at_step"}) | flags_where(lambda flag: flag.is_instrument)
+_TAKEN = flags_where(lambda flag: bool(flag.field) and flag.recorded and not flag.of_one_start) - _NOT_TAKEN
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,10 @@ def build_parser() -> argparse.ArgumentParser:
     groups = {name: parser.add_argument_group(held_by.__doc__) for name, held_by in GROUPS.items()}
     for name, flag in FLAGS.items():
         add_flag(groups[flag.group], name)
+    # as older commands spell --attention flash
+    parser.add_argument(
+        "--use_flash_attention", dest="attention", action="store_const", const="flash", help=argparse.SUPPRESS
+    )
     return parser
 
 
@@ -172,3 +183,45 @@ def _form(flag: Flag) -> dict[str, Any]:
     form = {"default": default_of(flag), "choices": flag.choices, "metavar": flag.metavar}
     form |= {"type": flag.type} if flag.type else {}
     return form | ({"nargs": "?", "const": flag.const} if flag.const is not None else {})
+
+
+def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
+    """Return the flags of a start that resumes a run, with recorded values for those that were not given.
+
+    Returns:
+        The flags, and the file that they are from; None where no run is resumed, it has not begun, or the
+        file is not a record of a run.
+
+    Raises:
+        InputError: the record cannot be used; the sentence names it.
+    """
+    file = _record_of(asked)
+    if file is None:
+        return asked, None
+    content = read_json(file, f"--resume: {file}")
+    run_type = content.get("run_type") if isinstance(content, dict) else None
+    if not isinstance(run_type, str) or run_type not in STRATEGIES:
+        if asked.values["run_type"] != AUTO:
+            return asked, None  # not a run of ours; checkpoint/folder_owner.py says what the folder holds
+        raise InputError(f"--resume: {file} names no run type that is known; give --run_type")
+    if "run_type" in asked.explicit and asked.values["run_type"] != AUTO:
+        run_type = asked.values["run_type"]
+    foreign = ALL_OPTIONS - STRATEGIES[run_type].options.keys()
+    taken = {
+        name: checked_like_a_flag(FLAGS[name], content[name], f"--resume: {file}: {name}")
+        for name in sorted(_TAKEN - foreign - asked.explicit)
+        if content.get(name) is not None
+    }
+    taken["run_type"] = run_type
+    return asked.configured_with(taken), file
+
+
+def _record_of(asked: ParsedFlags) -> Path | None:
+    """Return the effective_config.json of the run that is resumed, which may be named by one of its checkpoints."""
+    resume = asked.values["resume"]
+    if resume is None:
+        return None
+    own_folder = asked.values["checkpoint_path"] or f"checkpoint/{asked.values['run_type']}"
+    path = Path(own_folder if resume == AUTO else resume)
+    files = (folder / EFFECTIVE_CONFIG for folder in (path, path.absolute().parent.parent))
+    return next((file for file in files if file.is_file()), None)

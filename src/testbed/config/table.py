@@ -55,8 +55,19 @@ def flags_where(condition: Callable[[Flag], bool]) -> frozenset[str]:
     return frozenset(name for name, flag in FLAGS.items() if condition(flag))
 
 
-# a switch of older commands -> the flag that it stands for, and its value
-OLDER_SWITCHES: dict[str, tuple[str, Any]] = {name: flag.sets for name, flag in FLAGS.items() if flag.sets is not None}
+# what runs did before a flag existed, so that the settings in earlier files compare with those of today
+LEGACY_DEFAULTS: dict[str, Any] = {name: flag.before for name, flag in FLAGS.items() if flag.before is not None}
+
+
+def upgrade_settings(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return recorded settings of any version under the names and values of today."""
+    settings = {**LEGACY_DEFAULTS, **recorded}
+    if settings.pop("use_flash_attention", False):
+        settings["attention"] = "flash"
+    if isinstance(skipped := settings.get("skip_gradient_sync"), bool):
+        settings["skip_gradient_sync"] = "all" if skipped else None
+    return settings
+
 
 if (_options := flags_where(lambda flag: flag.is_option)) != ALL_OPTIONS:
     raise AssertionError(

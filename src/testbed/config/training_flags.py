@@ -112,9 +112,6 @@ class Model:
     attention: str = flag(
         "attention kernel. auto = the fastest in a trial on CUDA, PyTorch's choice on the CPU (default: %(default)s)",
         EXECUTION, choices=["auto", "flash", "cudnn", "efficient", "math"], default="auto", filled=Filled.DECIDED, before="auto")
-    use_flash_attention: ClassVar[Flag] = row(
-        "older name of --attention flash",
-        EXECUTION, default=False, sets=("attention", "flash"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from testbed.analysis.runs.load import Run
-from testbed.config.earlier_flags import LEGACY_DEFAULTS
 from testbed.config.flag import Filled, Kind
-from testbed.config.table import flags_where
+from testbed.config.table import LEGACY_DEFAULTS, flags_where
 
 # Settings in which repeats of one configuration may differ: where they wrote, what they said, where the data lies (what
 # it holds is compared), and the seed, which a protocol may vary on purpose (see comparability.py).

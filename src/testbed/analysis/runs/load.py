@@ -17,7 +17,7 @@ import numpy as np
 from testbed.analysis.runs.search import files_of_runs
 from testbed.analysis.runs.work import recorded_work
 from testbed.analysis.statistics import all_known
-from testbed.config.earlier_flags import upgrade_settings
+from testbed.config.table import upgrade_settings
 from testbed.errors import one_line
 from testbed.metrics.file import metrics_version, read_metrics
 
