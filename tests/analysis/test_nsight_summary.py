@@ -114,11 +114,10 @@ def test_a_trace_counts_once_however_many_files_show_it(tmp_path):
     text_file(folder / "profiles", example.stats_csv(), "nsys_all.csv")
     once = summarize(folder)
     assert [row["count"] for row in once["nccl"]["instances"]] == [18, 18]
-    assert len(once["nvtx_top5"]) == 5 and len({item["name"] for item in once["nvtx_top5"]}) == 5
     text_file(folder / "profiles", example.stats_text("us", trace="nsys_17_node1"), "nsys_stats_node1.txt")
     both = summarize(folder)
     assert [row["count"] for row in both["nccl"]["instances"]] == [36, 36]
-    assert [item["raw"].split()[0] for item in both["nvtx_top5"]] == ["37.6", "37.6", "18.0", "18.0", "13.2"]
+    assert [item["name"] for item in both["nvtx_top5"]] == [item["name"] for item in once["nvtx_top5"]]
     row = both["tables"]["nvtx_sum"]["rows"][0]
     assert (row["total_ns"], row["avg_ns"], row["med_ns"]) == (1200 * UNIT, 100.0 * UNIT, None)
 

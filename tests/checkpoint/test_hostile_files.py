@@ -27,7 +27,7 @@ from support.nsys_examples import stats_text
 from support.programs import TINY_RUN, data_flags
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed.analysis.profiles.nccl_logs import read_log
+from testbed.analysis.profiles.nccl_logs import read_logs
 from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
@@ -333,7 +333,7 @@ PLACES = {
     "packed trace": ("rank0.json.gz", nothing, lambda folder: read_operators(folder / "rank0.json.gz")),
     "text of nsys": ("nsys_stats_node0.txt", lambda folder: (folder / "nsys_stats_node0.txt").write_text(stats_text()),
                      lambda folder: read_stats(folder / "nsys_stats_node0.txt")),
-    "log of NCCL": ("nccl.log", nothing, lambda folder: read_log(folder / "nccl.log")),
+    "log of NCCL": ("nccl.log", nothing, lambda folder: read_logs([folder / "nccl.log"])),
     "RUN_COMPLETE.txt": ("run/RUN_COMPLETE.txt", lambda folder: save(folder / "run", example_metrics(num_steps=3)),
                          lambda folder: as_tsv(verify(folder))),
 }  # fmt: skip

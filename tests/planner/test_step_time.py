@@ -129,7 +129,7 @@ def test_recomputation_repeats_the_forward_pass():
 
 def test_tensor_ranks_reduce_four_times_per_block():
     (traffic,) = tensor_traffic(job(tensor=2), 24)
-    assert traffic.size == 4 * 24 * 2 * 4 * 1024 * 2048
+    assert traffic.size == (4 * 24 + 2) * 2 * 4 * 1024 * 2048  # 2: the embedding, what the head's input gets
     assert traffic.moved() == traffic.size  # 2 (n - 1) / n of it
 
 
@@ -154,12 +154,15 @@ def test_sharded_weights_go_with_every_micro_batch():
 def test_autocast_of_this_program_gathers_weights_and_sends_activations_in_fp32():
     """No MixedPrecisionPolicy under autocast; --mixed_precision native gathers 16 bits and reduces in fp32."""
     own = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp")
+    twice = MODEL.parameters + MODEL.layers * sum(map(math.prod, MODEL.block_shapes()))  # the root is kept gathered
     gathered, reduced = data_traffic(own, 24)
-    assert (gathered.size, reduced.size) == (2 * 4 * MODEL.parameters, 4 * MODEL.parameters)
+    assert (gathered.size, reduced.size) == (4 * twice, 4 * MODEL.parameters)
     gathered, reduced = data_traffic(replace(own, has_16_bit_weights=True), 24)
-    assert (gathered.size, reduced.size) == (2 * 2 * MODEL.parameters, 4 * MODEL.parameters)
+    assert (gathered.size, reduced.size) == (2 * twice, 4 * MODEL.parameters)
+    kept, _ = data_traffic(replace(own, reshards=False), 24)
+    assert kept.size == 4 * MODEL.parameters
     stages = replace(job(pipeline=4), schedule="1f1b")
-    (other,), (sent,) = pipeline_traffic(stages), pipeline_traffic(replace(stages, run_type="pipeline"))
+    (other, _), (sent, _) = pipeline_traffic(stages), pipeline_traffic(replace(stages, run_type="pipeline"))
     assert sent.size == 2 * other.size
 
 
@@ -168,7 +171,7 @@ def test_copies_of_shards_meet_between_nodes_with_one_network_card_each():
     *_, between = data_traffic(job(data=64, zero_stage=3, shard=8), 24)
     assert between.ranks == 8 and between.neighbours(machine(64)) == 1
     bytes_sent = 2 * 7 / 8 * 4 * MODEL.parameters / 8
-    assert DataSheetRates(device_named("h100-sxm")).traffic_seconds(between, machine(64)) > bytes_sent / 50e9
+    assert link_seconds(between, machine(64)) > bytes_sent / 50e9
 
 
 def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():
@@ -178,6 +181,25 @@ def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():
     time = predicted(of)
     assert time.parts[BUBBLE] / time.seconds == pytest.approx(3 / 11, rel=0.3)
     assert sum(share.blocks for share in shares_of(of)) == 24
+
+
+def test_a_tied_embedding_s_gradient_is_added_up_by_the_first_stage_and_the_last():
+    ends = [one for one in pipeline_traffic(replace(job(pipeline=4), schedule="1f1b")) if one.kind == "all_reduce"]
+    assert [(one.ranks, one.size) for one in ends] == [(2, 4.0 * MODEL.head_parameters)]
+    in_a_v = replace(job(pipeline=4, virtual_stages=2), schedule="zero_bubble")  # one rank has both
+    assert [one.kind for one in pipeline_traffic(in_a_v)] == ["p2p"]
+
+
+def test_deepspeed_s_first_stages_all_reduce_and_ddp_s_last_bucket_waits_for_backward():
+    """Its use_multi_rank_bucket_allreduce is on by default: a reduce-scatter would send half as much."""
+    zero = replace(job(data=8, zero_stage=1, shard=8, accumulation=4), run_type="optimized")
+    assert [(one.kind, one.times, one.window) for one in data_traffic(zero, 24)] == [
+        ("all_reduce", 1, 2 / 3),
+        ("all_gather", 1, 0),
+    ]
+    early, last = data_traffic(replace(job(data=8), run_type="ddp"), 24)
+    assert early.in_background and early.size + last.size == 4 * MODEL.parameters
+    assert last.window == 0 and last.size == 4 * MODEL.head_parameters  # tied: its gradient is complete last
 
 
 def test_where_126_blocks_do_not_divide_the_ends_count_as_blocks():
@@ -209,13 +231,13 @@ def test_a_pipeline_over_several_nodes_waits_for_the_network(schedule: str | Non
 
 
 def test_micro_batches_of_1f1b_wait_for_each_hop_and_those_of_others_hide_it():
-    """8 micro batches over 4 stages: (8 + 3) hops, or 3 hops and a twentieth of 8."""
+    """8 micro batches over 4 stages: (8 + 3) hops, or 3 hops and a twentieth of 8. Counted for the average rank."""
     hops, hidden = 1.0, 2.0
     of = {name: replace(job(pipeline=4, accumulation=8), schedule=name) for name in (None, "1f1b", "gpipe")}
     assert exposed_hops_seconds(of["1f1b"], hops, hidden) == 11
     assert exposed_hops_seconds(of["gpipe"], hops, hidden) == pytest.approx(3.4)
     assert exposed_hops_seconds(of["gpipe"], hops, 0.4) == pytest.approx(3 + 8 * 0.6)
-    assert exposed_hops_seconds(of[None], hops, hidden) == 24
+    assert exposed_hops_seconds(of[None], hops, hidden) == 32  # each micro batch crosses three boundaries, both ways
 
 
 def test_a_ring_grows_with_its_ranks_and_a_tree_with_their_logarithm():

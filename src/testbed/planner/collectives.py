@@ -5,9 +5,15 @@ Ranks are laid out tensor, context, data, pipeline from the nearest to the farth
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.model_states import PERSISTENT
+
+DDP_BUCKET = 25 * 2**20  # bytes, its default
+LIVE = 10**9  # elements, DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
+TENSORS_OF_BLOCK, ENDS = 12, 4  # four matrices with biases, two norms; two embeddings, the last norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +27,8 @@ class Traffic:
     messages: float = 1.0  # that `size` goes in
     times: float = 1.0
     exposed: float = 1.0  # share that nothing hides, of what is not data parallel
-    window: float = 1.0  # passes of a micro batch that hide it
+    window: float = 1.0  # passes of a micro batch among which it lies, and which can hide it; 0: after them
+    in_background: bool = False  # hidden even where no stream sends while another computes: DDP's buckets
 
     def moved(self, backend: str = "nccl") -> float:
         """Bytes that a rank sends, by rings: (n - 1) / n of the message, twice for an all-reduce.
@@ -29,10 +36,7 @@ class Traffic:
         gloo has no reduce-scatter of its own: PyTorch makes it from an all-reduce, so it moves twice as much. ZeRO 1
         and 2 of two ranks then send 1.5 times what an all-reduce would.
         """
-        if self.kind == "p2p":
-            return self.size
-        is_twice = self.kind == "all_reduce" or (self.kind == "reduce_scatter" and backend == "gloo")
-        return (2 if is_twice else 1) * (self.ranks - 1) / self.ranks * self.size
+        return self.size * share_sent(self.kind, self.ranks, backend)
 
     def neighbours(self, machine: Machine) -> int:
         """Return how many of its ranks are in one node."""
@@ -40,6 +44,14 @@ class Traffic:
 
     def crosses_nodes(self, machine: Machine) -> bool:
         return self.ranks * self.stride > machine.joined
+
+
+def share_sent(kind: str, ranks: int, backend: str = "gloo") -> float:
+    """Return the bytes that each rank sends, over those of the whole message; see `Traffic.moved`."""
+    if kind == "p2p":
+        return 1.0
+    is_twice = kind == "all_reduce" or (kind == "reduce_scatter" and backend == "gloo")
+    return (2 if is_twice else 1) * (ranks - 1) / ranks
 
 
 def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:
@@ -55,7 +67,7 @@ def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:
     width = 4 if job.precision in ("fp32", "tf32") else 2
     size = width * job.micro_batch * job.model.seq_length / layout.context * job.model.hidden
     exposed = 0.5 if job.tensor_overlap else 1.0
-    count = passes * blocks
+    count = passes * blocks + 2  # the embedding, and the gradient of the head's input
     return [Traffic(kind="all_reduce", size=size * count, ranks=layout.tensor, messages=count, exposed=exposed)]
 
 
@@ -80,19 +92,26 @@ def context_traffic(job: Job, blocks: float) -> list[Traffic]:
 
 
 def pipeline_traffic(job: Job) -> list[Traffic]:
-    """Activations to the next stage and gradients back, once per piece of the rank.
+    """Activations to the next stage and gradients back, what a rank sends on average for one micro batch.
 
     Stages are the outermost axis, and all wait for the slowest hop: it leaves the node as soon as the whole pipeline
-    does, however little of a node one stage fills. So the ranks are those of the pipeline.
+    does, however little of a node one stage fills. So the ranks are those of the pipeline. Once per step, ranks that
+    hold the two ends of a tied embedding add up its gradient; in a zero-bubble schedule's V it is one rank.
     """
-    layout = job.layout
+    layout, model = job.layout, job.model
     if layout.pipeline == 1:
         return []
     across = layout.tensor if layout.sequence_parallel or layout.virtual_stages > 1 else 1
-    size = _wide(job) * job.micro_batch * job.model.seq_length / layout.context * job.model.hidden / across
-    count = 2.0 * layout.virtual_stages
+    size = _wide(job) * job.micro_batch * model.seq_length / layout.context * model.hidden / across
+    is_v = job.schedule == "zero_bubble" and layout.virtual_stages == 2
+    crossings = layout.pipeline * layout.virtual_stages - 1 - is_v
+    count = 2.0 * crossings / layout.pipeline
     stride = layout.devices // layout.pipeline
-    return [Traffic(kind="p2p", size=size * count, ranks=layout.pipeline, stride=stride, messages=count)]
+    found = [Traffic(kind="p2p", size=size * count, ranks=layout.pipeline, stride=stride, messages=count)]
+    if model.tied and not is_v:
+        gradient = _gradient_width(job) * model.head_parameters / layout.tensor
+        found.append(Traffic(kind="all_reduce", size=gradient, ranks=2, stride=layout.devices // 2, window=0.0))
+    return found
 
 
 def data_traffic(job: Job, blocks: float) -> list[Traffic]:
@@ -104,34 +123,98 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     """
     layout, model = job.layout, job.model
     ranks = layout.data * layout.context
-    if ranks == 1:
+    if ranks == 1 or (job.strategy is not None and not job.strategy.is_distributed and layout.data == 1):
         return []
     held = model.parameters / (layout.tensor * layout.pipeline)
-    weights = held * _wide(job)
-    reduces_in_fp32 = job.strategy is not None and job.strategy.sends == "shards"  # FSDP, however it is mixed
-    is_narrow = job.has_16_bit_weights and not reduces_in_fp32
-    gradients = held * (_wide(job) if is_narrow else 4.0)
-    stride = layout.tensor
+    weights, gradients = held * _wide(job), held * _gradient_width(job)
     passes = job.accumulation if layout.pipeline == 1 else 1.0
     buckets = max(1.0, blocks)
+    sends = "" if job.strategy is None else job.strategy.sends
 
-    def one(kind: str, size: float, times: float, window: float, ranks: int = ranks, apart: int = 1) -> Traffic:
+    def one(
+        kind: str,
+        size: float,
+        times: float,
+        window: float,
+        messages: float = buckets,
+        ranks: int = ranks,
+        apart: int = 1,
+        in_background: bool = False,
+    ) -> Traffic:
         return Traffic(
-            kind=kind, size=size, ranks=ranks, stride=stride * apart, messages=buckets, times=times, window=window
+            kind=kind,
+            size=size,
+            ranks=ranks,
+            stride=layout.tensor * apart,
+            messages=messages,
+            times=times,
+            window=window,
+            in_background=in_background,
         )
 
+    if sends == "tensors":
+        return [one("all_reduce", gradients, 1.0, 0.0, TENSORS_OF_BLOCK * buckets + ENDS)]
+    if sends == "buckets":
+        count = max(1, round(gradients / DDP_BUCKET))
+        last = min(gradients, max(gradients / count, _gradient_width(job) * model.head_parameters))  # ready last: tied
+        found = [one("all_reduce", gradients - last, 1.0, 2 / 3, max(1, count - 1), in_background=True)]
+        return [*(found if last < gradients else []), one("all_reduce", last, 1.0, 0.0, 1.0)]
+    if sends == "at_end" or (sends == "zero" and layout.zero_stage == 0):
+        return [one("all_reduce", gradients, 1.0, 0.0, 1.0)]
     if layout.zero_stage == 0:
         return [one("all_reduce", gradients, 1.0, 2 / 3)]
+    if sends == "zero" and layout.zero_stage == 3:
+        return [one(*each) for each in _of_zero_3(job, blocks, weights, gradients)]
+    if sends == "zero":  # DeepSpeed reduces by all-reduces of its buckets, and gathers after the update
+        often = passes if layout.zero_stage == 2 else 1.0
+        buckets_of = max(1.0, held / job.bucket_elements)
+        return [
+            one("all_reduce", gradients, often, 2 / 3, buckets_of),
+            one("all_gather", weights, 1.0, 0.0, buckets_of),
+        ]
     shards = max(2, layout.shard)
     if layout.zero_stage == 3:
-        gathers = one("all_gather", 2 * weights, passes, 2 / 3, shards)
-        found = [gathers, one("reduce_scatter", gradients, passes, 1 / 3, shards)]
+        again = weights
+        if sends == "shards":  # what is no block, the root, stays gathered until its backward pass
+            again = _wide(job) * model.layers * sum(map(math.prod, model.block_shapes())) if job.reshards else 0.0
+        gathers = one("all_gather", weights + again, passes, 2 / 3, 2 * buckets, shards)
+        found = [gathers, one("reduce_scatter", gradients, passes, 1 / 3, buckets, shards)]
     else:
         often = passes if layout.zero_stage == 2 else 1.0
         found = [one("reduce_scatter", gradients, often, 2 / 3), one("all_gather", weights, 1.0, 1 / 3)]
     if shards < ranks and layout.zero_stage == 3:  # copies of the shards agree; a shard is a neighbour of no copy
-        found.append(one("all_reduce", gradients / shards, 1.0, 1 / 3, ranks // shards, apart=shards))
+        copies = ranks // shards
+        found.append(one("all_reduce", gradients / shards, 1.0, 1 / 3, buckets, copies, shards, in_background=True))
     return found
+
+
+def _of_zero_3(
+    job: Job, blocks: float, weights: float, gradients: float
+) -> list[tuple[str, float, float, float, float]]:
+    """Return kind, bytes, times, window and messages of what DeepSpeed's stage 3 moves.
+
+    Tensors below PERSISTENT stay whole and are gathered once, after the update; the others in forward. They are kept
+    for backward as long as LIVE elements are not exceeded, else gathered again, but for the tied embedding: forward
+    reads it last and backward first.
+    """
+    model, wide = job.model, _wide(job)
+    again = 1 if model.parameters < LIVE else 2
+    block = [math.prod(shape) for shape in model.block_shapes()]
+    ends = [model.head_parameters, model.position_parameters]
+    small = [size for size in block if size < PERSISTENT]
+    large = [size for size in block if size >= PERSISTENT]
+    gathered = wide * (again * blocks * sum(large) + sum(ends))
+    return [
+        ("all_gather", gathered, job.accumulation, 2 / 3, again * blocks * len(large) + len(ends)),
+        ("all_gather", wide * blocks * sum(small), 1.0, 0.0, blocks * len(small)),
+        ("reduce_scatter", gradients, job.accumulation, 1 / 3, max(1.0, gradients / wide / job.bucket_elements)),
+    ]
+
+
+def _gradient_width(job: Job) -> float:
+    """Return the bytes of a gradient that data ranks add up: FSDP's are fp32, however it is mixed."""
+    reduces_in_fp32 = job.strategy is not None and job.strategy.sends == "shards"
+    return _wide(job) if job.has_16_bit_weights and not reduces_in_fp32 else 4.0
 
 
 def _wide(job: Job) -> float:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import InputError
-from testbed.planner.calibrated_time import Predictor
 from testbed.planner.calibration import Calibration, check_machine, read_calibration
 from testbed.planner.fit import Fit, measured
+from testbed.planner.measured_rates import Calibrated
 from testbed.planner.rows import own_rows
 
 SCORE_FILE = Path(__file__).parent / "published_score.json"
@@ -34,18 +34,18 @@ class Constants:
     Attributes:
         fit: factors of published runs; without rows all are 1.
         width: of the interval of log time, in standard deviations of the fit.
-        predictor: of a calibrated machine, in place of data sheet and factors.
+        calibrated: the rates of a calibrated machine, in place of data sheet and factors.
         label: "calibrated ..." or "uncalibrated ...".
     """
 
     fit: Fit = field(default_factory=lambda: Fit([]))
     width: float = NORMAL_WIDTH
-    predictor: Predictor | None = None
+    calibrated: Calibrated | None = None
     label: str = "uncalibrated: data sheet"
 
     @property
     def calibration(self) -> Calibration | None:
-        return None if self.predictor is None else self.predictor.calibration
+        return None if self.calibrated is None else self.calibrated.calibration
 
 
 @cache
@@ -81,7 +81,7 @@ def calibrated_constants(path: Path, here: Mapping[str, Any]) -> Constants:
 def constants_of_calibration(calibration: Calibration, name: str = "calibration.json") -> Constants:
     """Return constants that predict from what was measured."""
     label = f"calibrated with {name}, {len(calibration.steps)} whole steps"
-    return Constants(predictor=Predictor.of(calibration), label=label)
+    return Constants(calibrated=Calibrated.of(calibration), label=label)
 
 
 def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:

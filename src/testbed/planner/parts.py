@@ -13,18 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from testbed.memory_model.job import Job, Machine, framework_of
-from testbed.memory_model.stages import even_stages, stages_of, stages_of_ranks
+import numpy as np
+
+from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.model_states import elements_held
+from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 
-FORWARD, BACKWARD = 1.0, 2.0  # of a matrix product
-ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
 OFFLOAD_EXPOSED, OFFLOAD_SPEED = 0.1, 100e9  # of activations to the host and back, an estimate
 # ZeRO's offload (Ren et al. 2021, arXiv:2101.06840): a device's way to the host, and the host's memory, which bounds
 # AdamW there and which the devices of a node share. Both rates are estimates.
 HOST_LINK, HOST_MEMORY, HOST_UPDATE_BYTES = 25e9, 100e9, 28.0
-KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
+OFFLOAD_WINDOW = 0.8  # share of a pass behind which weights come from the host, an estimate
 FLOOR = 0.05  # of a collective's time that nothing hides: the first and the last bucket
 
 PARTS = (
@@ -32,7 +33,6 @@ PARTS = (
     "operands",
     "attention",
     "elementwise",
-    "quantization",
     "head",
     "optimizer",
     "tensor links",
@@ -45,28 +45,40 @@ PARTS = (
 )
 
 
+Pass = tuple[float, float]  # seconds of matrix products: at the speed of their units, and moving their operands
+
+
 class Rates(Protocol):
-    """Speed of a machine, measured or from its data sheet."""
+    """Speed of a machine, from its data sheet or measured. Seconds are of one device and one micro batch."""
 
-    window: float  # share of the passes' time in which collectives can run behind them
+    straggling: float  # share of a pass by which a device varies
 
-    def product_seconds(self, m: float, n: float, k: float, job: Job) -> tuple[float, float]:
-        """Seconds of one matrix product: at the speed of its units, and moving its operands."""
+    def layer_seconds(self, tokens: float, inputs: float, outputs: float, job: Job) -> tuple[Pass, Pass]:
+        """Seconds of a linear layer, forward and backward."""
 
-    def attention_seconds(self, flops: float, square_bytes: float, job: Job) -> float:
-        """Seconds of attention: FLOPs of the fused kernel, bytes of the T x T matrices of the eager one."""
+    def attention_seconds(self, job: Job) -> tuple[float, float]:
+        """Seconds of one block's causal attention, forward and backward."""
 
-    def moving_seconds(self, moved: float, job: Job) -> float:
-        """Seconds to read and write so many bytes, elementwise."""
+    def elementwise_seconds(self, job: Job) -> float:
+        """Seconds of one block's other kernels, both passes."""
+
+    def loss_seconds(self, logits: float, job: Job) -> float:
+        """Seconds of the loss of so many logits, both passes."""
 
     def optimizer_seconds(self, elements: float, job: Job) -> float:
         """Seconds to update so many elements."""
 
-    def launch_seconds(self, kernels: float, job: Job) -> float:
-        """Seconds of the host to launch so many kernels."""
+    def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
+        """Seconds that the host adds to what the device computes in both passes of so many blocks."""
 
-    def traffic_seconds(self, traffic: Traffic, machine: Machine) -> float:
-        """Seconds of a collective, nothing else running."""
+    def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
+        """Seconds of a collective that nothing hides: the rank's own work, and what it waits for the link.
+
+        `computing`: of a micro batch's passes, among which its messages lie.
+        """
+
+    def window(self, traffic: Traffic) -> float:
+        """Share of the passes' time in which a collective runs behind them."""
 
 
 @dataclass(frozen=True)
@@ -78,88 +90,57 @@ class Share:
 
 
 def shares_of(job: Job) -> list[Share]:
-    """Return each pipeline rank's share; src/gpt2.py balances stages by cost, other programs cut blocks evenly."""
+    """Return each pipeline rank's share."""
+    return [
+        Share(sum(len(one.blocks) for one in held), any(one.predicts for one in held)) for held in stages_by_rank(job)
+    ]
+
+
+def stages_by_rank(job: Job) -> list[list[Stage]]:
+    """Return each pipeline rank's stages; src/gpt2.py balances them by cost, other programs cut blocks evenly."""
     layout = job.layout
     cut = even_stages if job.run_type is None else stages_of
     stages = cut(job.model, layout.pipeline * (layout.virtual_stages if layout.pipeline > 1 else 1))
-    ranks = stages_of_ranks(stages, layout.pipeline, job.schedule)
-    return [Share(sum(len(one.blocks) for one in held), any(one.predicts for one in held)) for held in ranks]
+    return stages_of_ranks(stages, layout.pipeline, job.schedule)
 
 
 def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds by part of one block and micro batch on one device: of both passes, and of what is repeated."""
-    model, tensor = job.model, job.layout.tensor
-    tokens = job.micro_batch * model.seq_length / job.layout.context
-    heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    gates = 2 if model.mlp == "swiglu" else 1
-    widths = [
-        ((heads + 2 * kv) / tensor, model.hidden),
-        (model.hidden, heads / tensor),
-        (gates * model.ffn / tensor, model.hidden),
-        (model.hidden, model.ffn / tensor),
-    ]
-    pairs = [rates.product_seconds(tokens, n, k, job) for n, k in widths]
-    products, operands = (sum(pair[side] for pair in pairs) for side in (0, 1))
-    pass_flops = 2 * job.micro_batch * model.seq_length**2 * heads / tensor / job.layout.context
-    square = job.micro_batch * model.heads * model.seq_length**2 / tensor / job.layout.context
-    is_eager = job.attention == "eager"
-    attention = [
-        rates.attention_seconds(share * pass_flops * (2 if is_eager else 1), 10 * share * square * is_eager, job)
-        for share in (FORWARD, BACKWARD if is_eager else ATTENTION_BACKWARD)
-    ]
-    moving = rates.moving_seconds(tokens * elementwise_bytes(job), job)
-    cast = rates.moving_seconds(tokens * cast_bytes(job, widths), job)
-    both = {
-        "products": 3 * products,
-        "operands": 3 * operands,
-        "attention": sum(attention),
-        "elementwise": moving,
-        "quantization": cast,
-    }
+    tokens = job.micro_batch * job.model.seq_length / job.layout.context
+    layers = [rates.layer_seconds(tokens, inputs, outputs, job) for inputs, outputs in layer_widths(job)]
+    forward, backward = (np.sum([layer[way] for layer in layers], axis=0) for way in (0, 1))
+    attention, elementwise = rates.attention_seconds(job), rates.elementwise_seconds(job)
+    products, operands = map(float, forward + backward)
+    both = {"products": products, "operands": operands, "attention": sum(attention), "elementwise": elementwise}
     repeated = {
-        "products": products,
-        "operands": operands,
+        "products": float(forward[0]),
+        "operands": float(forward[1]),
         "attention": attention[0],
-        "elementwise": ELEMENTWISE_FORWARD * moving,
-        "quantization": cast / 2,
+        "elementwise": ELEMENTWISE_FORWARD * elementwise,
     }
     often = REPEATED.get(job.recompute, {})
     return both, {part: often.get(part, 0.0) * job.recompute_share * repeated[part] for part in repeated}
 
 
+def layer_widths(job: Job) -> list[tuple[float, float]]:
+    """Return inputs and outputs of each linear layer of a block, as one tensor rank has them."""
+    model, tensor = job.model, job.layout.tensor
+    heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    gates = 2 if model.mlp == "swiglu" else 1
+    return [
+        (model.hidden, (heads + 2 * kv) / tensor),
+        (heads / tensor, model.hidden),
+        (model.hidden, gates * model.ffn / tensor),
+        (model.ffn / tensor, model.hidden),
+    ]
+
+
 # What activation checkpointing repeats of the forward pass. selective_op: torchtitan keeps every second matrix product.
 REPEATED: Mapping[str, Mapping[str, float]] = {
-    "full": dict.fromkeys(("products", "operands", "attention", "elementwise", "quantization"), 1.0),
+    "full": dict.fromkeys(("products", "operands", "attention", "elementwise"), 1.0),
     "selective_attention": {"attention": 1.0},
-    "selective_op": {"products": 0.5, "operands": 0.5, "elementwise": 1.0, "quantization": 0.5},
+    "selective_op": {"products": 0.5, "operands": 0.5, "elementwise": 1.0},
 }
-
-
-def elementwise_bytes(job: Job) -> float:
-    """Return the bytes per token that norms, residuals, activations and biases of one block move, both passes.
-
-    Eager, 16 bits: about 182 per token and width for GPT-2. An estimate by counting reads and writes of each kernel.
-    """
-    model, layout = job.model, job.layout
-    across = layout.tensor if layout.sequence_parallel else 1
-    kv = 2 * model.kv_heads * model.head_dim
-    inner = (24.0 if model.mlp == "swiglu" else 16.0) * model.ffn / layout.tensor
-    eager = 70.0 * model.hidden / across + 16.0 * (model.heads * model.head_dim + kv) / layout.tensor + inner
-    width = 2.0 if job.precision in ("fp32", "tf32") else 1.0
-    return eager * width * (0.55 if _is_fused(job) else 1.0)
-
-
-def _is_fused(job: Job) -> bool:
-    return job.compiled or framework_of(job.stack) in FUSED
-
-
-FUSED = ("megatron", "llm.c")  # frameworks whose kernels join several elementwise steps
-
-
-def cast_bytes(job: Job, widths: list[tuple[float, float]]) -> float:
-    """Return the bytes per token that bringing operands to 8 or 4 bits moves: both ways round, both passes."""
-    steps = {"fp8": 5.0, "mxfp8": 7.0, "nvfp4": 8.0, "fp4": 8.0}.get(job.precision, 0.0)
-    return steps * sum(n + k for n, k in widths)
 
 
 def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) -> dict[str, float]:
@@ -171,21 +152,19 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) 
         parts[part] = share.blocks * (seconds + repeated[part])
     tokens = job.micro_batch * model.seq_length / job.layout.context
     if share.predicts:
-        dense = _as_the_head_computes(job)
-        products = rates.product_seconds(tokens, model.vocab / tensor, model.hidden, dense)
-        logits = tokens * model.vocab / tensor * (10.0 if _is_fused(job) else 20.0)
-        parts["head"] = 3 * sum(products) + rates.moving_seconds(logits, job)
-    for part, traffic in (
-        ("tensor links", tensor_traffic(job, share.blocks)),
-        ("context links", context_traffic(job, share.blocks)),
-    ):
-        parts[part] = sum(one.exposed * rates.traffic_seconds(one, machine) for one in traffic)
+        head = rates.layer_seconds(tokens, model.hidden, model.vocab / tensor, _as_the_head_computes(job))
+        parts["head"] = float(np.sum(head)) + rates.loss_seconds(tokens * model.vocab / tensor, job)
     if job.offload == "activations":
         layers = min(share.blocks, job.offload_layers or share.blocks)
         kept = 34.0 * model.hidden * tokens * layers / tensor
         parts["offload"] = OFFLOAD_EXPOSED * kept / OFFLOAD_SPEED
-    kernels = share.blocks * KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
-    parts["host"] = max(0.0, rates.launch_seconds(kernels, job) - sum(parts.values()))
+    computing = sum(parts.values())
+    for part, traffic in (
+        ("tensor links", tensor_traffic(job, share.blocks)),
+        ("context links", context_traffic(job, share.blocks)),
+    ):
+        parts[part] = sum(one.exposed * sum(rates.traffic_seconds(one, machine, computing)) for one in traffic)
+    parts["host"] = rates.host_seconds(share.blocks, sum(parts.values()), job)
     return parts
 
 
@@ -205,23 +184,27 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
     one_pass = sum(slowest.values())
     passes = job.accumulation
     parts = {part: passes * seconds for part, seconds in slowest.items()}
-    hops = sum(rates.traffic_seconds(one, machine) for one in pipeline_traffic(job))
-    parts["pipeline links"] = exposed_hops_seconds(job, hops, rates.window * one_pass)
-    idle = bubble_seconds(job, [sum(by_share[share].values()) for share in shares])
+    for traffic in pipeline_traffic(job):
+        busy, hops = rates.traffic_seconds(traffic, machine, one_pass)
+        if traffic.kind == "p2p":
+            parts["pipeline links"] += passes * busy
+            parts["pipeline links"] += exposed_hops_seconds(job, hops, rates.window(traffic) * one_pass)
+        else:
+            parts["pipeline links"] += busy + hops
     blocks = max(share.blocks for share in shares)
-    hidden = rates.window * one_pass if job.overlap else 0.0
+    hidden = one_pass if job.overlap else 0.0
     for traffic in data_traffic(job, blocks):
-        seconds = rates.traffic_seconds(traffic, machine)
-        window = hidden * traffic.window
-        parts["data links"] += traffic.times * max(FLOOR * seconds, seconds - window)
-    held = job.model.parameters / (job.layout.tensor * job.layout.pipeline)
+        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
+        window = rates.window(traffic) * traffic.window * hidden
+        parts["data links"] += traffic.times * (busy + max(FLOOR * waiting, waiting - window))
+    held = max(elements_held(job.model, job.layout.tensor, stages) for stages in stages_by_rank(job))
     own = held / (job.layout.shard if job.layout.zero_stage else 1)
     if job.offload in ("optimizer", "parameters"):
-        parts["offload"] = offloaded_seconds(job, machine, own, hidden)
+        parts["offload"] = offloaded_seconds(job, machine, own, OFFLOAD_WINDOW * hidden)
     else:
         parts["optimizer"] = rates.optimizer_seconds(own, job)
-    parts["stragglers"] = 0.01 * straggling(machine.devices) * passes * one_pass
-    return parts, idle
+    parts["stragglers"] = rates.straggling * straggling(machine.devices) * passes * one_pass
+    return parts, bubble_seconds(job, [sum(by_share[share].values()) for share in shares])
 
 
 def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> float:
@@ -250,12 +233,12 @@ def exposed_hops_seconds(job: Job, hops: float, hidden: float) -> float:
     its passes; only filling and draining the pipeline waits. Without a schedule each micro batch waits for every stage.
 
     Args:
-        hops: seconds of a rank's hops for one micro batch, both ways and for all of its stages.
+        hops: seconds that a rank waits for what it sends for one micro batch, both ways and for all of its stages.
         hidden: seconds of a micro batch's passes that a hop can travel behind.
     """
     others = job.layout.pipeline - 1
     if job.schedule is None:
-        return job.accumulation * others * hops
+        return job.accumulation * job.layout.pipeline * hops
     if job.schedule == "1f1b":
         return (job.accumulation + others) * hops
     steady = job.accumulation * max(FLOOR * hops, hops - hidden)

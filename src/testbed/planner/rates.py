@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 from testbed.memory_model.devices import Device
-from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.job import Job, Machine, framework_of
 from testbed.planner.collectives import Traffic
+from testbed.planner.parts import Pass, layer_widths
 
 # Of the peak of its units, in large matrix products: the newer the units, the more power limits them.
 PRODUCT_SHARE = {"volta": 0.72, "turing": 0.5, "ampere": 0.84, "ada": 0.7, "hopper": 0.72, "blackwell": 0.72}
@@ -21,46 +22,86 @@ OTHER_SHARE = 0.6
 MEMORY_SHARE = 0.8  # of the memory's bandwidth, in elementwise kernels
 LINK_SHARE = 0.75  # of a link's line rate, in large messages
 HALF_SIZE = 2e6  # bytes of a message at which a link reaches half its rate
-HOP = (
-    2e-6  # seconds of a ring from one device to the next within a node: NCCL's own table (graph/tuning.cc) has 0.6 to 4
-)
+HOP = 2e-6  # seconds of a ring from one device to the next within a node: NCCL's table (graph/tuning.cc) has 0.6 to 4
 LAUNCH = 8e-6  # seconds of the host for one kernel, with autograd's share: an estimate
 OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for clipping 12
 
 
-class DataSheetRates:
-    """Rates of a device from its data sheet."""
+ATTENTION_BACKWARD = 2.5  # of the forward pass, where nothing was kept of the T x T matrices
+KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
+FUSED = ("megatron", "llm.c")  # frameworks whose kernels join several elementwise steps
+CAST_BYTES = {"fp8": 5.0, "mxfp8": 7.0, "nvfp4": 8.0, "fp4": 8.0}  # to bring an operand to few bits, both ways round
 
-    window = 0.8
+
+class DataSheetRates:
+    """`Rates` of a device from its data sheet."""
+
+    straggling = 0.01
 
     def __init__(self, device: Device) -> None:
         self.device = device
 
-    def product_seconds(self, m: float, n: float, k: float, job: Job) -> tuple[float, float]:
+    def layer_seconds(self, tokens: float, inputs: float, outputs: float, job: Job) -> tuple[Pass, Pass]:
         share = NARROW_SHARE.get(job.precision, PRODUCT_SHARE.get(self.device.architecture, OTHER_SHARE))
         width = _width(job.precision)
-        moved = width * (m * k + n * k) + max(2.0, width) * m * n
-        at_peak = 2 * m * n * k / (share * self.device.peak_of(job.precision))
-        return at_peak, moved / (MEMORY_SHARE * self.device.memory_bytes_per_s)
+        moved = width * (tokens * inputs + inputs * outputs) + max(2.0, width) * tokens * outputs
+        at_peak = 2 * tokens * inputs * outputs / (share * self.device.peak_of(job.precision))
+        operands = self._moving_seconds(moved)
+        return (at_peak, operands), (2 * at_peak, 2 * operands)
 
-    def attention_seconds(self, flops: float, square_bytes: float, job: Job) -> float:
+    def attention_seconds(self, job: Job) -> tuple[float, float]:
         precision = job.precision if job.precision in ("fp32", "tf32", "fp16") else "bf16"
         share = ATTENTION_SHARE.get(self.device.architecture, OTHER_SHARE)
-        head_dim = job.model.head_dim
-        share *= min(1.0, 1.25 * head_dim / (head_dim + 32))
-        return flops / (share * self.device.peak_of(precision)) + self.moving_seconds(square_bytes, job)
+        model, head_dim = job.model, job.model.head_dim
+        peak = share * min(1.0, 1.25 * head_dim / (head_dim + 32)) * self.device.peak_of(precision)
+        square = job.micro_batch * model.heads * model.seq_length**2 / job.layout.tensor / job.layout.context
+        forward = 2 * square * head_dim / peak
+        if job.attention == "eager":  # the whole square, and 10 bytes for each of its elements
+            forward = 2 * forward + self._moving_seconds(10 * square)
+            return forward, 2 * forward
+        return forward, ATTENTION_BACKWARD * forward
 
-    def moving_seconds(self, moved: float, job: Job) -> float:
-        return moved / (MEMORY_SHARE * self.device.memory_bytes_per_s)
+    def elementwise_seconds(self, job: Job) -> float:
+        tokens = job.micro_batch * job.model.seq_length / job.layout.context
+        casts = CAST_BYTES.get(job.precision, 0.0) * sum(map(sum, layer_widths(job)))
+        return self._moving_seconds(tokens * (elementwise_bytes(job) + casts))
+
+    def loss_seconds(self, logits: float, job: Job) -> float:
+        return self._moving_seconds(logits * (10.0 if _is_fused(job) else 20.0))
 
     def optimizer_seconds(self, elements: float, job: Job) -> float:
-        return self.moving_seconds(OPTIMIZER_BYTES * elements, job)
+        return self._moving_seconds(OPTIMIZER_BYTES * elements)
 
-    def launch_seconds(self, kernels: float, job: Job) -> float:
-        return kernels * LAUNCH
+    def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
+        kernels = blocks * KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
+        return max(0.0, kernels * LAUNCH - computing)
 
-    def traffic_seconds(self, traffic: Traffic, machine: Machine) -> float:
-        return link_seconds(traffic, machine)
+    def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
+        return 0.0, link_seconds(traffic, machine)
+
+    def window(self, traffic: Traffic) -> float:
+        return 0.8
+
+    def _moving_seconds(self, moved: float) -> float:
+        return moved / (MEMORY_SHARE * self.device.memory_bytes_per_s)
+
+
+def elementwise_bytes(job: Job) -> float:
+    """Return the bytes per token that norms, residuals, activations and biases of one block move, both passes.
+
+    Eager, 16 bits: about 182 per token and width for GPT-2. An estimate by counting reads and writes of each kernel.
+    """
+    model, layout = job.model, job.layout
+    across = layout.tensor if layout.sequence_parallel else 1
+    kv = 2 * model.kv_heads * model.head_dim
+    inner = (24.0 if model.mlp == "swiglu" else 16.0) * model.ffn / layout.tensor
+    eager = 70.0 * model.hidden / across + 16.0 * (model.heads * model.head_dim + kv) / layout.tensor + inner
+    width = 2.0 if job.precision in ("fp32", "tf32") else 1.0
+    return eager * width * (0.55 if _is_fused(job) else 1.0)
+
+
+def _is_fused(job: Job) -> bool:
+    return job.compiled or framework_of(job.stack) in FUSED
 
 
 def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> float:

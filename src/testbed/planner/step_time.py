@@ -10,7 +10,7 @@ from testbed.memory_model.job import Job, Machine
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants
 from testbed.planner.fit import nominal_of
-from testbed.planner.parts import PARTS
+from testbed.planner.parts import PARTS, step_parts
 from testbed.planner.rates import DataSheetRates
 
 WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
@@ -19,7 +19,6 @@ SHOWN = {  # under which name a part is shown; "... links" are named by the link
     "operands": "matrix products",
     "attention": "attention",
     "elementwise": "elementwise",
-    "quantization": "elementwise",
     "head": "head",
     "optimizer": "optimizer",
     "offload": "offload",
@@ -48,24 +47,27 @@ class StepTime:
 
 def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     """Predict one step of a job on a machine."""
-    if constants.predictor is not None:
-        found = constants.predictor.predict(job, machine)
-        return StepTime(found.parts, sum(found.parts.values()), found.low, found.high, constants.label)
-    nominal = nominal_of(job, machine, DataSheetRates(machine.device))
-    log_time, deviation = constants.fit.predict(nominal)
-    half = constants.width * deviation
-    by_part = constants.fit.parts(nominal)
-    seconds = math.exp(log_time)
-    scale = seconds / float(by_part.sum())
-    idle = nominal.idle / (nominal.idle + float(nominal.seconds.sum()))
+    calibrated = constants.calibrated
+    if calibrated is not None:
+        by_name, idle = step_parts(job, machine, calibrated.rates(job))
+        taken, seconds = list(by_name.values()), sum(by_name.values()) + idle
+        low, high = (end * seconds for end in calibrated.residuals.interval())
+        idle_share = idle / seconds
+    else:
+        nominal = nominal_of(job, machine, DataSheetRates(machine.device))
+        log_time, deviation = constants.fit.predict(nominal)
+        seconds, half = math.exp(log_time), constants.width * deviation
+        low, high = math.exp(log_time - half), math.exp(log_time + half)
+        taken = list(constants.fit.parts(nominal))
+        idle_share = nominal.idle / (nominal.idle + float(nominal.seconds.sum()))
+    scale = seconds * (1 - idle_share) / sum(taken)
     parts: dict[str, float] = {}
-    for part, took in zip(PARTS, by_part, strict=True):
+    for part, took in zip(PARTS, taken, strict=True):
         shown = SHOWN.get(part) or _link_of(part, job, machine)
-        parts[shown] = parts.get(shown, 0.0) + float(took) * scale * (1 - idle)
-    if idle:
-        parts[BUBBLE] = idle * seconds
+        parts[shown] = parts.get(shown, 0.0) + float(took) * scale
+    parts[BUBBLE] = idle_share * seconds
     kept = {part: took for part, took in parts.items() if took > 0}
-    return StepTime(kept, seconds, math.exp(log_time - half), math.exp(log_time + half), constants.label)
+    return StepTime(kept, seconds, low, high, constants.label)
 
 
 def _link_of(part: str, job: Job, machine: Machine) -> str:

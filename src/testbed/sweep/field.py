@@ -65,7 +65,7 @@ def predictions_of(
         if not fits(memory, device):
             lack = f"needs {needs(memory, device) / GIB:.1f} GiB of {device.memory_bytes / GIB:.1f}"
         # the published runs, which widths without a calibration come from, are of GPUs
-        is_scored = constants.predictor is not None or device.kind == "cuda"
+        is_scored = constants.calibrated is not None or device.kind == "cuda"
         found[cell.name] = Prediction(time.seconds, time.low, time.high, time.label, lack, is_scored)
     return found
 

@@ -7,7 +7,7 @@ neither is used. Each profile is one instrumented run: a difference is what thes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -37,8 +37,11 @@ _SHOULD_AGREE = (
 _CUT_AT = 99  # nsys cuts a kernel's name here and adds an ellipsis; its SQLite export does not
 
 
+TITLES = {"phases": "Parts of an optimizer step, exclusive"} | COMPARED
+Rows = dict[str, tuple[float | None, float | None]]  # nanoseconds and count per rank and step, by name
+
+
 class _Nccl(TypedDict):
-    instances: list[dict[str, Any]]
     percent_of_kernel_time: float | None
 
 
@@ -80,32 +83,42 @@ def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
             f"the profiles have no table in common: one has {', '.join(a['tables']) or 'none'}, the other "
             f"{', '.join(b['tables']) or 'none'}"
         )
-    collectives = [{(row["kind"], row["name"]): row[PER_STEP] for row in side["nccl"]["instances"]} for side in (a, b)]
+    sides = (a, b)
+    told = ("run_dir", "run_id", "num_optimizer_steps", "ranks_in_profile", "sources")
     return {
-        "compared": {
-            name: {
-                key: summary[key] for key in ("run_dir", "run_id", "num_optimizer_steps", "ranks_in_profile", "sources")
-            }
-            for name, summary in (("a", a), ("b", b))
-        },
+        "compared": [{name: side[name] for name in told} for side in sides],
         "notes": _notes(a, b),
-        "phases": [{"name": name, "ns": ns} for name, ns in _beside(_phases(a, b))],
-        "nccl": [{"kind": kind, "name": name, PER_STEP: counts} for (kind, name), counts in _beside(collectives, 0.0)],
-        "nccl_percent_of_kernel_time": [a["nccl"]["percent_of_kernel_time"], b["nccl"]["percent_of_kernel_time"]],
-        "tables": {report: _rows(report, a["tables"][report], b["tables"][report]) for report in shared},
+        "tables": {
+            "phases": _rows(_phases(a, b), "phases"),
+            **{report: _rows([_by_name(side["tables"][report]) for side in sides], report) for report in shared},
+        },
     }
 
 
-def _beside(sides: Sequence[dict], absent: Any = None) -> Iterator[tuple[Any, list]]:
-    """Yield each key of two tables with the values of both."""
-    return ((key, [side.get(key, absent) for side in sides]) for key in sides[0] | sides[1])
-
-
-def _phases(a: dict, b: dict) -> list[dict[str, float]]:
+def _phases(a: dict, b: dict) -> list[Rows]:
     """Return the parts of a step of both; nothing where they were not measured in one way."""
     if not a["phases"] or not b["phases"] or a["phases"]["source"] != b["phases"]["source"]:
         return [{}, {}]
-    return [{part["name"]: part["ns"] for part in summary["phases"]["parts"]} for summary in (a, b)]
+    return [{part["name"]: (part["ns"], None) for part in summary["phases"]["parts"]} for summary in (a, b)]
+
+
+def _rows(sides: Sequence[Rows], table: str) -> list[dict[str, Any]]:
+    """Join the rows of both sides by name, the largest change first.
+
+    A kernel or call that a profile lacks took no time there. A range that it lacks was not marked there, which says
+    nothing about time: None.
+    """
+    absent = (None, None) if table in ("phases", "nvtx_sum") else (0.0, 0.0)
+    found = []
+    for name in sides[0] | sides[1]:
+        ns, count = zip(*(side.get(name, absent) for side in sides), strict=True)
+        found.append({"name": name, "ns": ns, "count": count})
+    return sorted(found, key=lambda row: -abs(_change(row["ns"]) or 0.0))
+
+
+def _change(values: Sequence[float | None]) -> float | None:
+    before, after = values
+    return None if before is None or after is None else after - before
 
 
 def _notes(a: dict, b: dict) -> list[str]:
@@ -122,6 +135,9 @@ def _notes(a: dict, b: dict) -> list[str]:
     only = sorted(set(a["tables"]) ^ set(b["tables"]))
     if only:
         found.append(f"In one profile only, so not compared: {', '.join(only)}.")
+    shares = [summary["nccl"]["percent_of_kernel_time"] for summary in (a, b)]
+    if None not in shares:
+        found.append(f"NCCL's share of the sum of kernel times: {shares[0]:.1f} % and {shares[1]:.1f} %.")
     for name, summary in (("A", a), ("B", b)):
         found += [
             f"{name}: {warning}" for warning in summary["warnings"] if "was on:" in warning or "covers" in warning
@@ -137,72 +153,45 @@ def _in_words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _rows(report: str, a: dict, b: dict) -> list[dict]:
-    """Join the rows of both tables by name, the largest change of time first.
-
-    A kernel or call that a profile lacks took no time there. A range that it lacks was not marked there, which says
-    nothing about time: None.
-    """
-    absent = (None, None) if report == "nvtx_sum" else (0.0, 0.0)
-    found = [
-        {"name": name, "ns": [ns for ns, _ in sides], "count": [count for _, count in sides]}
-        for name, sides in _beside([_by_name(table) for table in (a, b)], absent)
-    ]
-    return sorted(found, key=lambda row: (None in row["ns"], -abs((row["ns"][1] or 0) - (row["ns"][0] or 0))))
-
-
-def _by_name(table: dict) -> dict[str, tuple[float, float]]:
+def _by_name(table: dict) -> Rows:
     """Return nanoseconds and count per rank and step by name, cut as nsys cuts it."""
-    found: dict[str, tuple[float, float]] = {}
+    found: Rows = {}
     for row in table["rows"]:
         name = row["name"] if len(row["name"]) <= _CUT_AT else row["name"][:_CUT_AT] + "…"
         ns, count = found.get(name, (0.0, 0.0))
-        found[name] = (ns + row[PER_STEP]["total_ns"], count + row[PER_STEP]["count"])
+        found[name] = ((ns or 0.0) + row[PER_STEP]["total_ns"], (count or 0.0) + row[PER_STEP]["count"])
     return found
 
 
 def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
     """Return the largest changes of each table, and what keeps them from being a comparison."""
-    sides = [
-        Statement(
-            f"{name.upper()}: ",
-            f"{side['run_dir']} ({counted(side['ranks_in_profile'], 'rank')} x "
-            f"{counted(side['num_optimizer_steps'], 'step')})",
+    blocks: list[Block] = [
+        (
+            *(
+                Statement(
+                    f"{name}: ",
+                    f"{side['run_dir']} ({counted(side['ranks_in_profile'], 'rank')} x "
+                    f"{counted(side['num_optimizer_steps'], 'step')})",
+                )
+                for name, side in zip("AB", changes["compared"], strict=True)
+            ),
+            *(Statement("Note: ", note) for note in changes["notes"]),
         )
-        for name, side in changes["compared"].items()
     ]
-    blocks: list[Block] = [(*sides, *(Statement("Note: ", note) for note in changes["notes"]))]
-    if changes["phases"]:
-        rows = [[row["name"], *map(milliseconds, row["ns"]), _change(row["ns"], 1e-6)] for row in changes["phases"]]
-        only = [row["name"] for row in changes["phases"] if None in row["ns"]]
-        note = f"{', '.join(only)}: in one profile only, and there no part of the range around it" if only else ""
-        blocks.append(
-            table_of_names(["", "A", "B", "B - A"], rows, "An optimizer step on one rank, exclusive, ms", note)
-        )
-    if changes["nccl"]:
-        rows = [
-            [f"{row['kind']}  {row['name']}", *map(occurrences, row[PER_STEP]), _change(row[PER_STEP], form="+,.2f")]
-            for row in changes["nccl"]
+    for table, rows in changes["tables"].items():
+        cells = [
+            [
+                row["name"],
+                *map(milliseconds, row["ns"]),
+                milliseconds(_change(row["ns"]), "+,.3f"),
+                *map(occurrences, row["count"]),
+                Number(_change(row["count"]), "+,.2f"),
+            ]
+            for row in rows[:num_rows]
         ]
-        shares, note = changes["nccl_percent_of_kernel_time"], ""
-        if None not in shares:
-            note = f"NCCL's share of the sum of kernel times: {shares[0]:.1f} % and {shares[1]:.1f} %"
-        title = "Collectives, instances per rank and step"
-        blocks.append(table_of_names(["", "A", "B", "B - A"], rows, title, note))
-    for report, changed in changes["tables"].items():
-        rows = [
-            [row["name"], *map(milliseconds, row["ns"]), _change(row["ns"], 1e-6), *map(occurrences, row["count"])]
-            for row in changed[:num_rows]
-        ]
-        only = [sum(row["ns"][number] is None for row in changed) for number in (1, 0)]
-        note = (
-            f"{only[0]} ranges are marked in A alone and {only[1]} in B alone: no change of time" if any(only) else ""
-        )
-        header = ["", "A ms", "B ms", "B - A", "A count", "B count"]
-        blocks.append(table_of_names(header, rows, f"{COMPARED[report]}, per rank and step", note))
+        only = [sum(row["ns"][number] is None for row in rows) for number in (1, 0)]
+        note = f"{only[0]} are marked in A alone and {only[1]} in B alone: no change of time" if any(only) else ""
+        if rows:
+            header = ["", "A ms", "B ms", "B - A ms", "A count", "B count", "B - A count"]
+            blocks.append(table_of_names(header, cells, f"{TITLES[table]}, per rank and step", note))
     return terminal.text(Document(sections=[Section(blocks=blocks)]))
-
-
-def _change(values: Sequence[float | None], factor: float = 1, form: str = "+,.3f") -> Number:
-    before, after = values
-    return Number(None if before is None or after is None else (after - before) * factor, form)

@@ -188,7 +188,7 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
         **{name: inputs.recorded(section, field) for name, (section, field) in _FIELDS.items()},
         "nsys_report": inputs.reports[0] if len(inputs.reports) == 1 else inputs.reports,
         "inputs": [*per_file, *(trace.path.name for trace in inputs.operators)],
-        **_top_rows({**tables, **_tables_with_raw(inputs.stats)}),
+        **_top_rows(tables),
         "likely_bottleneck": _bottleneck(rows_of["nvtx_sum"], outermost_ns),
         "per_file": per_file,
         "instrumented": True,
@@ -276,17 +276,6 @@ def _added_up(tables: Sequence[StatsTable]) -> StatsTable:
         low, high = min(row.min for row in mine), max(row.max for row in mine)
         rows.append(Row(name, total, count, total / count, None, low, high, None, percent, style))
     return StatsTable(tables[0].report, tuple(sorted(rows, key=lambda row: -row.total)))
-
-
-def _tables_with_raw(all_stats: Sequence[Stats]) -> dict[str, StatsTable]:
-    """Return the NVTX and OSRT rows of all files as they stand there, text before others, each trace once."""
-    found: dict[str, StatsTable] = {}
-    for report in ("nvtx_sum", "osrt_sum"):
-        ordered = sorted(all_stats, key=lambda stats: stats.kind == "text")  # the last of a trace counts
-        of_trace = {stats.trace: stats.tables[report].rows for stats in ordered if report in stats.tables}
-        if of_trace:
-            found[report] = StatsTable(report, tuple(row for rows in of_trace.values() for row in rows))
-    return found
 
 
 def _top_rows(tables: dict[str, StatsTable]) -> dict[str, list[dict]]:
@@ -528,8 +517,8 @@ def _cut(name: str) -> str:
     return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…"
 
 
-def milliseconds(nanoseconds: float | None) -> Number:
-    return Number(None if nanoseconds is None else nanoseconds / 1e6, ",.3f")
+def milliseconds(nanoseconds: float | None, form: str = ",.3f") -> Number:
+    return Number(None if nanoseconds is None else nanoseconds / 1e6, form)
 
 
 def occurrences(value: float | None) -> Number:

@@ -12,7 +12,7 @@ from testbed.errors import InputError
 from testbed.experiments.calibration.sizes import SETTINGS
 from testbed.experiments.calibration.work import FLAGS_OF_KIND, WITHIN, Setting
 from testbed.memory_model.devices import Link
-from testbed.planner.calibrated_time import UNLIMITED, Predictor
+from testbed.memory_model.job import Job, Machine
 from testbed.planner.calibration import (
     AttentionTime,
     Calibration,
@@ -25,12 +25,12 @@ from testbed.planner.calibration import (
     check_machine,
     read_calibration,
 )
-from testbed.planner.constants import calibrated_constants, constants_of_calibration
+from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
+from testbed.planner.constants import Constants, calibrated_constants, constants_of_calibration
 from testbed.planner.machines import as_measured, machine_here, machine_named
-from testbed.planner.measured_compute import along, interpolated
-from testbed.planner.measured_traffic import Collectives, Message, messages, share_sent, traffic_s
+from testbed.planner.measured_rates import Calibrated, MeasuredRates, Tables, along, interpolated
 from testbed.planner.residuals import GROUPS, kind_of
-from testbed.planner.step_time import step_time
+from testbed.planner.step_time import StepTime, step_time
 
 FLOPS, BANDWIDTH, LINK = 40e9, 8e9, 1.5e9  # of the made-up machine
 MESSAGE_S = 4e-5
@@ -75,18 +75,22 @@ def made_up() -> Calibration:
 
 
 def with_steps(factors: dict[str, float], fixed_kind: str = "baseline") -> Calibration:
-    """Add whole steps of every run type that take `factors` times their groups, as Predictor adds them up."""
+    """Add whole steps of every run type that take `factors` times their groups."""
     calibration = made_up()
-    bare = dataclasses.replace(Predictor.of(calibration), residuals=_Fixed(factors))
     steps = []
     for kind in FLAGS_OF_KIND:
         for ranks in (1, 2):
             if (kind == fixed_kind) == (ranks == 1):
                 for sizes in SETTINGS["cpu"]:
                     job = Setting(**sizes).job(kind, ranks, "fp32")
-                    seconds = sum(bare.predict(job, calibration.machine(ranks)).parts.values())
+                    seconds = with_factors(calibration, factors, job, calibration.machine(ranks)).seconds
                     steps.append(WholeStep(job=job, link=WITHIN, seconds=seconds))
     return dataclasses.replace(calibration, steps=tuple(steps))
+
+
+def with_factors(calibration: Calibration, factors: dict[str, float], job: Job, machine: Machine) -> StepTime:
+    calibrated = dataclasses.replace(Calibrated.of(calibration), residuals=_Fixed(factors))
+    return step_time(job, machine, Constants(calibrated=calibrated))
 
 
 class _Fixed:
@@ -105,12 +109,11 @@ TRUE = {"compute": 1.25, "elementwise": 1.4, "optimizer": 0.9, "host": 1.5, "com
 
 def test_factors_of_whole_steps_carry_over_to_other_sizes():
     calibration = with_steps(TRUE)
-    truth = dataclasses.replace(Predictor.of(calibration), residuals=_Fixed(TRUE))
     constants = constants_of_calibration(calibration)
     for kind in FLAGS_OF_KIND:
         ranks = 1 if kind == "baseline" else 2
         machine, job = calibration.machine(ranks), SETTING.job(kind, ranks, "fp32")
-        expected = sum(truth.predict(job, machine).parts.values())
+        expected = with_factors(calibration, TRUE, job, machine).seconds
         found = step_time(job, machine, constants)
         assert found.seconds == pytest.approx(expected, rel=0.04), kind
         assert found.low <= found.seconds <= found.high
@@ -125,11 +128,12 @@ def test_a_run_type_slower_than_the_others_gets_factors_of_its_own():
         for step in calibration.steps
     ]
     before, after = (
-        Predictor.of(dataclasses.replace(calibration, steps=tuple(steps))) for steps in (calibration.steps, slower)
+        constants_of_calibration(dataclasses.replace(calibration, steps=tuple(steps)))
+        for steps in (calibration.steps, slower)
     )
     machine = calibration.machine(2)
     times = {
-        kind: [sum(each.predict(SETTING.job(kind, 2, "fp32"), machine).parts.values()) for each in (before, after)]
+        kind: [step_time(SETTING.job(kind, 2, "fp32"), machine, each).seconds for each in (before, after)]
         for kind in ("fsdp", "ddp")
     }
     assert times["fsdp"][1] / times["fsdp"][0] == pytest.approx(1.5, rel=0.06)
@@ -142,8 +146,8 @@ def test_the_interval_widens_with_the_errors_of_steps_left_out():
         dataclasses.replace(step, seconds=step.seconds * (1.2 if number % 2 else 0.85))
         for number, step in enumerate(calibration.steps)
     ]
-    low, high = Predictor.of(calibration).residuals.interval()
-    low_noisy, high_noisy = Predictor.of(dataclasses.replace(calibration, steps=tuple(noisy))).residuals.interval()
+    low, high = Calibrated.of(calibration).residuals.interval()
+    low_noisy, high_noisy = Calibrated.of(dataclasses.replace(calibration, steps=tuple(noisy))).residuals.interval()
     assert low_noisy < 0.9 < low and high < 1.1 < high_noisy
 
 
@@ -167,42 +171,56 @@ COUNTED = {
 }
 
 
+def sent_by_both(job: Job) -> float:
+    """Return the bytes that two ranks send in a step over gloo."""
+    blocks = job.model.layers / job.layout.pipeline
+    passes = [*tensor_traffic(job, blocks), *(one for one in pipeline_traffic(job) if one.window)]
+    in_a_step = [*data_traffic(job, blocks), *(one for one in pipeline_traffic(job) if not one.window)]
+    sent = sum(job.accumulation * one.moved("gloo") for one in passes)
+    return 2 * (sent + sum(one.times * one.moved("gloo") for one in in_a_step))
+
+
 @pytest.mark.parametrize("kind", COUNTED)
-def test_messages_are_what_was_counted_on_the_interface(kind):
+def test_traffic_is_what_was_counted_on_the_interface(kind):
     micro_batches = 4 if kind.startswith("pipeline") else 1
     setting = Setting(
         layers=2, heads=4, hidden=128, vocab=8192, seq_length=128, micro_batch=2, accumulation=micro_batches
     )
-    sent = sum(
-        each.count * each.bytes * share_sent(each.kind, each.ranks) * (1 if each.kind == "p2p" else 2)
-        for each in messages(setting.job(kind, 2, "fp32"))
-    )
-    assert sent == pytest.approx(COUNTED[kind], rel=0.02)
+    assert sent_by_both(setting.job(kind, 2, "fp32")) == pytest.approx(COUNTED[kind], rel=0.02)
 
 
 def test_zero_3_gathers_large_tensors_once_in_a_micro_batch_and_small_ones_once_in_a_step():
     """Counted as COUNTED: two layers of width 256, 4,096 tokens, four micro batches of 4 sequences of 64 tokens."""
     setting = Setting(layers=2, heads=8, hidden=256, vocab=4096, seq_length=64, micro_batch=4, accumulation=4)
-    found = messages(setting.job("optimized 3", 2, "fp32"))
-    sent = sum(2 * each.count * each.bytes * share_sent(each.kind, each.ranks) for each in found)
-    assert sent == pytest.approx(125.41e6, rel=0.03)
+    assert sent_by_both(setting.job("optimized 3", 2, "fp32")) == pytest.approx(125.41e6, rel=0.03)
 
 
 def test_a_slow_link_makes_wait_and_a_token_bucket_saves_what_it_holds():
-    measured = Collectives(made_up(), WITHIN)
-    message = Message("all_reduce", 8e6, 1, 2)
-    rate = 1e7 / (1448 / 1514)
-    work_s, no_wait = traffic_s([message], UNLIMITED, measured, 1.0)
-    assert no_wait == 0 and work_s == pytest.approx(MESSAGE_S + 8e6 / LINK)
-    slow = Link(name="slow", latency_s=0.0, bytes_per_s=rate)
-    _, wait_s = traffic_s([message], slow, measured, 1.0)
+    calibration = made_up()
+    rates = MeasuredRates(Tables(calibration, 2), dict.fromkeys(GROUPS, 1.0))
+    message = Traffic(kind="all_reduce", size=8e6, ranks=2, window=0.0)
+    assert rates.traffic_seconds(message, calibration.machine(2), 1.0) == (pytest.approx(MESSAGE_S + 8e6 / LINK), 0)
+    link = Link(name="slow", latency_s=0.0, bytes_per_s=1e7 / (1448 / 1514))
+    slow = dataclasses.replace(calibration.machine(2), per_node=1, between_nodes=link)
+    work_s, wait_s = rates.traffic_seconds(message, slow, 1.0)
     assert work_s + wait_s == pytest.approx(0.8)
-    bucket = dataclasses.replace(slow, burst_bytes=1e6)
-    assert traffic_s([message], bucket, measured, 1.0)[1] == pytest.approx(wait_s - 0.1 * 1448 / 1514, rel=0.05)
-    spread = Message("all_reduce", 8e6 / 40, 40, 2, is_spread=True)
-    assert traffic_s([spread], bucket, measured, 1.0)[1] == 0
-    covered = dataclasses.replace(message, is_covered=True)
-    assert traffic_s([covered], slow, measured, 0.3)[1] == pytest.approx(wait_s - 0.2)
+    bucket = dataclasses.replace(slow, between_nodes=dataclasses.replace(link, burst_bytes=1e6))
+    saved_s = 0.1 * 1448 / 1514
+    assert rates.traffic_seconds(message, bucket, 1.0)[1] == pytest.approx(wait_s - saved_s, rel=0.05)
+    spread = dataclasses.replace(message, window=1.0, messages=40)
+    assert rates.traffic_seconds(spread, bucket, 1.0)[1] == 0
+
+
+def test_only_what_travels_in_the_background_is_hidden_on_a_cpu_and_all_of_it_on_a_gpu_with_streams():
+    message = Traffic(kind="all_reduce", size=8e6, ranks=2)
+    behind = dataclasses.replace(message, in_background=True)
+    rates = MeasuredRates(Tables(made_up(), 2), dict.fromkeys(GROUPS, 1.0))
+    assert (rates.window(message), rates.window(behind)) == (0, 1)
+    streams = dataclasses.replace(made_up(), backend="nccl", overlap=0.7)
+    rates = MeasuredRates(Tables(streams, 2), dict.fromkeys(GROUPS, 1.0))
+    assert rates.window(message) == rates.window(behind) == 0.7
+    work_s, wait_s = rates.traffic_seconds(message, streams.machine(2), 1.0)
+    assert work_s == 0 and wait_s == pytest.approx(MESSAGE_S + 8e6 / LINK)
 
 
 def test_a_slow_link_is_predicted_from_its_data_sheet():
@@ -260,7 +278,7 @@ def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
         read_calibration(path)
     with_a_step = with_steps(TRUE)
     with pytest.raises(InputError, match="no layer_norm"):
-        Predictor.of(dataclasses.replace(with_a_step, moving=()))
+        Calibrated.of(dataclasses.replace(with_a_step, moving=()))
 
 
 @pytest.mark.parametrize(
@@ -312,17 +330,17 @@ def test_each_message_takes_the_link_that_its_ranks_cross():
     job = SETTING.job("tensor", 2, "fp32")
     job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, data=2))
     machine = dataclasses.replace(calibration.machine(4), per_node=2, between_nodes=slow)
-    parts = Predictor.of(calibration).predict(job, machine).parts
+    parts = step_time(job, machine, constants_of_calibration(calibration)).parts
     gradients = 4 * job.model.parameters / 2
     assert parts["exposed communication between nodes"] == pytest.approx(gradients / 12.5e6, rel=0.1)
     assert 0 < parts["exposed communication within a node"] < 0.1
 
 
 def test_offloading_replaces_the_device_s_update_by_the_way_to_the_host():
-    predictor = Predictor.of(with_steps(TRUE))
+    constants = constants_of_calibration(with_steps(TRUE))
     job, machine = SETTING.job("optimized 3", 2, "fp32"), made_up().machine(2)
     plain, optimizer, weights = (
-        predictor.predict(dataclasses.replace(job, offload=offload), machine).parts
+        step_time(dataclasses.replace(job, offload=offload), machine, constants).parts
         for offload in ("none", "optimizer", "parameters")
     )
     assert "offload" not in plain and "optimizer" not in optimizer.keys() | weights.keys()
@@ -349,12 +367,13 @@ def test_shards_stay_in_a_node_and_their_copies_meet_once_a_step():
     """Four ranks on two nodes of two: what crosses is an all-reduce of each rank's half of the gradients."""
     setting = Setting(layers=2, heads=4, hidden=128, vocab=8192, seq_length=128, micro_batch=2, accumulation=3)
     job = setting.job("fsdp", 4, "fp32")
-    whole = messages(job)
-    assert all(each.crosses_nodes(2) for each in whole)
-    shards = messages(dataclasses.replace(job, layout=dataclasses.replace(job.layout, shard=2)))
-    crossing = [each for each in shards if each.crosses_nodes(2)]
-    assert {(each.kind, each.ranks) for each in crossing} == {("all_reduce", 2)}
-    assert sum(each.count * each.bytes for each in crossing) == pytest.approx(4 * job.model.parameters / 2)
+    machine = dataclasses.replace(made_up().machine(4), per_node=2)
+    whole = data_traffic(job, 2)
+    assert all(each.crosses_nodes(machine) for each in whole)
+    shards = data_traffic(dataclasses.replace(job, layout=dataclasses.replace(job.layout, shard=2)), 2)
+    (crossing,) = [each for each in shards if each.crosses_nodes(machine)]
+    assert (crossing.kind, crossing.ranks, crossing.times) == ("all_reduce", 2, 1)
+    assert crossing.size == pytest.approx(4 * job.model.parameters / 2)
     assert len(shards) == len(whole) + 1
 
 
