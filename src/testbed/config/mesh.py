@@ -15,7 +15,7 @@ from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError, counted
 
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "zero_bubble": 2}  # of schedules that run on no other number
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zero_bubble": 2}  # only interleaved may have others
 DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
 LARGEST_MICRO_BATCH = 4
 
@@ -93,10 +93,11 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
 def _stages_per_rank(values: Mapping[str, Any], mesh: MeshSizes) -> int | None:
     """Return the stages on each pipeline rank; None without a schedule."""
     schedule, given = values["pipeline_schedule"], values["stages_per_rank"]
-    number = given or (2 if schedule == "interleaved_1f1b" else STAGES_PER_RANK.get(schedule, 1))
-    if number != (only := STAGES_PER_RANK.get(schedule, number)):
+    usual = STAGES_PER_RANK.get(schedule, 1)
+    number = given or usual
+    if number != usual and schedule != "interleaved_1f1b":
         raise InputError(
-            f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs exactly {counted(only, 'stage')} "
+            f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs exactly {counted(usual, 'stage')} "
             "on each rank; leave the flag out, or use interleaved_1f1b"
         )
     pieces = values["num_layers"] + 2
