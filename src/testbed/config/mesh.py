@@ -97,8 +97,8 @@ def _stages_per_rank(values: Mapping[str, Any], mesh: MeshSizes) -> int | None:
     number = given or usual
     if number != usual and schedule != "interleaved_1f1b":
         raise InputError(
-            f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs exactly {counted(usual, 'stage')} "
-            "on each rank; leave the flag out, or use interleaved_1f1b"
+            f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs exactly "
+            f"{counted(usual, 'stage')} on each rank; leave the flag out, or use interleaved_1f1b"
         )
     pieces = values["num_layers"] + 2
     if mesh.pipeline * number > pieces:
