@@ -86,8 +86,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.analysis.certificate import CERTIFICATE_FILE, save_certificate, this_machine
-    from testbed.analysis.power import certificate_here
+    from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_here, save_certificate, this_machine
     from testbed.planner.automatic import constants_here
     from testbed.sweep.field import OVER, field_of, predictions_of, prune
     from testbed.sweep.race import Race

@@ -111,8 +111,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.analysis.certificate import CERTIFICATE_FILE, save_certificate, this_machine
-    from testbed.analysis.power import certificate_here
+    from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_here, save_certificate, this_machine
     from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
     from testbed.sweep.runner import make_runs, plan_lines
@@ -192,7 +191,7 @@ def print_power(
     request: Request, sweep: Sweep, settings: dict, certificate: tuple[Path, dict] | None, out_dir: Path
 ) -> None:
     """Print which differences the repeats can show, and how many a difference takes."""
-    from testbed.analysis.power import known_noise, power_lines
+    from testbed.analysis.certificate import known_noise, power_lines
     from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING
     from testbed.sweep.runner import seconds_left
     from testbed.sweep.state import metrics_of
@@ -215,15 +214,14 @@ def print_power(
 
 def report(cells: list[Cell], out_dir: Path) -> None:
     """Write the report, and print its table, what did not run, and where the files are."""
-    from testbed.analysis.scaling.report import read_report_file, write_scaling_report
+    from testbed.analysis.scaling.report import write_scaling_report
     from testbed.analysis.scaling.tables import scaling_table
     from testbed.sweep.plan import COMPLETE
     from testbed.sweep.state import SWEEP_FILE, comparisons, shortfalls
 
     if any(cell.status == COMPLETE and not cell.profiled for cell in cells):
         try:
-            path = write_scaling_report(out_dir)
-            found = read_report_file(path)
+            path, found = write_scaling_report(out_dir)
             say(f"\n{scaling_table(found)}\nscaling report: {path}, its status is {found['status']}")
             if not any(arm["speedup"] for arm in found["arms"]) and (commands := comparisons(cells, out_dir)):
                 say("\n".join(["no speed-up can be given; verdicts between configurations on equal ranks:", *commands]))

@@ -81,15 +81,6 @@ def test_the_tables_of_earlier_studies_say_it_so(tmp_path, layout):
     assert "177" not in table and "16.0 exposed" not in table
 
 
-def test_a_report_from_before_is_shown_so_too(tmp_path):
-    """It held the means of what the files say."""
-    report = sweep(tmp_path)
-    now = scaling_table(report, "001")
-    for arm, times in zip(report["arms"], ((0.012, 0.016), (IN_FLIGHT_S, WITH_PACKING_S)), strict=True):
-        arm["attribution"] |= step(*times)
-    assert scaling_table(report, "001") == now
-
-
 def test_the_breakdown_of_one_device_shows_none(tmp_path):
     found = breakdown([load_run(save(tmp_path, metrics(1, 0.012, 0.016)))])
     assert found is not None

@@ -23,10 +23,10 @@ from testbed.analysis.document.model import (
     Verdict,
 )
 from testbed.analysis.document.words import BRACKETS, Number, between, counted, digits, gap, joined, ranges, rate, times
-from testbed.analysis.equivalence import DEFAULT_MARGIN
 from testbed.analysis.report.build import report_of as of_folder
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.scaling.tables import document_of as of_study
+from testbed.analysis.statistics import DEFAULT_MARGIN
 
 EVIL = "<script>alert(1)</script> [x](http://evil.example) `|` \x1b[31m"
 

@@ -5,9 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from testbed.analysis import equivalence, statistics
-from testbed.analysis.equivalence import EQUAL, FURTHER_APART, NOT_SHOWN, equality, repeats_to_show
-from testbed.analysis.statistics import NOT_ENOUGH, compare, detectable_effect, repeats_needed
+from testbed.analysis import statistics
+from testbed.analysis.statistics import (
+    EQUAL,
+    FURTHER_APART,
+    NOT_ENOUGH,
+    NOT_SHOWN,
+    compare,
+    detectable_effect,
+    equality,
+    repeats_needed,
+    repeats_to_show,
+)
 
 MARGIN = 0.02
 
@@ -75,7 +84,7 @@ def shown(repeats: int, noise: float, margin: float = MARGIN) -> float:
 
 @pytest.mark.parametrize("repeats", [5, 8, 12, 20, 41])
 def test_the_planned_margin_is_shown_in_four_of_five_comparisons_of_equal_arms(repeats):
-    margin = math.expm1(0.02 * equivalence._MARGIN_PER_NOISE[repeats])
+    margin = math.expm1(0.02 * statistics._MARGIN_PER_NOISE[repeats])
     assert shown(repeats, 0.02, margin) == pytest.approx(0.8, abs=0.085)  # three standard errors of 200 comparisons
     assert repeats_to_show(0.01999, margin) == repeats
 

@@ -58,14 +58,14 @@ def test_a_choice_that_fits_is_taken_with_its_flags(place, token_files):
 
 
 def test_a_start_that_names_no_work_takes_the_choice_s(place, token_files):
-    work = choice_content(token_files)
-    write_choice(work)
+    content = choice_content(token_files)
+    write_choice(content)
     plain = parse_command_line([*data_flags(token_files), "--run_type", "auto", "--device", "cpu"])
     checked = check_run(plain, launch(2))
     assert checked.settings.shape.num_layers == 2 and checked.settings.batch.global_batch_size == 32
     assert "and its work, as no flag names another: --num_layers 2 --num_heads" in checked.notes[0]
-    work["work"]["num_layers"] = "two"
-    write_choice(work | {"work_sha256": hash_of(work["work"])})
+    content["work"]["num_layers"] = "two"
+    write_choice(content)
     assert "num_layers cannot be 'two'" in check_run(plain, launch(2)).notes[0]
 
 
@@ -76,7 +76,7 @@ def test_a_start_in_any_precision_takes_that_of_the_choice_and_its_verdict_is_sa
     words = [word for word in TINY_RUN if word not in ("--precision", "fp32")]
     checked = check_run(parse_command_line([*words, *data_flags(token_files), "--run_type", "auto"]), launch(2))
     assert checked.settings.training.run_type == "optimized" and checked.settings.compute.precision == "fp32"
-    assert "--precision fp32, as no flag names another" in checked.notes[0]
+    assert "its precision, as no flag names another: --precision fp32" in checked.notes[0]
     assert f"not shown to be the fastest ({said}) but first by checkpoint/fastest/choice.json" in checked.notes[0]
 
 
@@ -96,8 +96,6 @@ MISFITS = {
     "device": ({"device": "NVIDIA H100"}, "", "for the device NVIDIA H100, not "),
     "torch": ({"torch": "1.13.1"}, "", "for PyTorch 1.13.1, not "),
     "batch": ({}, "--global_batch_size 16", "for --global_batch_size 32, not 16"),
-    "model": ({}, "--num_layers 3", "for --num_layers 2, not 3"),
-    "length": ({}, "--seq_length 16", "for --seq_length 32, not 16"),
     "precision": ({}, "--precision bf16", "for --precision fp32, not bf16"),
     "flag": ({}, "--bucket_cap_mb 5", "--bucket_cap_mb belongs to --run_type ddp, not to optimized"),
     "schema": ({"schema": 2}, "", "not a choice of find_fastest.py with schema 1"),
@@ -106,7 +104,6 @@ MISFITS = {
     "its flag": (choosing("ddp", zero_stage=1), "", "which is not for a choice of ddp"),
     "other flag": (choosing("ddp", learning_rate=1), "", "'learning_rate'"),
     "value": (choosing("optimized", zero_stage=9), "", "zero_stage 9 is not one of 0, 1, 2, 3"),
-    "by hand": ({"work_sha256": "0" * 64}, "", "changed by hand"),
 }
 
 
@@ -155,16 +152,10 @@ def test_a_resumed_run_keeps_the_type_that_it_recorded(place, token_files):
     checked = auto(token_files, "--resume")
     assert (checked.settings.training.run_type, checked.settings.deepspeed.zero_stage) == ("optimized", 3)
     assert "optimized, with the flags of checkpoint/auto/effective_config.json" in checked.notes[0]
-    step = folder / "checkpoints" / "step_000020"
-    step.mkdir(parents=True)
-    named = auto(token_files, "--resume", str(step), "--checkpoint_path", "elsewhere")
-    assert named.settings.training.run_type == "optimized"
     assert auto(token_files, "--resume", "--checkpoint_path", "new").settings.training.run_type == "ddp", "not begun"
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"run_type": ["ddp"]}', '{"run_type": "ddp", "bucket_cap_mb": {}}', "x"]
-)
+@pytest.mark.parametrize("content", ["{}", '{"run_type": ["ddp"]}', '{"run_type": "ddp", "bucket_cap_mb": {}}', "x"])
 def test_a_broken_record_of_a_resumed_run_is_one_sentence(place, token_files, content):
     Path("run").mkdir()
     (Path("run") / "effective_config.json").write_text(content)
@@ -182,28 +173,16 @@ def test_ranks_that_take_different_choices_have_different_hashes(place, token_fi
     assert one.flags_sha256 == same.flags_sha256 != two.flags_sha256
 
 
-ODD = [None, True, 0, -1, 10**30, 1e308, "", "x" * 300, "a\nb", "\x00", "\ud800", [], {}, [[]], {"a": 1}, "汉"]
-
-
 def test_no_choice_file_breaks_a_start(place, token_files):
     fuzz = Fuzz("choice.json", (Refused,), place / "data")
-    good = choice_content(token_files)
-    texts: list[str] = [json.dumps(good)]
-    for odd in ODD:
-        texts += [json.dumps(good | {name: odd}) for name in good]
-        texts.append(json.dumps(good | {"choice": {"run_type": odd, "flags": {}}}))
-        for name in ("bucket_cap_mb", "compile", "x", "threads_per_rank"):
-            texts.append(json.dumps(good | {"choice": {"run_type": "ddp", "flags": {name: odd}}}))
-        work = good["work"] | {"num_layers": odd}
-        texts.append(json.dumps(good | {"work": work, "work_sha256": hash_of(work)}))
     words = [*data_flags(token_files), *TINY_RUN, "--run_type", "auto", "--choice", "choice.json"]
 
     def start(text: str | bytes) -> None:
         write_choice(text, "choice.json")
         fuzz.case(lambda: gpt2_accepts(words, 2), text)
 
-    for text in texts:
-        start(text)
+    good = choice_content(token_files)
+    start(json.dumps(good))
     fuzz.draw(broken_json(good), 300, start)
     fuzz.check(READ, REFUSED)
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 from support.programs import REPOSITORY, run_program
 
-from testbed.config.familiar_names import OF_OTHERS
-from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_parser import OF_OTHERS, FlagParser
 from testbed.config.flag_types import fraction, not_negative, not_negative_number, positive, positive_number, share
 from testbed.config.flags import build_parser, parse_command_line
 

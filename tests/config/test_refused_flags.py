@@ -69,7 +69,7 @@ REFUSED = [
     ("pipeline --pipeline_schedule interleaved_1f1b --micro_batch_size_per_gpu 2 --global_batch_size 10", 2,
         ["interleaved_1f1b", "2 equal rounds", "has 5"]),
     ("pipeline --stages_per_rank 2", 2, ["--stages_per_rank 2", "1f1b", "interleaved_1f1b"]),
-    ("pipeline --pipeline_schedule zero_bubble --stages_per_rank 1", 2, ["--stages_per_rank 1", "exactly two"]),
+    ("pipeline --pipeline_schedule zero_bubble --stages_per_rank 1", 2, ["--stages_per_rank 1", "exactly 2 stages"]),
     ("pipeline --pipeline_schedule zero_bubble --activation_checkpointing block", 2,
         ["--activation_checkpointing block", "zero_bubble", "1f1b"]),
     # DeepSpeed

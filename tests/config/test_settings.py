@@ -31,7 +31,7 @@ def test_the_global_batch_is_32_whatever_the_world_size_or_follows_from_the_accu
 @pytest.mark.parametrize(
     ("given", "ranks", "said"),
     [
-        ({"global_batch_size": 30, "micro_batch_size_per_gpu": 4}, 1, ["--global_batch_size 30", "= 4", ": 28"]),
+        ({"global_batch_size": 30, "micro_batch_size_per_gpu": 4}, 1, ["--global_batch_size 30", "= 4", ": 32"]),
         ({"global_batch_size": 31, "micro_batch_size_per_gpu": 4}, 2, ["2 data ranks = 8", ": 32"]),
         ({"global_batch_size": 3}, 8, ["8 data ranks", ": 8"]),
         (

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 from msgspec import Meta
 
 from testbed import typed_json
 from testbed.analysis.comparison.confounders import confounders
-from testbed.analysis.equivalence import repeats_to_show
 from testbed.analysis.runs.arms import arm_name, configuration
 from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.statistics import (
+    DEFAULT_MARGIN,
     FASTER,
     MIN_REPEATS,
     NO_DIFFERENCE,
@@ -31,16 +32,20 @@ from testbed.analysis.statistics import (
     detectable_effect,
     noise_of,
     repeats_needed,
+    repeats_to_show,
 )
 from testbed.config.device_name import device_name
 from testbed.distributed.launch import usable_cores
 from testbed.errors import Failure, InputError, counted
 from testbed.io import result_head, write_text
-from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive
+from testbed.metrics.fields.types import AboveZero, Count, Name, OneOrMore, Positive
 from testbed.sweep.plan import SIDES
+from testbed.sweep.runner import in_words
 from testbed.sweep.state import FOLDERS_ABOVE_A_RUN
 
 CERTIFICATE_FILE, SCHEMA_VERSION = "machine_certificate.json", "1.0"
+DEFAULT_CERTIFICATE = Path("checkpoint/certificate") / CERTIFICATE_FILE
+MOST_REPEATS = 1000  # that are counted
 REPEATS = (5, 10, 20)  # for which the detectable difference is given
 EFFECTS = (0.01, 0.02, 0.03, 0.05, 0.10)  # for which the repeats are given
 SESSION = MIN_REPEATS  # pairs that a comparison would have had
@@ -81,34 +86,6 @@ class Configuration(TypedDict):
     pairs: Annotated[list[Pair], Meta(min_length=MIN_REPEATS)]
 
 
-class Compared(TypedDict):
-    """A ratio of throughputs. The three intervals of a configuration hold together at 95 %."""
-
-    ratio: AboveZero
-    low: AboveZero | None
-    high: AboveZero | None
-    verdict: str
-
-
-class Found(TypedDict):
-    """`noise`: standard deviation of one run as a fraction; `noise_below`: its upper 80 % confidence limit;
-    `planning_noise`: that limit without the outliers, from which the plans are made. `claims`: sessions of five pairs
-    that would have claimed a difference, of `sessions`."""
-
-    noise: Amount
-    noise_below: Amount
-    outliers: NotRequired[Count]  # absent in the first files, as the next one: they plan with noise_below
-    planning_noise: NotRequired[Amount]
-    a_against_b: Compared
-    second_against_first: Compared
-    late_against_early: Compared
-    sessions: Count
-    claims: Count
-    detectable: dict[str, float]  # by repeats of each
-    repeats: dict[str, int]  # of each, by difference
-    repeats_to_show_equal: dict[str, int]  # by margin
-
-
 class Certificate(TypedDict):
     schema_version: Literal["1.0"]
     timestamp_utc: str
@@ -118,38 +95,38 @@ class Certificate(TypedDict):
     torch_version: str | None
     machine: Machine
     configurations: OneOrMore[Configuration]
-    found: list[Found]  # one for each configuration, in their order
-
-
-def _check(content: Any) -> None:
-    typed_json.check(content, Certificate)
-    typed_json.check_finite(content)
-    if len(content["found"]) != len(content["configurations"]):
-        raise InputError("found: it must have as many rows as configurations")
-    for row in content["found"]:
-        for name, keys in (("detectable", REPEATS), ("repeats", EFFECTS), ("repeats_to_show_equal", EFFECTS)):
-            if lacking := {f"{key:g}" for key in keys} - row[name].keys():
-                raise InputError(f"found.{name}: it lacks {', '.join(sorted(lacking))}")
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
-    """Return the content of a certificate, or of the one in a folder. InputError, one sentence that names the file."""
-    return typed_json.read_checked(path / CERTIFICATE_FILE if path.is_dir() else path, _check)
+    """Return the content of a certificate, or of the one in a folder, with `found` computed from its pairs.
+
+    InputError, one sentence that names the file.
+    """
+    return _with_findings(typed_json.read_checked(path / CERTIFICATE_FILE if path.is_dir() else path, _check))
 
 
 def save_certificate(path: Path, content: dict[str, Any]) -> None:
-    """Write a certificate in one move, with `found` worked out from its pairs.
-
-    Raises:
-        InputError: one sentence that names the place of a fault.
-    """
-    content = {**content, "found": [found_in(each["pairs"]) for each in content["configurations"]]}
+    """Write a certificate in one move, with `found` computed from its pairs. InputError names the place of a fault."""
     _check(content)
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(_with_findings(content), indent=1, allow_nan=False) + "\n")
 
 
-def found_in(pairs: Sequence[Mapping[str, Any]]) -> Found:
-    """Return what pairs of equal runs say of the machine."""
+def _check(content: Any) -> None:
+    typed_json.check(content, Certificate, may_hold_more=True)
+    typed_json.check_finite(content)
+
+
+def _with_findings(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {**content, "found": [found_in(each["pairs"]) for each in content["configurations"]]}
+
+
+def found_in(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what pairs of equal runs say of the machine.
+
+    `noise`: standard deviation of one run as a fraction; `noise_below`: its upper 80 % confidence limit;
+    `planning_noise`: that limit without the outliers, from which the plans are made. The three intervals hold together
+    at 95 %. `claims`: sessions of five pairs that would have claimed a difference, of `sessions`.
+    """
     a, b = ([pair[side] for pair in pairs] for side in SIDES)
     firsts = [pair[pair["first"]] for pair in pairs]
     seconds = [pair["b" if pair["first"] == "a" else "a"] for pair in pairs]
@@ -158,7 +135,7 @@ def found_in(pairs: Sequence[Mapping[str, Any]]) -> Found:
     sides = compare(a, b)
     outliers = outliers_in([*a, *b])
     noise = noise_of([rate for rate in side if rate not in outliers] for side in (a, b))[1]
-    assert sides.noise is not None and sides.planning_noise is not None and noise is not None, "there are several runs"
+    assert noise is not None, "there are several runs"
     sessions = [slice(start, start + SESSION) for start in range(0, len(pairs) - SESSION + 1, SESSION)]
     return {
         "noise": sides.noise,
@@ -187,7 +164,7 @@ def outliers_in(rates: Sequence[float]) -> list[float]:
     return [rate for rate, is_far in zip(rates, far, strict=True) if is_far] if far.mean() <= MOST_OUTLIERS else []
 
 
-def _row(ratio: Ratio) -> Compared:
+def _row(ratio: Ratio) -> dict[str, Any]:
     low, high = ratio.interval_among(RATIOS) or (None, None)
     verdict = (
         NOT_ENOUGH if low is None or high is None else FASTER if low > 1 else SLOWER if high < 1 else NO_DIFFERENCE
@@ -291,14 +268,9 @@ def machine_in_words(machine: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if part) or "a machine that is not named"
 
 
-def noisiest(certificate: Mapping[str, Any]) -> float:
-    """Return the upper limit of the noise of a run, of the configuration that has the largest."""
-    return max(found["noise_below"] for found in certificate["found"])
-
-
-def planning_noise(certificate: Mapping[str, Any]) -> float:
-    """Return the noise of a run from which to plan, of the configuration that has the largest."""
-    return max(found.get("planning_noise", found["noise_below"]) for found in certificate["found"])
+def largest(certificate: Mapping[str, Any], name: str) -> float:
+    """Return `noise_below` or `planning_noise` of the configuration that has the largest."""
+    return max(found[name] for found in certificate["found"])
 
 
 def certificates_above(runs: Iterable[Path]) -> dict[Path, dict[str, Any]]:
@@ -307,3 +279,73 @@ def certificates_above(runs: Iterable[Path]) -> dict[Path, dict[str, Any]]:
     folders = {folder for run in runs for folder in list(run.absolute().parents)[:FOLDERS_ABOVE_A_RUN]}
     paths = [path for folder in sorted(folders) if (path := folder / CERTIFICATE_FILE).is_file()]
     return {path: read_certificate(path) for path in paths}
+
+
+# What the repeats of a sweep can show, said before it runs: by the noise of its finished runs, or by the certificate.
+
+
+@dataclass(frozen=True)
+class KnownNoise:
+    """Upper limit of the standard deviation of one run, as a fraction, and in words where it is from."""
+
+    below: float
+    source: str
+
+
+def certificate_here(asked: Path | None, machine: Machine) -> tuple[Path, dict[str, Any]] | None:
+    """Return the certificate that was asked for, or the one in the default place; None: there is none of this machine.
+
+    InputError: the one that was asked for cannot be read, or is of another machine.
+    """
+    path = asked or DEFAULT_CERTIFICATE
+    if asked is None and not path.is_file():
+        return None
+    content = read_certificate(path)
+    if content["machine"] == machine:
+        return path, content
+    if asked is None:
+        return None
+    raise InputError(
+        f"--certificate {asked} is of another machine ({machine_in_words(content['machine'])}; this one is "
+        f"{machine_in_words(machine)}); make one with scripts/more/certify_machine.py"
+    )
+
+
+def known_noise(
+    arms: Mapping[str, Sequence[float]], certificate: tuple[Path, Mapping[str, Any]] | None
+) -> KnownNoise | None:
+    """Return the noise of a run: of the finished runs of the sweep, by configuration, else of the certificate."""
+    counts = [len(rates) for rates in arms.values() if len(rates) > 1]
+    if sum(counts) - len(counts) >= MIN_REPEATS - 1:  # as much as one arm says from which a claim is made
+        below = noise_of(arms.values())[1]
+        assert below is not None, "an arm has two rates"
+        return KnownNoise(below, f"{sum(counts)} finished runs of this sweep")
+    if certificate is None:
+        return None
+    return KnownNoise(largest(certificate[1], "planning_noise"), str(certificate[0]))
+
+
+def power_lines(known: KnownNoise | None, repeats: int, seconds_per_repeat: float) -> list[str]:
+    """Return what so many repeats show, and how many a difference takes, with the time for all of them."""
+    if known is None:
+        return [
+            "which difference these repeats can show is not known before some were made; "
+            "python scripts/more/certify_machine.py measures the noise of this machine"
+        ]
+
+    def taken(number: int) -> str:
+        if number > MOST_REPEATS:
+            return f"more than {MOST_REPEATS:,} repeats"
+        return f"{number} repeats ({in_words(number * seconds_per_repeat)})"
+
+    if repeats < MIN_REPEATS:
+        shown = f"{repeats} repeats make no claim; it takes {MIN_REPEATS}"
+    else:
+        shown = f"{repeats} repeats find a difference of {detectable_effect(known.below, repeats):.1%} in 80 % of cases"
+    plans = [f"{effect:.0%}: {taken(repeats_needed(known.below, effect))}" for effect in EFFECTS]
+    equal = taken(repeats_to_show(known.below, DEFAULT_MARGIN))
+    return [
+        f"{shown}; noise of a run below {known.below:.1%}, from {known.source}",
+        f"to find a difference of {'; '.join(plans)}",
+        f"to show that two are equal within {DEFAULT_MARGIN:.0%}: {equal}",
+    ]

@@ -27,6 +27,12 @@ Arms are not paired by round. A drift that both share, runs interleaved, widens 
 Resampling whole rounds finds more then, but with a drift of 10 standard deviations over five rounds makes 13 % false
 claims, 31 % with the percentile interval. No method helps runs that are not interleaved (A A A B B B): a drift of one
 and a half standard deviations from the first run to the last makes 9 % false claims of 5 repeats and 23 % of 10.
+
+**Equality.** No detectable difference may be just too few runs. Two one-sided tests (Schuirmann 1987, J. Pharmacokinet.
+Biopharm. 15, 657) on the log ratio say whether arms are equal within a margin: one against "slower by the margin or
+more", one against "faster by it or more". Both reject where the interval lies within 1 / (1 + margin) to 1 + margin.
+The 95 % interval decides, not a 90 % one: at the margin, and where a tail of slow runs meets arms of unequal noise, the
+latter calls more comparisons equal than the 5 % that are promised. A difference can be sure and still lie within it.
 """
 
 from __future__ import annotations
@@ -51,6 +57,8 @@ WIDENING = 1.05  # measured, see above: without it up to 6 % of comparisons of e
 
 FASTER, SLOWER = "faster", "slower"
 NO_DIFFERENCE, NOT_ENOUGH = "no detectable difference", "not enough repeats"
+EQUAL, FURTHER_APART, NOT_SHOWN = "equal", "further apart", "not shown"
+DEFAULT_MARGIN = 0.02  # as in find_fastest.py: a difference that does not matter
 
 # Difference of log medians that POWER of the comparisons detect, in standard deviations of one run, for so many repeats
 # in each arm: normal noise, 16,000 to 40,000 simulated comparisons each. Beyond the last it falls with the square root.
@@ -58,6 +66,12 @@ NO_DIFFERENCE, NOT_ENOUGH = "no detectable difference", "not enough repeats"
 _EFFECT_PER_NOISE = {
     5: 2.915, 6: 2.349, 7: 2.326, 8: 1.983, 9: 1.983, 10: 1.763, 11: 1.763, 12: 1.585, 15: 1.478, 20: 1.209, 25: 1.12,
     31: 0.996, 41: 0.859, 51: 0.763, 81: 0.6,
+}  # fmt: skip
+# Smallest log(1 + margin) within which POWER of comparisons of equal arms are shown to be equal, likewise: 6,000 to
+# 8,000 simulated comparisons each.
+_MARGIN_PER_NOISE = {
+    5: 3.377, 6: 2.583, 7: 2.702, 8: 2.271, 9: 2.265, 10: 1.996, 11: 1.991, 12: 1.763, 15: 1.693, 20: 1.367, 25: 1.28,
+    31: 1.168, 41: 0.989, 51: 0.87, 81: 0.675,
 }  # fmt: skip
 
 
@@ -163,11 +177,34 @@ def repeats_needed(noise: float, effect: float) -> int:
     """
     if effect <= 0 or noise < 0:
         raise InputError(f"effect {effect} must be above 0 and noise {noise} not below 0")
-    wanted, last = math.log1p(effect), max(_EFFECT_PER_NOISE)
+    return _repeats(_EFFECT_PER_NOISE, noise, effect)
+
+
+def repeats_to_show(noise: float, margin: float) -> int:
+    """Return the repeats per arm at which POWER of comparisons of equal arms show that they are equal within `margin`.
+
+    `noise` as in `repeats_needed`. Never fewer than MIN_REPEATS.
+    """
+    if margin <= 0 or noise < 0:
+        raise InputError(f"margin {margin} must be above 0 and noise {noise} not below 0")
+    return _repeats(_MARGIN_PER_NOISE, noise, margin)
+
+
+def _repeats(per_noise: dict[int, float], noise: float, fraction: float) -> int:
+    wanted, last = math.log1p(fraction), max(per_noise)
     for repeats in range(MIN_REPEATS, last + 1):
-        if _effect_per_noise(repeats) * noise <= wanted:
+        if np.interp(repeats, list(per_noise), list(per_noise.values())) * noise <= wanted:
             return repeats
-    return math.ceil(last * (_EFFECT_PER_NOISE[last] * noise / wanted) ** 2)
+    return math.ceil(last * (per_noise[last] * noise / wanted) ** 2)
+
+
+def equality(ratio: Ratio, margin: float) -> str:
+    """Return whether two arms are equal within the fraction `margin`: EQUAL, FURTHER_APART, NOT_SHOWN or NOT_ENOUGH."""
+    if ratio.low is None or ratio.high is None:
+        return NOT_ENOUGH
+    if 1 / (1 + margin) <= ratio.low and ratio.high <= 1 + margin:
+        return EQUAL
+    return FURTHER_APART if ratio.low > 1 + margin or ratio.high < 1 / (1 + margin) else NOT_SHOWN
 
 
 def noise_of(arms: Iterable[Sequence[float]]) -> tuple[float | None, float | None]:
@@ -222,7 +259,7 @@ def _log_stdev(rates: Sequence[float]) -> float:
 
 
 def _effect_per_noise(repeats: int) -> float:
-    known = sorted(_EFFECT_PER_NOISE)
-    if repeats > known[-1]:
-        return _EFFECT_PER_NOISE[known[-1]] * math.sqrt(known[-1] / repeats)
-    return float(np.interp(repeats, known, [_EFFECT_PER_NOISE[number] for number in known]))
+    last = max(_EFFECT_PER_NOISE)
+    if repeats > last:
+        return _EFFECT_PER_NOISE[last] * math.sqrt(last / repeats)
+    return float(np.interp(repeats, list(_EFFECT_PER_NOISE), list(_EFFECT_PER_NOISE.values())))

@@ -42,6 +42,10 @@ WORK = (
 SETS = frozenset(ALL_OPTIONS - {"skip_gradient_sync"}) | {
     *("micro_batch_size_per_gpu", "compile", "activation_checkpointing", "threads_per_rank"),
 }
+SIZES = frozenset(WORK[: WORK.index("global_batch_size") + 1])
+NAMES_WORK = SIZES | {"model", "micro_batch_size_per_gpu", "grad_accum_steps"}  # one of them means another work
+DEFAULT_FOLDER = "checkpoint/auto"  # the type is not known before the folder is looked at
+(DEEPSPEED,) = run_types_with(engine="deepspeed")  # the one that does what keys of ZeRO say
 
 
 class _Chosen(TypedDict):
@@ -58,7 +62,6 @@ class _Content(TypedDict):
     commit: str
     ranks: Annotated[int, Meta(ge=1)]
     work: dict[str, Any]
-    work_sha256: str
     choice: _Chosen
 
 
@@ -107,11 +110,9 @@ def read_choice(path: Path) -> Choice:
             raise InputError(f"{value_text(run_type)[:40]!r} is not a run type; known are {', '.join(STRATEGIES)}")
         if work.keys() != set(WORK):
             raise InputError(f"its work does not name {', '.join(WORK)}")
-        if hash_of(work) != content["work_sha256"]:
-            raise InputError("its work is not what its work_sha256 says, so it was changed by hand")
-        own = STRATEGIES[run_type].options
+        foreign = ALL_OPTIONS - STRATEGIES[run_type].options.keys()
         for name in content["choice"]["flags"]:
-            if name not in SETS or (name in ALL_OPTIONS and name not in own):
+            if name not in SETS - foreign:
                 raise InputError(f"it sets {name[:40]!r}, which is not for a choice of {run_type}")
         flags = {
             name: checked_like_a_flag(FLAGS[name], value, name)
@@ -128,15 +129,13 @@ def content_of(
     run_type: str, flags: Mapping[str, Any], ranks: int, settings: RunSettings, commit: str
 ) -> dict[str, Any]:
     """Return what a choice.json must hold."""
-    work = work_of(settings)
     return {
         "schema": SCHEMA,
         "device": device_name(settings.compute.device),
         "torch": torch_version(),
         "commit": commit,
         "ranks": ranks,
-        "work": work,
-        "work_sha256": hash_of(work),
+        "work": work_of(settings),
         "choice": {"run_type": run_type, "flags": dict(flags)},
     }
 
@@ -163,12 +162,6 @@ def devices_of(settings: RunSettings, world_size: int) -> int:
     return len(gpu_names()) if seen is None else len([word for word in seen.split(",") if word.strip()])
 
 
-DEFAULT_FOLDER = "checkpoint/auto"  # the type is not known before the folder is looked at
-SIZES = frozenset(WORK[: WORK.index("global_batch_size") + 1])
-NAMES_WORK = SIZES | {"model", "micro_batch_size_per_gpu", "grad_accum_steps"}  # one of them means another work
-(DEEPSPEED,) = run_types_with(engine="deepspeed")  # the one that does what keys of ZeRO say
-
-
 @dataclasses.dataclass(frozen=True)
 class Taken:
     """A run type with flags of its own. `why` follows its name in a sentence; `sha256` is of its file."""
@@ -189,9 +182,6 @@ def with_automatic_run_type(asked: ParsedFlags, launch: Launch, check: Check, pl
     Args:
         check: fills in and checks settings with a known run type.
         planner: returns the plan's best for these ranks; None where it has none.
-
-    Raises:
-        InputError: the settings break a rule, or a --choice that was given does not fit.
     """
     asked = asked.replace({"checkpoint_path": asked.values["checkpoint_path"] or DEFAULT_FOLDER})
     if asked.values["deepspeed_config"] is not None:
@@ -242,19 +232,18 @@ def _with_work_of(choice: Choice, asked: ParsedFlags) -> tuple[ParsedFlags, str]
 
     Precision is taken with any work: a race on a CPU is in fp32 unless it was typed, and a start may choose bf16.
     """
-    if asked.given & NAMES_WORK:
-        if "precision" in asked.given:
-            return asked, ""
-        precision = checked_like_a_flag(FLAGS["precision"], choice.content["work"]["precision"], "precision")
-        words = f", and its --precision {value_text(precision)}, as no flag names another"
-        return asked.configured_with({"precision": precision}), words
+    of_other_work = bool(asked.given & NAMES_WORK)
     work = {
         name: checked_like_a_flag(FLAGS[name], value, name)
         for name, value in choice.content["work"].items()
-        if name not in asked.given
+        if name not in asked.given and (name == "precision" or not of_other_work)
     }
-    words = " ".join(f"--{name} {value_text(value)}" for name, value in work.items() if name in SIZES)
-    return asked.configured_with(work), f", and its work, as no flag names another: {words}"
+    said = SIZES | ({"precision"} if of_other_work else set())
+    words = " ".join(f"--{name} {value_text(value)}" for name, value in work.items() if name in said)
+    if not words:
+        return asked, ""
+    name = "precision" if of_other_work else "work"
+    return asked.configured_with(work), f", and its {name}, as no flag names another: {words}"
 
 
 def _checked(taken: Taken, asked: ParsedFlags, launch: Launch, check: Check) -> CheckedRun:

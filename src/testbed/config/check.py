@@ -25,19 +25,18 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.schedule import (
     check_data_suffices,
     count_steps,
-    default_learning_rate,
     learning_rate_marks,
     options_of_optimizer,
+    peak_learning_rate,
 )
 from testbed.config.settings import CheckedRun, Origin, Plan, RunSettings
-from testbed.config.trained_run import as_trained, origin_of_refused
+from testbed.config.trained_run import as_trained
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
 from testbed.distributed.rendezvous import check_port
 from testbed.distributed.signals import end_on_signals
 from testbed.errors import InputError, one_line
 from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
-from testbed.model.shape import ModelShape
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
 LONGEST_REFUSAL = 8000  # characters: --deepspeed_config names all that it cannot take at once
@@ -70,24 +69,20 @@ def check_run(asked: ParsedFlags, launch: Launch, planner: Planner | None = None
 
     Args:
         planner: as in `check_command_line`.
-
-    Raises:
-        InputError: one sentence for the first rule that is broken.
     """
+    resumed, file = with_recorded_flags(asked)
+    if file is not None:
+        return _resolve_resumed(resumed, file, launch)
+    if asked.values["run_type"] == AUTO:
+        return with_automatic_run_type(asked, launch, _resolve, planner)
+    if asked.values["choice"] is not None:
+        raise InputError("--choice is for --run_type auto, which takes it; give that, or leave --choice out")
     try:
-        resumed, file = with_recorded_flags(asked)
-        if file is not None:
-            return _resolve_resumed(resumed, file, launch)
-        if asked.values["run_type"] == AUTO:
-            return with_automatic_run_type(asked, launch, _resolve, planner)
-        if asked.values["choice"] is not None:
-            raise InputError("--choice is for --run_type auto, which takes it; give that, or leave --choice out")
         return _resolve(asked, launch)
     except InputError as error:
-        origin = origin_of_refused(str(error), asked.values, asked.explicit)
-        if origin is None:
+        if not asked.values["eval_only"]:
             raise
-        raise InputError(f"{error}; {origin}") from None
+        raise InputError(f"{error} (--eval_only takes what is not typed from the record of --init_from)") from None
 
 
 def _resolve_resumed(asked: ParsedFlags, file: Path, launch: Launch) -> CheckedRun:
@@ -122,7 +117,7 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     values |= (taken := as_trained(values, asked.given))
     train_file, val_file = _open_token_files(values, is_same_file="train_data_path" in taken)
     values |= model_dimensions(values, asked.typed, train_file, val_file)
-    values |= _learning_rate(values)
+    values["learning_rate"] = peak_learning_rate(values)
     values |= options_of_optimizer(values, asked.typed)
     values, mesh = spread_over_ranks(values, launch.world_size)
     check_data_suffices(values, train_file, val_file)
@@ -208,13 +203,6 @@ def _open_token_files(values: Mapping[str, Any], is_same_file: bool) -> tuple[To
         return val_file, val_file
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
     return train_file, open_token_file(val_path, "--val_data_path")
-
-
-def _learning_rate(values: Mapping[str, Any]) -> dict[str, Any]:
-    if values["learning_rate"] is not None:
-        return {}
-    shape = ModelShape(**{field.name: values[field.name] for field in dataclasses.fields(ModelShape)})
-    return {"learning_rate": default_learning_rate(shape, values["model"], values["optimizer"])}
 
 
 def _note_on_fine_tuning(settings: RunSettings) -> tuple[str, ...]:

@@ -67,32 +67,24 @@ def positive_number(text: str) -> float:
 
 
 def _at_most(kind: Callable[[str], Number], most: Number, why: str) -> Callable[[str], Number]:
-    """Return a type that refuses a number above `most`, for the reason `why`, which ends with the way out."""
+    """Return a type that refuses a number above `most`, for the reason `why`."""
 
     def number_of(text: str) -> Number:
         number = kind(text)
         if number > most:
-            raise argparse.ArgumentTypeError(f"{text} is more than {most:.0f}, {why}")
+            raise argparse.ArgumentTypeError(f"{text} is more than {most:.0f}, {why}; give less")
         return number
 
     number_of.__name__ = kind.__name__
     return number_of
 
 
-thread_count = _at_most(positive, MOST_THREADS, "the most threads of one process; give at most the machine's cores")
-layer_count = _at_most(  # the deepest published GPT has 96
-    positive, 1000, "and each block is built before the first step; give fewer and wider layers"
-)
-steps_ahead = _at_most(not_negative, 1024, "and every step read ahead is kept in memory; 1 or 2 hide the reading")
-sample_length = _at_most(
-    not_negative, 1_000_000, "and a text ends at the model's last position anyway; give fewer tokens"
-)
-waiting_time = _at_most(
-    positive_number, LONGEST_WAIT_S, "the seconds of a week, which is the longest wait; give fewer seconds"
-)
-bucket_size = _at_most(  # PyTorch counts its bytes in 64 bits
-    positive_number, 1_048_576.0, "a bucket of 1 TiB; one bucket for all gradients needs no more"
-)
+thread_count = _at_most(positive, MOST_THREADS, "the most threads of one process, and more than any machine's cores")
+layer_count = _at_most(positive, 1000, "and each block is built before the first step")  # the deepest GPT has 96
+steps_ahead = _at_most(not_negative, 1024, "and every step read ahead is kept in memory")
+sample_length = _at_most(not_negative, 1_000_000, "and a text ends at the model's last position anyway")
+waiting_time = _at_most(positive_number, LONGEST_WAIT_S, "the seconds of a week")
+bucket_size = _at_most(positive_number, 1_048_576.0, "a bucket of 1 TiB")  # PyTorch counts its bytes in 64 bits
 
 
 def fraction(text: str) -> float:

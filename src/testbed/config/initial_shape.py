@@ -1,4 +1,7 @@
-"""Shape of the initial model: a published size, flags, or the weights in a folder. No torch."""
+"""Shape of the initial model: a published size, flags, or the weights in a folder. No torch.
+
+Each function raises InputError, one sentence for the first rule that is broken.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,6 @@ def model_dimensions(
 
     Args:
         typed: flags on the command line.
-
-    Raises:
-        InputError: weights, flags and data do not fit together.
     """
     for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
         ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
@@ -98,11 +98,7 @@ def _overridden(size: ModelShape, values: Mapping[str, Any]) -> ModelShape:
 
 
 def check_shape(shape: Mapping[str, int], seq_length: int) -> None:
-    """Check that the dimensions fit together, and that sequences of `seq_length` fit into the model.
-
-    Raises:
-        InputError: one sentence for the first rule that is broken.
-    """
+    """Check that the dimensions fit together, and that sequences of `seq_length` fit into the model."""
     if shape["embedding_size"] % shape["num_heads"]:
         raise InputError(
             f"--embedding_size {shape['embedding_size']} is not a multiple of --num_heads {shape['num_heads']}; "
@@ -132,7 +128,8 @@ def _start_of(values: Mapping[str, Any]) -> tuple[ModelShape, str | None]:
 
 
 def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, way_out: str | None = None) -> None:
-    """Check that weights and token ids use the same BPE: two of one size have one name, but other ids.
+    """Check that weights and token ids use the same BPE: two of one size have one name, but other ids. A missing one is
+    not checked.
 
     Args:
         folder: of the weights.
@@ -140,9 +137,6 @@ def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, wa
         weights, other: parts of the sentence that name both, such as "--init_from DIR" and "train.bin is written
             with another bpe:8192".
         way_out: end of the sentence (default: make the ids again with the folder's BPE).
-
-    Raises:
-        InputError: the BPEs differ, or one cannot be read. A missing one is not checked.
     """
     own = folder / TOKENIZER
     if file is None or not file.is_file() or not own.is_file():
@@ -173,9 +167,6 @@ def tokenizer_of_folder(folder: Path, name: str | None = None) -> str | None:
 
     Args:
         name: name of the folder in errors (default: --init_from and the folder).
-
-    Raises:
-        InputError: as `shape_of_folder`.
     """
     name = name or f"--init_from {folder}"
     tokenizer = _config_of_folder(folder, name).get("tokenizer")
@@ -189,9 +180,6 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
 
     Args:
         name: name of the folder in errors (default: --init_from and the folder).
-
-    Raises:
-        InputError: there is no such file, or it describes no GPT-2.
     """
     name = name or f"--init_from {folder}"
     config, lead = _config_of_folder(folder, name), f"{name}: config.json does not describe a GPT-2:"
@@ -212,7 +200,7 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
 
 
 def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
-    """Return config.json of `folder`. Raises InputError without weights or with other content."""
+    """Return config.json of `folder`, beside which weights must lie."""
     config_file = folder / "config.json"
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         fault = not_a_folder(folder)

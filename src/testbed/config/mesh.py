@@ -1,4 +1,7 @@
-"""Spread a step over ranks: the mesh that the flags ask for, the batch and its micro batches. No torch."""
+"""Spread a step over ranks: the mesh that the flags ask for, the batch and its micro batches. No torch.
+
+Each function raises InputError, one sentence for the first rule that is broken.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError, counted
 
-TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "zero_bubble": 2}  # only interleaved may have others
 DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
 LARGEST_MICRO_BATCH = 4
 
@@ -20,9 +23,7 @@ LARGEST_MICRO_BATCH = 4
 def options_of_run_type(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, Any]:
     """Return the flags of some run types only: value or default for those of this run type, None for the others.
 
-    Raises:
-        InputError: a flag was typed that this run type does not have. One from a --config file is dropped, so that
-            the file of one run type serves another.
+    One of another run type must not be typed. From a --config file it is dropped, so that the file serves both.
     """
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
@@ -40,9 +41,6 @@ def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[
 
     Args:
         values: with the model's dimensions and the options of the run type.
-
-    Raises:
-        InputError: one sentence for the first rule that is broken.
     """
     entry, mesh = STRATEGIES[values["run_type"]], _mesh_sizes(values, world_size)
     sizes = {name: size for name, size in mesh.flags().items() if name in entry.options}
@@ -58,11 +56,7 @@ def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[
 
 
 def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
-    """Return the mesh on `world_size` ranks; ranks that no flag claims are data parallel.
-
-    Raises:
-        InputError: the sizes do not divide the world size, or the model's heads.
-    """
+    """Return the mesh on `world_size` ranks; ranks that no flag claims are data parallel."""
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
     if world_size == 1 and STRATEGIES[run_type].cuts_model:
@@ -73,11 +67,8 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     tensor = (values["tensor_parallel_size"] or world_size) if "tensor_parallel_size" in own else 1
     pipeline = (values["pipeline_stages"] or max(1, world_size // tensor)) if "pipeline_stages" in own else 1
     if world_size % (pipeline * tensor):
-        flags = [
-            f"--{name} {size}"
-            for name, size in (("pipeline_stages", pipeline), ("tensor_parallel_size", tensor))
-            if name in own
-        ]
+        sizes = {"pipeline_stages": pipeline, "tensor_parallel_size": tensor}
+        flags = [f"--{name} {size}" for name, size in sizes.items() if name in own]
         raise InputError(
             f"{' x '.join(flags)} does not divide the {counted(world_size, 'rank')} that the launcher started: "
             "every mesh is data x pipeline x tensor ranks; give a size that divides it, or start a multiple of "
@@ -100,22 +91,14 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
 
 
 def _stages_per_rank(values: Mapping[str, Any], mesh: MeshSizes) -> int | None:
-    """Return the stages on each pipeline rank; None without a schedule.
-
-    Raises:
-        InputError: the schedule cannot run with the given number, or there are more stages than pieces of the model.
-    """
+    """Return the stages on each pipeline rank; None without a schedule."""
     schedule, given = values["pipeline_schedule"], values["stages_per_rank"]
-    number = given or (2 if schedule in TWO_STAGES_PER_RANK else 1)
-    if schedule in ("gpipe", "1f1b") and number != 1:
+    usual = STAGES_PER_RANK.get(schedule, 1)
+    number = given or usual
+    if number != usual and schedule != "interleaved_1f1b":
         raise InputError(
-            f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs one stage on each rank; use "
-            "interleaved_1f1b"
-        )
-    if schedule == "zero_bubble" and number != 2:
-        raise InputError(
-            f"--stages_per_rank {number} with --pipeline_schedule zero_bubble: its V shape has exactly two stages on "
-            "each rank; leave the flag out"
+            f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs exactly "
+            f"{counted(usual, 'stage')} on each rank; leave the flag out, or use interleaved_1f1b"
         )
     pieces = values["num_layers"] + 2
     if mesh.pipeline * number > pieces:
@@ -137,9 +120,6 @@ def batch_arithmetic(
     Args:
         most: the largest micro batch that is chosen if no flag gives it.
         at_least: micro batches that a step should have, if possible (a pipeline needs some to be busy).
-
-    Raises:
-        InputError: the given numbers contradict each other or do not divide.
     """
     given, accumulation = values["micro_batch_size_per_gpu"], values["grad_accum_steps"]
     micro_batch = 1 if given == AUTO else given  # the smallest that may be found
@@ -160,12 +140,10 @@ def batch_arithmetic(
             micro_batch = _largest_that_divides(global_batch, data_world_size, most, at_least)
         sequences_per_round = micro_batch * data_world_size
         if global_batch % sequences_per_round:
-            below = global_batch // sequences_per_round * sequences_per_round
-            nearest = [size for size in (below, below + sequences_per_round) if size > 0]
+            nearest = max(1, round(global_batch / sequences_per_round)) * sequences_per_round
             raise InputError(
                 f"--global_batch_size {global_batch}{default} is not a multiple of --micro_batch_size_per_gpu "
-                f"{micro_batch} x {data_world_size} data ranks = {sequences_per_round}; the nearest that is: "
-                f"{min(nearest, key=lambda size: abs(size - global_batch))}"
+                f"{micro_batch} x {data_world_size} data ranks = {sequences_per_round}; the nearest that is: {nearest}"
             )
         accumulation = global_batch // sequences_per_round
     enforced = values["enforce_global_batch_size"]
@@ -188,22 +166,17 @@ def _largest_that_divides(global_batch: int, data_world_size: int, largest: int,
 
 
 def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
-    """Check that the pipeline schedule can run the micro batches of a step.
-
-    Raises:
-        InputError: it needs more of them, or another number.
-    """
+    """Check that the pipeline schedule can run the micro batches of a step."""
     schedule, count = values["pipeline_schedule"], values["grad_accum_steps"]
-    if schedule is None:
-        return
-    way_out = "give a smaller --micro_batch_size_per_gpu or a larger --global_batch_size"
     if schedule in ("1f1b", "interleaved_1f1b", "zero_bubble") and count < mesh.pipeline:
         raise InputError(
             f"--pipeline_schedule {schedule} needs at least as many micro batches as pipeline ranks, {mesh.pipeline}, "
-            f"but a step has {count}; {way_out}"
+            f"but a step has {count}; give a smaller --micro_batch_size_per_gpu or a larger --global_batch_size"
         )
+    if schedule != "interleaved_1f1b":
+        return
     rounds = max(1, count // mesh.pipeline)
-    if schedule == "interleaved_1f1b" and count % rounds:
+    if count % rounds:
         raise InputError(
             f"--pipeline_schedule interleaved_1f1b takes micro batches in {rounds} equal rounds, but a step "
             f"has {count}; choose batch sizes that make it a multiple of {mesh.pipeline}"

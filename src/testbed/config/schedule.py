@@ -1,10 +1,12 @@
 """Number of optimizer steps of a run, and marks of its learning-rate schedule. No torch.
 
-optim/lr_schedule.py computes the learning rate of a step from them.
+optim/lr_schedule.py computes the learning rate of a step from them. Each function raises InputError, one sentence for
+the first rule that is broken.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,18 +22,19 @@ DEFAULT_MUON_MOMENTUM = 0.95
 DEFAULT_DECAY_SHARE = 0.2
 
 
-def default_learning_rate(shape: ModelShape, model: str, optimizer: str) -> float:
-    """Return the peak learning rate of the size that has this shape; if none has, of `model`."""
-    rates = LEARNING_RATES | (MUON_LEARNING_RATES if optimizer == "muon" else {})
-    return rates.get(size_name(shape), rates[model])
+def peak_learning_rate(values: Mapping[str, Any]) -> float:
+    """Return the given peak learning rate, or that of the size that has this shape; if none has, that of --model."""
+    if values["learning_rate"] is not None:
+        return values["learning_rate"]
+    rates = LEARNING_RATES | (MUON_LEARNING_RATES if values["optimizer"] == "muon" else {})
+    shape = ModelShape(**{field.name: values[field.name] for field in dataclasses.fields(ModelShape)})
+    return rates.get(size_name(shape), rates[values["model"]])
 
 
 def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, float | None]:
     """Return the flags that only some optimizers and schedules read: their value or default, else None.
 
-    Raises:
-        InputError: a typed flag has no effect (one from a --config file is dropped), or Muon's rate cannot follow a
-            --learning_rate of 0.
+    A flag without effect must not be typed. From a --config file it is dropped.
     """
     options = {}
     for name, (owner, choices) in _NEEDS.items():
@@ -59,11 +62,7 @@ def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> di
 
 
 def check_data_suffices(values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile) -> None:
-    """Check that the files hold at least one global batch to train on and one window to validate on.
-
-    Raises:
-        InputError: a file holds too little.
-    """
+    """Check that the files hold at least one global batch to train on and one window to validate on."""
     sequence, global_batch = values["seq_length"], values["global_batch_size"]
     if values["max_val_steps"] != 0:
         _check_holds(1, "one", f"--val_data_path {val_file.path}", val_file, sequence, "--max_val_steps 0")
@@ -78,23 +77,16 @@ def _check_holds(number: int, needed: str, name: str, file: TokenFile, sequence:
     found = num_windows(file, sequence)
     if found >= number:
         return
+    holds = f"windows of --seq_length {sequence} ({len(file.tokens):,} tokens)"
+    shorter = "use more text, a shorter sequence"
     if file.targets is not None:
-        raise InputError(
-            f"{name} holds {found} pairs that fit whole into --seq_length {sequence}, fewer than {needed}; use more "
-            f"pairs, a longer sequence (the longest pair needs {longest_pair(file)}), or {way_out}"
-        )
-    raise InputError(
-        f"{name} holds {found} windows of --seq_length {sequence} ({len(file.tokens):,} tokens), fewer than {needed}; "
-        f"use more text, a shorter sequence, or {way_out}"
-    )
+        holds = f"pairs that fit whole into --seq_length {sequence} (the longest needs {longest_pair(file)})"
+        shorter = "use more pairs, a longer sequence"
+    raise InputError(f"{name} holds {found} {holds}, fewer than {needed}; {shorter}, or {way_out}")
 
 
 def count_steps(values: Mapping[str, Any], train_file: TokenFile) -> tuple[int, int]:
-    """Return the optimizer steps of an epoch and of the whole run. --max_train_steps wins over --epochs.
-
-    Raises:
-        InputError: --stop_at_step is after the last step.
-    """
+    """Return the optimizer steps of an epoch and of the whole run. --max_train_steps wins over --epochs."""
     steps_per_epoch = num_windows(train_file, values["seq_length"]) // values["global_batch_size"]
     total = values["max_train_steps"] or steps_per_epoch * values["epochs"]
     if (values["stop_at_step"] or 0) > total:
@@ -112,9 +104,6 @@ def learning_rate_marks(
 
     Args:
         open_end: how DeepSpeed's file says that the rate falls, where it leaves the steps or the peak to the flags.
-
-    Raises:
-        InputError: one sentence for the first rule that is broken.
     """
     warmup = values["warmup_steps"] if values["warmup_steps"] is not None else min(2000, total_steps // 10)
     decay = values["lr_decay_steps"] or max(total_steps, 1)
@@ -123,7 +112,7 @@ def learning_rate_marks(
             f"--warmup_steps {warmup} reaches past the end of the schedule at step {decay} "
             "(--lr_decay_steps, or the run's last step): the learning rate would never get to its peak"
         )
-    of_file: dict[str, float] = {}
+    of_file = {}
     if open_end is not None and open_end.flag == "decay_share":
         if warmup >= decay:
             raise InputError(

@@ -21,12 +21,9 @@ _SAY_THE_BATCH = ("global_batch_size", "grad_accum_steps", "enforce_global_batch
 class TrainedRun:
     """Length and data that a run's losses belong to, from its record."""
 
-    flags: dict[str, Any] = field(
-        default_factory=dict
-    )  # as far as the record has them; empty: the folder is not a run's
+    flags: dict[str, Any] = field(default_factory=dict)  # empty: the folder is not a run's
     val_sha256: str | None = None
     val_windows: int | None = None  # of that file, at that length
-    precision: str | None = None
 
     @property
     def seq_length(self) -> int | None:
@@ -49,8 +46,7 @@ def trained_with(folder: Path) -> TrainedRun:
         flags = {name: path for name, path in paths.items() if path and isinstance(path, str)}
         flags |= {name: settings[name] for name in _COUNTS if _is_count(settings.get(name))}
         windows = _val(config.get("dataset_subset_sizes"), int)
-        precision = settings.get("precision") if settings.get("precision") in ("fp32", "bf16", "fp16") else None
-        return TrainedRun({"seq_length": length} | flags, _val(hashes, str), windows, precision)
+        return TrainedRun({"seq_length": length} | flags, _val(hashes, str), windows)
     return TrainedRun()
 
 
@@ -60,10 +56,6 @@ def as_trained(values: Mapping[str, Any], explicit: frozenset[str]) -> dict[str,
 
     Paths that no longer exist are not taken. No step reads the training file; if the run's is gone, or only the
     validation file was given, that one stands in.
-
-    Args:
-        values: all flags.
-        explicit: flags that were given.
     """
     if not values["eval_only"]:
         return {}
@@ -81,40 +73,18 @@ def as_trained(values: Mapping[str, Any], explicit: frozenset[str]) -> dict[str,
     return taken
 
 
-def origin_of_refused(refusal: str, values: Mapping[str, Any], explicit: frozenset[str]) -> str | None:
-    """Return where refused values come from that were not given; None if they were given.
-
-    Args:
-        values, explicit: as for `as_trained`.
-    """
-    if not values["eval_only"] or not Path(values["init_from"]).is_dir():
-        return None
-    recorded, taken = trained_with(Path(values["init_from"])).flags, as_trained(values, explicit)
-    refused = [f"--{name} {taken.get(name, values[name])}" for name in recorded]
-    names = [name for name, said in zip(recorded, refused, strict=True) if name not in explicit and said in refusal]
-    if not names:
-        return None
-    record = ", ".join(f"--{name} {recorded[name]}" for name in names)
-    return f"the record of --init_from {values['init_from']} says {record}; give --{' and --'.join(names)}"
-
-
 def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
     """Return lines for the screen: what --eval_only took from the run, and warnings of other data, windows or
     positions.
 
     Args:
-        settings: with the final precision.
         sha256: of the token files, under "train" and "val".
     """
     if not settings.training.eval_only:
         return []
-    run, path = trained_with(Path(settings.model.init_from)), settings.data.val_data_path
-    is_given = "train_data_path" in settings.origin.given or run.flags.get("train_data_path") == path
-    stands_in = []
-    if settings.data.train_data_path == path and not is_given:
-        stands_in = [f"note: nothing is trained, so no training file is read; {path} stands in its place"]
+    run = trained_with(Path(settings.model.init_from))
     if not run.flags:
-        return stands_in
+        return []
     is_other = run.val_sha256 is not None and sha256["val"] != run.val_sha256
     taken = [
         f"--{name} {value}"
@@ -124,11 +94,14 @@ def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
         and not (is_other and name.endswith("_path"))
     ]
     lines = [f"as {settings.model.init_from} was trained: {' '.join(taken)}"] if taken else []
-    lines += _lines_of_data(settings, run, is_other, sha256["val"]) + stands_in
-    if run.precision not in (None, settings.compute.precision):
+    path = Path(settings.data.val_data_path).absolute()
+    if is_other:
         lines.append(
-            f"note: validated in {settings.compute.precision}, the run in {run.precision}: losses differ by rounding"
+            f"warning: {path} is validated, which is not the run's data (sha256 {sha256['val'][:12]}…, the run's is "
+            f"{str(run.val_sha256)[:12]}…): the loss is not the run's; give its file with --val_data_path"
         )
+    elif run.val_sha256 is None:
+        lines.append(f"warning: {path} is validated; the run recorded no sha256, so it may be other data")
     batches, batch = run.flags.get("max_val_steps"), run.flags.get("global_batch_size")
     own_batches = settings.training.max_val_steps
     if batches is not None and batch is not None and own_batches is not None:
@@ -141,23 +114,6 @@ def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
     return lines + untrained_positions(
         f"--seq_length {settings.data.seq_length} validates on", settings.data.seq_length, run.seq_length
     )
-
-
-def _lines_of_data(settings: RunSettings, run: TrainedRun, is_other: bool, sha256: str) -> list[str]:
-    """Return lines on the validated file, if it is not plainly the run's."""
-    lines, path, recorded = [], settings.data.val_data_path, run.flags.get("val_data_path")
-    file = Path(path).absolute()
-    if "val_data_path" not in settings.origin.given and recorded not in (None, path):
-        lines.append(f"note: the run's --val_data_path {recorded} is not a file here, so the default is taken: {path}")
-    if is_other:
-        assert run.val_sha256 is not None
-        lines.append(
-            f"warning: {file} is validated, which is not the run's data (sha256 {sha256[:12]}…, the run's is "
-            f"{run.val_sha256[:12]}…): the loss is not the run's; give its file with --val_data_path"
-        )
-    elif run.val_sha256 is None:
-        lines.append(f"warning: {file} is validated; the run recorded no sha256, so it may be other data")
-    return lines
 
 
 def untrained_positions(what: str, tokens: int, trained: int | None) -> list[str]:

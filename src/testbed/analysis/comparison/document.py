@@ -17,10 +17,9 @@ from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
 from testbed.analysis.document import terminal
 from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Statements, Table
 from testbed.analysis.document.words import Number, counted, gap
-from testbed.analysis.equivalence import DEFAULT_MARGIN, equality
 from testbed.analysis.runs.arms import Arm, arm_names, device_of
 from testbed.analysis.runs.comparability import Mismatch
-from testbed.analysis.statistics import median_interval
+from testbed.analysis.statistics import DEFAULT_MARGIN, equality, median_interval
 
 _SCALE = {"s": (1e3, "ms", ",.2f"), "bytes": (2**-20, "MiB", ",.1f"), "tokens/s": (1, "tokens/s", ",.1f")}
 

@@ -7,8 +7,18 @@ import numpy as np
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison
 from testbed.analysis.document.model import Verdict
 from testbed.analysis.document.words import between, gap, times
-from testbed.analysis.equivalence import EQUAL, FURTHER_APART, equality, repeats_to_show
-from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
+from testbed.analysis.statistics import (
+    EQUAL,
+    FASTER,
+    FURTHER_APART,
+    MIN_REPEATS,
+    NO_DIFFERENCE,
+    NOT_ENOUGH,
+    SLOWER,
+    Ratio,
+    equality,
+    repeats_to_show,
+)
 
 EFFECT_OF_INTEREST = 0.05  # the difference for which a comparison says how many repeats would find it
 

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from testbed.analysis.document import markdown, terminal
 from testbed.analysis.document.model import Document, Section, Source, Table
 from testbed.analysis.document.words import counted, joined, rate
-from testbed.analysis.equivalence import DEFAULT_MARGIN
 from testbed.analysis.report import details, scaling, sections
 from testbed.analysis.report.cautions import cautions
 from testbed.analysis.report.certified import cautions_on_noise, certified
@@ -25,6 +24,7 @@ from testbed.analysis.report.predictions import predictions
 from testbed.analysis.report.verdicts import in_order, verdicts
 from testbed.analysis.runs.entries import Subject, subject_of
 from testbed.analysis.runs.load import Run
+from testbed.analysis.statistics import DEFAULT_MARGIN
 from testbed.io import replacing, write_text
 
 

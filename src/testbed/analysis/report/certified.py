@@ -7,7 +7,7 @@ from typing import Any
 
 from scipy import special
 
-from testbed.analysis.certificate import REPEATS, certificates_above, doubts, machine_in_words, machine_of, noisiest
+from testbed.analysis.certificate import REPEATS, certificates_above, doubts, largest, machine_in_words, machine_of
 from testbed.analysis.document.model import Block, Caution, Cell, Section, table_of
 from testbed.analysis.document.words import Number, times
 from testbed.analysis.runs.entries import Subject
@@ -55,9 +55,7 @@ def blocks(certificate: Mapping[str, Any], name: str) -> list[Block]:
     columns: dict[str, Callable[[Row], Cell]] = {
         "configuration": lambda row: row[0]["name"],
         "noise": lambda row: f"{row[1]['noise']:.2%} (below {row[1]['noise_below']:.2%})",
-        "outliers": lambda row: (
-            f"{row[1]['outliers']} of {2 * len(row[0]['pairs'])}" if "outliers" in row[1] else "n/a"
-        ),
+        "outliers": lambda row: f"{row[1]['outliers']} of {2 * len(row[0]['pairs'])}",
         **{f"{number} runs find": difference(number) for number in REPEATS},
         **{f"{effect:.0%} takes": repeats(effect) for effect in SHOWN_EFFECTS},
         **{f"equal within {margin:.0%} takes": to_show(margin) for margin in EQUAL_WITHIN},
@@ -100,8 +98,8 @@ def cautions_on_noise(subject: Subject) -> list[Caution]:
     noise = noise_of(arms)[0]
     freedom = sum(len(rates) - 1 for rates in arms)
     if own and noise:
-        path, content = max(own, key=lambda each: noisiest(each[1]))
-        below = noisiest(content)
+        path, content = max(own, key=lambda each: largest(each[1], "noise_below"))
+        below = largest(content, "noise_below")
         if special.chdtrc(freedom, freedom * (noise / below) ** 2) < TOO_NOISY:
             text = (
                 f"Runs of one configuration scatter by {noise:.1%}, and the machine's certificate ({path}) has less "

@@ -13,7 +13,6 @@ from testbed.analysis.comparison.sentences import interval, within
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED
 from testbed.analysis.document.model import Block, Cell, Picture, Section, Table, table_of
 from testbed.analysis.document.words import Number, counted, digits, joined, rate, times
-from testbed.analysis.equivalence import equality
 from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.figures import (
     breakdown_figure,
@@ -26,7 +25,7 @@ from testbed.analysis.report.figures import (
 from testbed.analysis.report.verdicts import EntryPair, compared
 from testbed.analysis.runs.entries import Entry, Subject, Workload
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
-from testbed.analysis.statistics import FASTER, NOT_ENOUGH
+from testbed.analysis.statistics import FASTER, NOT_ENOUGH, equality
 
 MIB = 2**20
 OVERVIEW = "overview"

@@ -15,10 +15,18 @@ from testbed.analysis.comparison.sentences import interval, verdict_of, within
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison, compare_arms
 from testbed.analysis.document.model import Verdict
 from testbed.analysis.document.words import SHOWN, counted, joined, times
-from testbed.analysis.equivalence import DEFAULT_MARGIN, EQUAL, equality
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.entries import Entry, Subject, Workload
-from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, SLOWER, Ratio
+from testbed.analysis.statistics import (
+    DEFAULT_MARGIN,
+    EQUAL,
+    FASTER,
+    MIN_REPEATS,
+    NO_DIFFERENCE,
+    SLOWER,
+    Ratio,
+    equality,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.config.mesh import TWO_STAGES_PER_RANK
+from testbed.config.mesh import STAGES_PER_RANK
 from testbed.io import write_text
 from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.model.shape import ModelShape
@@ -68,7 +68,7 @@ class Setting:
             shard=data if run_type == "fsdp" else 1,
             tensor=ranks if is_tensor else 1,
             pipeline=ranks if is_cut else 1,
-            virtual_stages=2 if variant in TWO_STAGES_PER_RANK else 1,
+            virtual_stages=STAGES_PER_RANK.get(variant, 1),
         )
         shape = ModelShape(self.layers, self.heads, self.hidden, self.vocab, self.seq_length)
         return Job(
