@@ -4,6 +4,8 @@
     python scripts/plan.py --model gpt2-xl --gpus 8 --gpu h100-sxm --tokens 10B --price_per_gpu_hour 3
     python scripts/plan.py --model gpt2 --here                        # this machine's GPUs, or its cores
     python scripts/plan.py --model gpt2-large --gpu a100-80 --sweep gpus=8,16,...,256 --mtbf_hours 5000
+    python scripts/plan.py --model llama3-8b --gpu a100-80,h100-sxm --price_per_gpu_hour 1.8,3 --sweep gpus=64,128 \
+        --tokens 100B --deadline 14d                              # the fastest, and the cheapest in time
     python scripts/plan.py --model gpt2-large --gpu a100-80 --gpus 1024 --check   # build it, without devices
     python scripts/plan.py --calibrate --out calibration.json         # measure this machine, at most 10 minutes
 
@@ -19,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +35,15 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.errors import Failure, InputError, counted, say
 from testbed.planner.calibration import CALIBRATION
-from testbed.planner.goodput import RESTART_S, SAVE_S
+from testbed.planner.goodput import RESTART_S
+from testbed.planner.question import OF_OTHERS, OTHER_MODELS
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
+    from testbed.memory_model.job import Job, Machine
     from testbed.planner.constants import Constants
     from testbed.planner.question import Question
+    from testbed.planner.step_time import StepTime
 
 
 ANY_DEVICE = "h100-sxm"
@@ -72,10 +79,17 @@ def build_parser() -> FlagParser:
 
 
 def _add_work(work: argparse._ArgumentGroup) -> None:
-    sizes = FLAGS["model"]
-    work.add_argument("--model", choices=sizes.choices, help="GPT-2 size (default: gpt2; with --here on a CPU nano)")
+    sizes = [*(FLAGS["model"].choices or ()), *OTHER_MODELS]
+    text = "a size of GPT-2, or a model that src/gpt2.py does not train (default: gpt2; with --here on a CPU nano)"
+    work.add_argument("--model", choices=sizes, help=text)
     for name in OF_THE_MODEL:
         add_flag(work, name)
+    text = "inner width of the MLP (default: 4 x width); this and the next three make another model than GPT-2"
+    work.add_argument("--ffn", type=positive, metavar="WIDTH", help=text)
+    text = "heads of keys and values, which query heads share (default: as many)"
+    work.add_argument("--kv_heads", type=positive, metavar="N", help=text)
+    work.add_argument("--gated", action="store_true", help="SwiGLU, RoPE, RMSNorm, no biases and --untied, as in Llama")
+    work.add_argument("--untied", action="store_true", help="the head has a matrix of its own")
     text = "tokens per sequence (default: 1024, on a CPU 128)"
     work.add_argument("--seq_length", type=positive, metavar="TOKENS", help=text)
     text = "sequences per optimizer step of all ranks (default: about 512, a multiple of the devices; on a CPU 32)"
@@ -85,7 +99,8 @@ def _add_work(work: argparse._ArgumentGroup) -> None:
 
 
 def _add_machine(machine: argparse._ArgumentGroup) -> None:
-    machine.add_argument("--gpu", metavar="NAME", help="kind of device, such as h100-sxm, a100-80, rtx-4090")
+    text = "kind of device, such as h100-sxm, a100-80, rtx-4090; several, with commas, are compared"
+    machine.add_argument("--gpu", type=_names, metavar="NAME[,NAME]", help=text)
     machine.add_argument("--here", action="store_true", help="this machine's GPUs, or its cores, one for each rank")
     machine.add_argument("--gpus", type=positive, metavar="N", help="devices in all (default: one node)")
     machine.add_argument("--gpus_per_node", type=positive, metavar="N", help="(default: as such nodes are sold)")
@@ -94,14 +109,24 @@ def _add_machine(machine: argparse._ArgumentGroup) -> None:
     machine.add_argument("--calibration", type=Path, metavar="FILE.json", help="what was measured on this machine")
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _prices(text: str) -> tuple[float, ...]:
+    return tuple(not_negative_number(price.strip()) for price in text.split(","))
+
+
 def _add_budget(budget: argparse._ArgumentGroup) -> None:
     budget.add_argument("--tokens", metavar="N", help="tokens to train on, such as 10B or 300e9")
-    text = "price of a device and hour, in any currency"
-    budget.add_argument("--price_per_gpu_hour", type=not_negative_number, metavar="PRICE", help=text)
+    text = "price of a device and hour, in any currency; with several --gpu one for each"
+    budget.add_argument("--price_per_gpu_hour", type=_prices, metavar="PRICE[,PRICE]", help=text)
+    text = "time that the whole run may take, such as 3d or 36h; the answer says what costs least within it"
+    budget.add_argument("--deadline", metavar="TIME", help=text)
     text = "mean hours between failures of one node (default: nothing fails)"
     budget.add_argument("--mtbf_hours", type=positive_number, metavar="HOURS", help=text)
-    text = "time that a checkpoint stops training (default: %(default)g)"
-    budget.add_argument("--save_seconds", type=positive_number, default=SAVE_S, metavar="S", help=text)
+    text = "time that a checkpoint stops training (default: its size at 1 GB/s)"
+    budget.add_argument("--save_seconds", type=positive_number, metavar="S", help=text)
     text = "from a failure to the next step (default: %(default)g)"
     budget.add_argument("--restart_seconds", type=positive_number, default=RESTART_S, metavar="S", help=text)
 
@@ -142,49 +167,78 @@ def main() -> int:
     if arguments.predict:
         return predict(arguments.predict, arguments.out)
     _check_answer(arguments)
-    question = question_of(arguments, typed)
+    questions, numbers = questions_of(arguments, typed)
     if arguments.check:
-        return check(question)
-    return sweep(question, arguments.sweep) if arguments.sweep is not None else answer(question, arguments)
+        return check(questions[0])
+    if arguments.sweep is not None or len(questions) > 1:
+        return compare(questions, numbers)
+    return answer(questions[0], arguments)
 
 
 def _check_answer(arguments: argparse.Namespace) -> None:
     """Refuse flags that would say nothing. InputError names them."""
-    other = "--check" if arguments.check else "--sweep" if arguments.sweep else None
+    kinds, prices = arguments.gpu or (), arguments.price_per_gpu_hour or ()
+    several = f"--gpu {','.join(kinds)}" if len(kinds) > 1 else None
+    other = "--check" if arguments.check else "--sweep" if arguments.sweep else several
+    if several and arguments.check:
+        raise InputError(f"--check with {several}: it builds for one kind of device; give one")
+    if len(prices) > 1 and len(prices) != len(kinds):
+        raise InputError(
+            f"--price_per_gpu_hour has {counted(len(prices), 'price')} and --gpu {counted(len(kinds), 'kind')}; give "
+            "one price for all, or one for each"
+        )
     for name in ("json", "picture", *(("sweep",) if arguments.check else ())):
         if other and getattr(arguments, name) is not None:
             raise InputError(f"--{name} with {other}: {other} prints a table and nothing else; leave one of them out")
-    if arguments.price_per_gpu_hour is not None and arguments.tokens is None:
-        raise InputError(
-            f"--price_per_gpu_hour {arguments.price_per_gpu_hour:g} is for the cost of a whole run; give --tokens, "
-            "such as 10B"
-        )
+    for name in ("price_per_gpu_hour", "deadline"):
+        if getattr(arguments, name) is not None and arguments.tokens is None:
+            raise InputError(f"--{name} is about a whole run; give --tokens, such as 10B")
 
 
-def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
-    """Return what is asked. InputError names the flag that cannot be."""
+def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[list[Question], list[int]]:
+    """Return the question for each kind of device, and numbers of devices. InputError names a flag that cannot be."""
     from testbed.planner.machines import as_measured
     from testbed.planner.plan import Budget
-    from testbed.planner.question import check_device, machine_asked, numbers_of_sweep, question, tokens_of
+    from testbed.planner.question import (
+        check_device,
+        deadline_of,
+        machine_asked,
+        numbers_of_sweep,
+        question,
+        tokens_of,
+    )
     from testbed.planner.step_time import step_time
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
-        price=arguments.price_per_gpu_hour,
         mtbf_hours=arguments.mtbf_hours,
         save_s=arguments.save_seconds,
         restart_s=arguments.restart_seconds,
+        deadline=None if arguments.deadline is None else deadline_of(arguments.deadline),
     )
     here = arguments.here or (arguments.calibration is not None and arguments.gpu is None)
     kind = ANY_DEVICE if arguments.check and not here else None  # the same is built for all of them
-    machine = machine_asked(arguments.gpu or kind, here, arguments.gpus, arguments.gpus_per_node, arguments.network)
+    kinds = arguments.gpu or (kind,)
+    machines = [machine_asked(kind, here, arguments.gpus, arguments.gpus_per_node, arguments.network) for kind in kinds]
     if arguments.calibration is not None and arguments.gpu is not None:
-        check_device(arguments.calibration, machine.device)
+        for machine in machines:
+            check_device(arguments.calibration, machine.device)
     constants = constants_of(arguments.calibration, here)
-    machine = as_measured(machine, constants.calibration)
-    flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
-    numbers = numbers_of_sweep(arguments.sweep) if arguments.sweep is not None else [machine.devices]
-    return question(flags, machine, budget, lambda job, machine: step_time(job, machine, constants), numbers)
+    machines = [as_measured(machine, constants.calibration) for machine in machines]
+    flags = {name: getattr(arguments, name) for name in (*FLAGS, *OF_OTHERS) if name in typed}
+    numbers = sorted({machine.devices for machine in machines})
+    if arguments.sweep is not None:
+        numbers = numbers_of_sweep(arguments.sweep)
+    prices = arguments.price_per_gpu_hour or (None,)
+    prices = prices * len(machines) if len(prices) == 1 else prices
+
+    def time_of(job: Job, machine: Machine) -> StepTime:
+        return step_time(job, machine, constants)
+
+    return [
+        question(flags, machine, replace(budget, price=price), time_of, numbers)
+        for machine, price in zip(machines, prices, strict=True)
+    ], numbers
 
 
 def constants_of(calibration: Path | None, here: bool) -> Constants:
@@ -234,22 +288,32 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def sweep(question: Question, text: str) -> int:
-    """Print the best run of each number of devices."""
+def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
+    """Print the best run of each kind and number of devices, and which to take."""
     from testbed.analysis.document.terminal import table_lines
-    from testbed.analysis.plan.tables import sweep_table
-    from testbed.planner.question import numbers_of_sweep
+    from testbed.analysis.plan.tables import NOT_TRAINED, choices_table
+    from testbed.planner.question import Choice, answers_of
 
-    rows = [(devices, question.on(devices).best()) for devices in numbers_of_sweep(text)]
-    batch = f"{question.global_batch:,} x {question.seq_length:,} tokens a step, {question.vocabulary}"
-    label = next((best.time.label for _, best in rows if not isinstance(best, str)), "nothing fits")
-    say(f"{question.model_name} on {question.machine.device.name}, {batch} on every number of devices ({label})\n")
-    say("\n".join(table_lines(sweep_table(rows, question.budget))))
+    first = questions[0]
+    several = len(questions) > 1
+    choices = [Choice.of(question, devices) for question in questions for devices in numbers]
+    batch = f"{first.global_batch:,} x {first.seq_length:,} tokens a step, {first.vocabulary}"
+    label = next((one.best.time.label for one in choices if not isinstance(one.best, str)), "nothing fits")
+    on = "every kind and number of devices" if several else "every number of devices"
+    lead = first.model_name if several else f"{first.model_name} on {first.machine.device.name}"
+    say(f"{lead}, {batch} on {on} ({label})\n")
+    if answers := answers_of(choices):
+        say("\n".join([*answers, ""]))
+    say("\n".join(table_lines(choices_table(choices))))
+    if first.work is None:
+        say(f"\n{NOT_TRAINED}")
     return 0
 
 
 def check(question: Question) -> int:
     """Build every strategy of the plan as its ranks would, and say what fails."""
+    if question.work is None:
+        raise InputError(f"--check builds what src/gpt2.py trains, and {question.model_name} is another model")
     from testbed.analysis.plan.tables import check_text
     from testbed.autotune.check_mesh import check_jobs
     from testbed.planner.plan import best_of_each

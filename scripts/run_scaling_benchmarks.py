@@ -214,15 +214,14 @@ def print_power(
 
 def report(cells: list[Cell], out_dir: Path) -> None:
     """Write the report, and print its table, what did not run, and where the files are."""
-    from testbed.analysis.scaling.report import read_report_file, write_scaling_report
+    from testbed.analysis.scaling.report import write_scaling_report
     from testbed.analysis.scaling.tables import scaling_table
     from testbed.sweep.plan import COMPLETE
     from testbed.sweep.state import SWEEP_FILE, comparisons, shortfalls
 
     if any(cell.status == COMPLETE and not cell.profiled for cell in cells):
         try:
-            path = write_scaling_report(out_dir)
-            found = read_report_file(path)
+            path, found = write_scaling_report(out_dir)
             say(f"\n{scaling_table(found)}\nscaling report: {path}, its status is {found['status']}")
             if not any(arm["speedup"] for arm in found["arms"]) and (commands := comparisons(cells, out_dir)):
                 say("\n".join(["no speed-up can be given; verdicts between configurations on equal ranks:", *commands]))

@@ -9,8 +9,7 @@ from support.metrics_examples import example_metrics, save
 from support.scaling_examples import report_of
 
 from testbed.analysis.report.breakdown import breakdown
-from testbed.analysis.runs.attributed import attribution_of
-from testbed.analysis.runs.load import load_run
+from testbed.analysis.runs.load import attribution_of, load_run
 from testbed.analysis.scaling.tables import scaling_table
 
 IN_FLIGHT_S, WITH_PACKING_S = 0.177, 0.1943
@@ -79,15 +78,6 @@ def test_the_tables_of_earlier_studies_say_it_so(tmp_path, layout):
     table = scaling_table(sweep(tmp_path), layout)
     assert "| 194.3, 194.3 exposed |" in table and "| 0.0, 0.0 exposed |" in table
     assert "177" not in table and "16.0 exposed" not in table
-
-
-def test_a_report_from_before_is_shown_so_too(tmp_path):
-    """It held the means of what the files say."""
-    report = sweep(tmp_path)
-    now = scaling_table(report, "001")
-    for arm, times in zip(report["arms"], ((0.012, 0.016), (IN_FLIGHT_S, WITH_PACKING_S)), strict=True):
-        arm["attribution"] |= step(*times)
-    assert scaling_table(report, "001") == now
 
 
 def test_the_breakdown_of_one_device_shows_none(tmp_path):

@@ -7,16 +7,14 @@ training_metrics.json and what the audit reads have tests/metrics/test_metrics_f
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from support import nsys_examples, scaling_examples
+from support import nsys_examples
 from support.fuzz import (
     OS_ERRORS,
     READ,
@@ -111,21 +109,6 @@ def summarise_profile(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def scaling_report(folder: Path) -> None:
-    runs = folder.parent / f"runs_of_{folder.name}"
-    for run_type, ranks, rate in (("baseline", 1, 1000.0), ("ddp", 1, 950.0), ("ddp", 2, 1800.0)):
-        scaling_examples.write_arm(runs, run_type, ranks, rate, n=2, num_steps=6, warmup_steps=1)
-    (folder / "scaling_report.json").write_text(json.dumps(scaling_examples.report_of(runs, directory=runs)))
-    shutil.rmtree(runs)
-
-
-def show_scaling_report(folder: Path) -> None:
-    path = folder / "scaling_report.json"
-    layout = hashlib.sha256(path.read_bytes()).digest()[0] % 5 if path.is_file() else 0
-    more = [] if layout == 0 else ["--table", f"00{layout}"]
-    run_in_process(SCRIPTS / "more" / "generate_scaling_table.py", "--report", path, *more)
-
-
 def trace_file(folder: Path) -> None:
     chrome_trace(folder, distributedInfo={"rank": 0, "world_size": 2})
 
@@ -164,7 +147,6 @@ READERS = {
     "launcher_metadata.json of a profile": Reader(
         profiled_run, "launcher_metadata.json", summarise_profile, is_named=False
     ),
-    "scaling_report.json": Reader(scaling_report, "scaling_report.json", show_scaling_report, errors=(Refused,)),
     "trace of torch.profiler": Reader(
         trace_file,
         "profiler_logs/rank0.pt.trace.json",

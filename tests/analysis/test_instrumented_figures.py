@@ -43,15 +43,15 @@ def test_a_file_of_deepspeeds_settings_slows_no_run_without_deepspeed(tmp_path, 
 
 
 def test_the_table_gives_a_labelled_figure_where_nothing_else_was_measured(tmp_path):
-    one = broken_down(tmp_path / "one", 1, **NO_DEEPSPEED) / "training_metrics.json"
-    two = broken_down(tmp_path / "two") / "training_metrics.json"
-    refused = run_here(TABLE, "--gpu1", one, "--gpu2", two)
+    broken_down(tmp_path / "both" / "one", 1, **NO_DEEPSPEED)
+    broken_down(tmp_path / "both" / "two")
+    refused = run_here(TABLE, "--dir", tmp_path / "both")
     assert "1 run is left out, instrumented" in refused.stdout and "--allow-mismatch" in refused.stdout
-    allowed = run_here(TABLE, "--gpu1", one, "--gpu2", two, "--allow-mismatch")
+    allowed = run_here(TABLE, "--dir", tmp_path / "both", "--allow-mismatch")
     assert allowed.returncode == 0
     assert "2.00x (UNEQUAL WORK, INSTRUMENTED)" in allowed.stdout
     assert f"instruments is {LABEL}, the reference's none" in allowed.stdout
-    alone = run_here(TABLE, "--dir", tmp_path / "two")
+    alone = run_here(TABLE, "--dir", tmp_path / "both" / "two")
     assert alone.returncode == 2 and "--allow-mismatch gives its figure, labelled" in alone.stderr
 
 

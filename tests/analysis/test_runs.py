@@ -8,8 +8,7 @@ import pytest
 from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
 
 from testbed.analysis.runs.comparability import differing_validation, differing_work, speed_ups, warnings
-from testbed.analysis.runs.load import find_runs, load_run, load_runs
-from testbed.analysis.runs.work import WORK_FIELDS
+from testbed.analysis.runs.load import WORK_FIELDS, find_runs, load_run, load_runs
 from testbed.checkpoint.changed_settings import in_words
 from testbed.config.flag import Kind
 from testbed.config.table import FLAGS

@@ -14,7 +14,7 @@ from support.sweep_cases import write_sweep_json
 
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run
-from testbed.analysis.scaling.report import report_on_directory, report_on_files
+from testbed.analysis.scaling.report import report_on_directory
 from testbed.analysis.scaling.tables import scaling_table
 
 
@@ -66,21 +66,7 @@ def test_without_a_plan_an_arm_has_its_own_batch_and_enters_no_other_batch_sizes
     fits = {row["batch_size"]: row["fits"]["amdahl"] for row in report["strategies"] if row["strategy"] == "ddp"}
     assert fits[8]["rank_counts"] == [1, 2] and fits[8]["serial_fraction"] == pytest.approx(1 / 9, abs=1e-3)
     assert fits[16]["serial_fraction"] is None and "unequal work" in fits[16]["reason"]
-    assert list(report["runs"]) == ["1", "2", "4"]
     assert {item["batch_size"] for item in report_of(tmp_path)["mismatches"]} == {16}
-
-
-def test_files_that_are_given_keep_their_own_batch(tmp_path):
-    one, four = (
-        save(tmp_path, metrics_of(name, ranks, 1000.0 * ranks, batch=batch), f"{name}.json")
-        for name, ranks, batch in (("baseline", 1, 8), ("ddp", 4, 32))
-    )
-    report = report_on_files({1: one, 4: four}, allow_mismatch=True)
-    assert [(arm["ranks"], arm["batch_size"]) for arm in report["arms"]] == [(1, 8), (4, 32)]
-    assert report["arms"][1]["speedup"]["ratio"] == pytest.approx(4)
-    assert report["strategies"][0]["fits"]["amdahl"]["serial_fraction"] is None
-    assert report_on_files({1: one, 4: four})["arms"][1]["speedup"] is None
-    assert report_on_files({1: one, 4: four}, "weak")["status"] == "ok"
 
 
 def test_fields_that_no_file_records_are_one_line(tmp_path):
@@ -93,13 +79,6 @@ def test_fields_that_no_file_records_are_one_line(tmp_path):
     assert sum("global_batch_size is" in line for line in lines) == 2
     unknown = next(line for line in lines if line.startswith("- Not "))
     assert "seed" in unknown and "weight_decay" in unknown and "global_batch_size" not in unknown
-
-
-def test_two_strange_batch_sizes_are_not_pooled_either(tmp_path):
-    write_arm(tmp_path, "baseline", 1, 1000)
-    for batch in (16, 32):
-        write_arm(tmp_path / str(batch), "ddp", 2, 1800, batch=batch)
-    assert [(arm["batch_size"], arm["n"]) for arm in report_of(tmp_path)["arms"]] == [(8, 5), (16, 5), (32, 5)]
 
 
 def test_copies_of_a_run_are_no_repeats_and_are_named(tmp_path):

@@ -147,8 +147,7 @@ PROGRAMS = {
     "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
     "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= "
     "--steps= --seq_length= --seed= --warmup_runs= --run_timeout_s=",
-    "scripts/more/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= "
-    "--table= --allow-mismatch",
+    "scripts/more/generate_scaling_table.py": "--dir= --protocol= --target_val_loss= --table= --allow-mismatch",
     "scripts/more/verify_run_artifacts.py": "--dir= --metrics_only",
     "scripts/more/benchmark_gpu.py": "--out_dir= --only= --device= --gpus= --run_timeout_s=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
 from testbed.planner.plan import Budget, PlannedRun, as_fast, best_of_each, duration, headline, plan
 from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
-from testbed.planner.question import numbers_of_sweep, tokens_of
+from testbed.planner.question import OTHER_MODELS, deadline_of, numbers_of_sweep, question, tokens_of
 from testbed.planner.step_time import step_time
 
 PLAN = "scripts/plan.py"
@@ -130,15 +131,36 @@ def test_days_cost_and_mfu_are_arithmetic_on_the_step(runs):
     assert budget.days(run) == pytest.approx(steps * run.time.seconds / 86400)
     assert budget.cost(run) == pytest.approx(steps * run.time.seconds / 3600 * 8 * 3.0)
     failing = Budget(tokens=1e10, price=3.0, mtbf_hours=10.0)
-    assert failing.days(run) == pytest.approx(budget.days(run) / failing.goodput(NODE))
-    assert 0.5 < failing.goodput(NODE) < 1
+    assert failing.days(run) == pytest.approx(budget.days(run) / failing.goodput(run))
+    assert 0.5 < failing.goodput(run) < 1
     flops = 512 * 1024 * flops_per_token_palm(MODEL_SIZES["gpt2-xl"], 1024)  # the MFU of a run's own metrics
     assert run.mfu == pytest.approx(flops / run.time.seconds / (8 * 989.4e12), rel=0.002)
 
 
-def test_failures_of_a_machine_are_those_of_all_its_nodes():
-    big = dataclasses.replace(NODE, devices=128)
-    assert Budget(mtbf_hours=160.0).failures(big).between_s == pytest.approx(10 * 3600)
+def test_failures_of_a_machine_are_those_of_all_its_nodes_and_a_checkpoint_takes_its_size(runs):
+    big = dataclasses.replace(runs[0], machine=dataclasses.replace(NODE, devices=128))
+    failures = Budget(mtbf_hours=160.0).failures(big)
+    assert failures.between_s == pytest.approx(10 * 3600)
+    weights_and_moments = 12 * runs[0].job.model.parameters
+    assert runs[0].checkpoint_bytes == weights_and_moments and failures.save_s == weights_and_moments / 1e9
+    assert Budget(mtbf_hours=160.0, save_s=7.0).failures(big).save_s == 7
+    muon = dataclasses.replace(runs[0], job=dataclasses.replace(runs[0].job, optimizer="muon"))
+    assert 8 * runs[0].job.model.parameters < muon.checkpoint_bytes < weights_and_moments
+
+
+def test_the_host_memory_of_offloading_is_deepspeed_s_own_estimate():
+    """Its estimate_zero3_model_states_mem_needs of the same model on as many GPUs."""
+    estimate = pytest.importorskip("deepspeed.runtime.zero.stage3").estimate_zero3_model_states_mem_needs
+    model = DenseModel.of_gpt2(MODEL_SIZES["gpt2-xl"], 1024)
+    for devices, offload in itertools.product((1, 8, 32), ("optimizer", "parameters")):
+        layout = Layout(data=devices, zero_stage=3, shard=devices)
+        job = Job(model=model, layout=layout, micro_batch=1, accumulation=1, run_type="optimized", offload=offload)
+        there = dataclasses.replace(NODE, devices=devices)
+        run = PlannedRun(job=job, machine=there, memory=memory_of(job), time=step_time(job, there, CONSTANTS))
+        expected, _, _ = estimate(
+            model.parameters, 0, min(devices, 8), -(-devices // 8), True, offload == "parameters", zero_init=False
+        )
+        assert run.host_bytes == pytest.approx(expected)
 
 
 def test_the_headline_answers_the_question(runs):
@@ -302,7 +324,8 @@ def test_given_flags_hold_for_every_row(tmp_path):
 def test_the_sweep_has_a_row_for_every_number():
     done = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", "--sweep", "gpus=8,16,...,64", "--tokens", "1B")
     assert done.returncode == 0, done.stderr
-    first, _, _, *rows = done.stdout.splitlines()
+    first, _, fastest, _, _, *rows = done.stdout.splitlines()
+    assert fastest.startswith("Fastest: 64 x a100-80gb, ")
     assert first.startswith("gpt2 on a100-80gb, 512 x 1,024 tokens a step") and "uncalibrated" in first
     assert [line.split()[0] for line in rows] == ["8", "16", "32", "64"]
 
@@ -332,7 +355,64 @@ def test_advice_that_can_be_followed(words, said):
         assert absent not in own.stdout
 
 
+def test_the_fastest_and_the_cheapest_of_several_kinds_and_numbers_are_said():
+    words = ["--model", "gpt2", "--gpu", "a100-80,h100-sxm", "--price_per_gpu_hour", "1,9", "--tokens", "100B"]
+    done = run_here(PLAN, *words, "--sweep", "gpus=8,16", "--deadline", "15h")
+    assert done.returncode == 0, done.stderr
+    _, _, fastest, cheapest, in_time, _, head, *rows = done.stdout.splitlines()
+    assert fastest.startswith("Fastest: 16 x h100-sxm") and cheapest.startswith("Cheapest: 8 x a100-80gb")
+    assert in_time.startswith("Cheapest within --deadline 15 hours: 16 x a100-80gb") and "device" in head
+    assert [tuple(row.split()[:2]) for row in rows] == [
+        *[("a100-80gb", number) for number in ("8", "16")],
+        *[("h100-sxm", number) for number in ("8", "16")],
+    ]
+    unpriced = [word for word in words if word not in ("--price_per_gpu_hour", "1,9")]
+    done = run_here(PLAN, *unpriced, "--deadline", "1m")
+    assert "Nothing is done within --deadline 1 minutes" in done.stdout and "Cheapest" not in done.stdout
+
+
+def test_another_model_is_planned_and_has_no_command():
+    done = run_here(PLAN, "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", 64, "--tokens", "1B")
+    assert done.returncode == 0, done.stderr
+    assert "512 x 8,192 tokens" in done.stdout and "Vocabulary 128,256 (the model's)" in done.stdout
+    assert "src/gpt2.py trains GPT-2 alone" in done.stdout and "--run_type" not in done.stdout
+    asked = question(
+        {"num_heads": 8, "kv_heads": 2, "ffn": 5000, "gated": True, "num_layers": 6, "embedding_size": 512},
+        NODE, Budget(), lambda job, machine: step_time(job, machine, CONSTANTS),
+    )  # fmt: skip
+    model = asked.other
+    assert (model.kv_heads, model.ffn, model.mlp, model.tied, model.layers) == (2, 5000, "swiglu", False, 6)
+    jobs = [run.job for run in asked.runs()[0]]
+    assert {job.model for job in jobs} == {model} and {job.layout.tensor for job in jobs} == {1, 2}
+    gpt2 = question({}, NODE, Budget(), asked.time_of)
+    untied = question({"untied": True}, NODE, Budget(), asked.time_of)
+    assert gpt2.other is None and not untied.other.tied and untied.other.mlp == "gelu"
+
+
+def test_sizes_of_other_models_are_those_of_their_papers():
+    """Parameters as their authors count them, in billions."""
+    counted = {"llama2-7b": 6.74, "llama2-13b": 13.02, "llama2-70b": 68.98, "mistral-7b": 7.24}
+    counted |= {"llama3-8b": 8.03, "llama3-70b": 70.55, "llama3-405b": 405.85}
+    for name, billions in counted.items():
+        assert DenseModel.of_sizes(**OTHER_MODELS[name]).parameters / 1e9 == pytest.approx(billions, rel=1e-3), name
+    assert counted.keys() == OTHER_MODELS.keys()
+
+
+def test_a_deadline_is_judged(runs):
+    days = Budget(tokens=1e10).days(runs[0])
+    for share, said in ((2.0, "within --deadline"), (1.01, "though the upper end"), (0.9, "longer than --deadline")):
+        assert said in headline(runs[:1], Budget(tokens=1e10, deadline=share * days))
+    assert [deadline_of(text) for text in ("3d", "36h", "90m")] == [3, 1.5, 0.0625]
+
+
 BAD = {
+    "a deadline of words": (["--gpu", "t4", "--tokens", "1B", "--deadline", "soon"], "write 3d, 36h or 90m"),
+    "a deadline of nothing": (["--gpu", "t4", "--deadline", "3d"], "give --tokens"),
+    "a price too many": (["--gpu", "t4,l4", "--tokens", "1B", "--price_per_gpu_hour", "1,2,3"], "3 prices"),
+    "a check of two kinds": (["--gpu", "t4,l4", "--check"], "give one"),
+    "a check of another model": (["--model", "llama3-8b", "--check"], "another model"),
+    "a file of two kinds": (["--gpu", "t4,l4", "--json", "x.json"], "--json with --gpu t4,l4"),
+    "heads that cannot share": (["--gpu", "t4", "--kv_heads", 5], "--kv_heads 5"),
     "a device with a slip": (["--gpu", "h100-smx"], "near it: h100"),
     "no device": ([], "--gpu is missing"),
     "two machines": (["--gpu", "t4", "--here"], "--here"),

@@ -248,9 +248,13 @@ def merge_exports(found: Iterable[Reported]) -> list[Reported]:
 def read_scaling_report(path: Path) -> list[Reported]:
     """Read what a `scaling_report.json` says of its own comparison."""
     report = read_json(path)
-    if not isinstance(report, dict) or not isinstance(report.get("runs"), dict):
+    if isinstance(report, dict) and isinstance(report.get("arms"), list):  # one of ours
+        arms = [arm for arm in report["arms"] if isinstance(arm, dict) and isinstance(arm.get("speedup"), dict)]
+        runs = {str(arm.get("ranks")): {"speedup_vs_1gpu": arm["speedup"].get("ratio")} for arm in arms}
+    elif isinstance(report, dict) and isinstance(report.get("runs"), dict):
+        runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
+    else:
         raise InputError(f"{path} is not a scaling report: it has no object 'runs'")
-    runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
     mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
     return [Reported(
         path=path, name=str(path), form="scaling report",

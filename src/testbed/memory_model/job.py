@@ -70,6 +70,38 @@ class DenseModel:
             max_positions=shape.max_position_embeddings,
         )
 
+    @classmethod
+    def of_sizes(
+        cls,
+        *,
+        layers: int,
+        hidden: int,
+        heads: int,
+        seq_length: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        ffn: int | None = None,
+        vocab: int | None = None,
+        gated: bool = False,
+        tied: bool | None = None,
+    ) -> DenseModel:
+        """Return a model like GPT-2, or, `gated`, like Llama: SwiGLU, RoPE, RMSNorm, no biases, a head of its own."""
+        return cls(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads or heads,
+            head_dim=head_dim or max(1, hidden // heads),
+            ffn=ffn or 4 * hidden,
+            vocab=vocab or 50304,
+            seq_length=seq_length,
+            tied=not gated if tied is None else tied,
+            mlp="swiglu" if gated else "gelu",
+            positions="rope" if gated else "learned",
+            bias=not gated,
+            norm="rmsnorm" if gated else "layernorm",
+        )
+
     @property
     def block_matrix_parameters(self) -> int:
         """Elements of the matrices of one block: attention and MLP."""

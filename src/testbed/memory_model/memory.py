@@ -28,7 +28,7 @@ from testbed.memory_model.buffers import buffers_of, held_by
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job
 from testbed.memory_model.model_states import engine_of, model_state_bytes
-from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
+from testbed.memory_model.stages import Stage, stages_by_rank
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
@@ -69,7 +69,7 @@ def memory_of(job: Job) -> MemoryEstimate:
 
 def memory_of_ranks(job: Job) -> list[MemoryEstimate]:
     """Predict each rank of a pipeline, from the first stage on; without one, the rank that all are like."""
-    return [_on_rank(job, rank, stages) for rank, stages in enumerate(_stages_of_ranks(job))]
+    return [_on_rank(job, rank, stages) for rank, stages in enumerate(stages_by_rank(job))]
 
 
 def needs(estimate: MemoryEstimate, device: Device) -> float:
@@ -121,14 +121,6 @@ def smallest_number_of_devices(
         if any(fits(memory_of(job), device) for job in jobs_on(number)):
             return number
     return None
-
-
-def _stages_of_ranks(job: Job) -> Sequence[Sequence[Stage]]:
-    """Return the stages of each pipeline rank; src/gpt2.py balances them, other programs cut blocks evenly."""
-    layout = job.layout
-    cut = even_stages if job.run_type is None else stages_of
-    stages = cut(job.model, layout.pipeline * (layout.virtual_stages if layout.pipeline > 1 else 1))
-    return stages_of_ranks(stages, layout.pipeline, job.schedule)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from testbed.config.flag_types import AUTO
@@ -16,7 +16,7 @@ from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device
-from testbed.memory_model.job import RECOMPUTE, Job, Machine, job_of
+from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, job_of
 from testbed.model.shape import ModelShape
 
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
@@ -45,8 +45,13 @@ def possible(
     global_batch: int,
     machine: Machine,
     given: Mapping[str, Any] | None = None,
+    model: DenseModel | None = None,
 ) -> tuple[list[Job], dict[str, str]]:
-    """Return the candidates, and for each run type without one the program's reason to refuse it."""
+    """Return the candidates, and for each run type without one the program's reason to refuse it.
+
+    Args:
+        model: what the same strategies train in place of the GPT-2 of that shape.
+    """
     given = dict(given or {})
     values = {**parse_command_line([]).values, **asdict(shape), **given}
     values |= {"seq_length": seq_length, "global_batch_size": global_batch, "device": machine.device.kind}
@@ -61,13 +66,24 @@ def possible(
             refused[run_type] = reason
         for options in _options(run_type, shape, machine, given):
             try:
-                found += _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
+                batches = _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
+                found += batches if model is None else [_of(model, job) for job in batches]
             except InputError as error:
                 refused.setdefault(run_type, str(error))
         jobs += found
         if found:
             refused.pop(run_type, None)
     return list(dict.fromkeys(jobs)), refused
+
+
+def _of(model: DenseModel, job: Job) -> Job:
+    """Return a job of another model. InputError where its tensor ranks cannot share the model's heads."""
+    if model.kv_heads % job.layout.tensor:
+        raise InputError(
+            f"--tensor_parallel_size {job.layout.tensor} does not divide the {model.kv_heads} heads of keys and "
+            "values; every rank takes as many whole heads"
+        )
+    return replace(job, model=model)
 
 
 def precision_of(asked: str, device: Device) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SAVE_S, RESTART_S = 30.0, 300.0  # assumed where flags do not say
+RESTART_S = 300.0  # assumed where flags do not say
+SAVED_PER_S = 1e9  # bytes of a checkpoint that reach the disk in a second, assumed where flags do not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,7 @@ class Failures:
     """Failures of a whole machine, and what they cost. All in seconds."""
 
     between_s: float  # mean time between failures that stop the run
-    save_s: float = SAVE_S  # a checkpoint, while which nothing is trained
+    save_s: float  # a checkpoint, while which nothing is trained
     restart_s: float = RESTART_S  # from the failure to the first step after it
 
     @property

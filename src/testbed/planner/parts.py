@@ -17,7 +17,7 @@ import numpy as np
 
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.model_states import elements_held
-from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
+from testbed.memory_model.stages import stages_by_rank
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
@@ -94,14 +94,6 @@ def shares_of(job: Job) -> list[Share]:
     return [
         Share(sum(len(one.blocks) for one in held), any(one.predicts for one in held)) for held in stages_by_rank(job)
     ]
-
-
-def stages_by_rank(job: Job) -> list[list[Stage]]:
-    """Return each pipeline rank's stages; src/gpt2.py balances them by cost, other programs cut blocks evenly."""
-    layout = job.layout
-    cut = even_stages if job.run_type is None else stages_of
-    stages = cut(job.model, layout.pipeline * (layout.virtual_stages if layout.pipeline > 1 else 1))
-    return stages_of_ranks(stages, layout.pipeline, job.schedule)
 
 
 def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, float]]:

@@ -11,7 +11,8 @@ from typing import Any
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
-from testbed.planner.goodput import RESTART_S, SAVE_S, Failures
+from testbed.memory_model.model_states import FP32, MOMENTS, block_matrix_elements
+from testbed.planner.goodput import RESTART_S, SAVED_PER_S, Failures
 from testbed.planner.rows import own_rows
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime
 
@@ -90,6 +91,27 @@ class PlannedRun:
         return self.tokens_per_s * self.job.model.flops_per_token(is_whole=True) / peak
 
     @property
+    def checkpoint_bytes(self) -> float:
+        """Bytes of a checkpoint: fp32 weights and moments of the whole model."""
+        job = self.job
+        moments = MOMENTS * job.model.parameters
+        if job.optimizer == "muon":
+            moments -= FP32 * block_matrix_elements(job.model, 1, None)
+        return FP32 * job.model.parameters + moments
+
+    @property
+    def host_bytes(self) -> float:
+        """Host memory that --offload takes on each node, by DeepSpeed's own estimate of it (its
+        `estimate_zero3_model_states_mem_needs`): 16 bytes for each parameter of the node's share, 18 with the weights,
+        no less than a whole fp32 model for each rank, and half as much again for buffers."""
+        job = self.job
+        if job.offload not in ("optimizer", "parameters"):
+            return 0.0
+        ranks = min(self.machine.devices, self.machine.per_node)
+        share = (16 if job.offload == "optimizer" else 18) * ranks / self.machine.devices
+        return 1.5 * job.model.parameters * max(4 * ranks, share)
+
+    @property
     def limited_by(self) -> str:
         """Return what costs the step most against the ideal, the model's FLOPs at the devices' peak.
 
@@ -139,32 +161,39 @@ class Budget:
         tokens: to be trained on.
         price: of a device and hour.
         mtbf_hours: mean time between failures of one node; None: it never fails.
-        save_s, restart_s: as in `Failures`.
+        save_s, restart_s: as in `Failures`; None: as long as a checkpoint takes at SAVED_PER_S.
+        deadline: days that the whole run may take.
     """
 
     tokens: float | None = None
     price: float | None = None
     mtbf_hours: float | None = None
-    save_s: float = SAVE_S
+    save_s: float | None = None
     restart_s: float = RESTART_S
+    deadline: float | None = None
 
-    def failures(self, machine: Machine) -> Failures | None:
+    def saving_s(self, run: PlannedRun) -> float:
+        """Return the seconds that a checkpoint takes."""
+        return run.checkpoint_bytes / SAVED_PER_S if self.save_s is None else self.save_s
+
+    def failures(self, run: PlannedRun) -> Failures | None:
         """Return the failures of the whole machine; None if it never fails."""
         if self.mtbf_hours is None:
             return None
-        nodes = -(-machine.devices // machine.per_node)
-        return Failures(between_s=self.mtbf_hours * HOUR_S / nodes, save_s=self.save_s, restart_s=self.restart_s)
+        nodes = -(-run.machine.devices // run.machine.per_node)
+        between_s = self.mtbf_hours * HOUR_S / nodes
+        return Failures(between_s=between_s, save_s=self.saving_s(run), restart_s=self.restart_s)
 
-    def goodput(self, machine: Machine) -> float:
+    def goodput(self, run: PlannedRun) -> float:
         """Training time over wall time."""
-        failures = self.failures(machine)
+        failures = self.failures(run)
         return 1.0 if failures is None else failures.goodput
 
     def days(self, run: PlannedRun, step_s: float | None = None) -> float | None:
         """Return the wall time of the whole run. `step_s`: an end of the interval in place of the estimate."""
         if self.tokens is None:
             return None
-        goodput = self.goodput(run.machine)
+        goodput = self.goodput(run)
         steps = self.tokens / run.job.tokens_per_step
         return steps * (step_s or run.time.seconds) / DAY_S / goodput if goodput else float("inf")
 
@@ -263,7 +292,7 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         f"{job.global_batch:,.0f} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
     )
     days = [budget.days(run, seconds) for seconds in (time.seconds, time.low, time.high)]
-    if budget.tokens is not None and not budget.goodput(run.machine):
+    if budget.tokens is not None and not budget.goodput(run):
         words += f"; {_short(budget.tokens)} tokens are never reached, as failures leave no time to train"
     elif budget.tokens is not None and None not in days:
         words += f"; {_short(budget.tokens)} tokens take {duration(*days)}"  # type: ignore[arg-type]
@@ -272,12 +301,25 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
             words += " and cost {} ({} to {}) in the currency of --price_per_gpu_hour".format(
                 *(f"{cost:,.0f}" for cost in costs)
             )
+        words += _of_deadline(budget, days)
     others = len(as_fast(runs)) - 1
     if others > 0:
         words += (
             f". {others} more of {len(runs) - 1} may be as fast, by the interval of the ratio: this is the simplest"
         )
     return ". ".join([words, *_advice(run)]) + "."
+
+
+def _of_deadline(budget: Budget, days: Sequence[float | None]) -> str:
+    """Return whether the whole run, and the upper end of its interval, meet the deadline. `days`: with the interval."""
+    found, _, most = days
+    if budget.deadline is None or found is None or most is None:
+        return ""
+    if found > budget.deadline:
+        return f", longer than --deadline {duration(budget.deadline)}: --sweep shows how many devices would do"
+    return f", within --deadline {duration(budget.deadline)}" + (
+        "" if most <= budget.deadline else ", though the upper end of the interval is not"
+    )
 
 
 def _advice(run: PlannedRun) -> list[str]:

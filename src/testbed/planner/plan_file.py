@@ -20,8 +20,14 @@ from testbed.typed_json import check, check_finite
 NAME, FORMAT = "plan.json", 1
 
 
-def plan_record(runs: Sequence[PlannedRun], budget: Budget, work: Sequence[str], command_line: str) -> dict[str, Any]:
-    """Return the content of the file. Bytes and seconds."""
+def plan_record(
+    runs: Sequence[PlannedRun], budget: Budget, work: Sequence[str] | None, command_line: str
+) -> dict[str, Any]:
+    """Return the content of the file. Bytes and seconds.
+
+    Args:
+        work: flags of the model and the batch as they were typed; None where no command trains the model.
+    """
     machine = runs[0].machine
     return {
         "format": FORMAT,
@@ -38,16 +44,18 @@ def write_plan(path: Path, record: dict[str, Any]) -> None:
     write_json(path, record, f"--json {path}")
 
 
-def _run_record(run: PlannedRun, budget: Budget, work: Sequence[str]) -> dict[str, Any]:
+def _run_record(run: PlannedRun, budget: Budget, work: Sequence[str] | None) -> dict[str, Any]:
     return {
         "name": name_of(run.job),
-        "command": command_of(run.job, run.machine, work),
+        "command": None if work is None else command_of(run.job, run.machine, work),
         "job": dataclasses.asdict(run.job),
         "fits": run.fits,
         "needs_bytes": run.needs_bytes,
         "spare_bytes": run.spare_bytes,
         "memory_bytes": run.memory_by_kind,
         "peak_moment": run.memory.peak_moment,
+        "host_bytes": run.host_bytes,
+        "checkpoint_bytes": run.checkpoint_bytes,
         "allocated_bytes": run.memory.allocated,
         "reserved_bytes": run.memory.reserved,
         "steady_bytes": run.memory.steady,
@@ -57,7 +65,7 @@ def _run_record(run: PlannedRun, budget: Budget, work: Sequence[str]) -> dict[st
         "mfu": run.mfu,
         "days": _finite(budget.days(run)),
         "cost": _finite(budget.cost(run)),
-        "goodput": budget.goodput(run.machine),
+        "goodput": budget.goodput(run),
         "largest_micro_batch": largest_micro_batch(run.job, run.machine.device),
         "limited_by": run.limited_by,
     }

@@ -16,13 +16,13 @@ from testbed.config.table import FLAGS
 from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device
-from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.job import DenseModel, Job, Machine
 from testbed.memory_model.memory import smallest_number_of_devices
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
-from testbed.planner.plan import Budget, PlannedRun, name_of, plan
+from testbed.planner.plan import Budget, PlannedRun, duration, name_of, plan
 from testbed.planner.step_time import StepTime
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
@@ -35,7 +35,24 @@ WORK = (
     *("global_batch_size", "dropout", "optimizer", "attention"),
 )
 NOT_FIXED = (*dataclasses.asdict(MODEL_SIZES["gpt2"]), "model", "seq_length", "global_batch_size")  # ask
+# Dense models of others, which src/gpt2.py does not train: Touvron et al. 2023 (arXiv:2307.09288), Jiang et al. 2023
+# (arXiv:2310.06825), Grattafiori et al. 2024 (arXiv:2407.21783).
+_LLAMA_3 = {"kv_heads": 8, "vocab": 128256, "gated": True, "seq_length": 8192}
+_LLAMA_2 = {"vocab": 32000, "gated": True, "seq_length": 4096}
+OTHER_MODELS: dict[str, dict[str, Any]] = {
+    "llama2-7b": {**_LLAMA_2, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008},
+    "llama2-13b": {**_LLAMA_2, "layers": 40, "hidden": 5120, "heads": 40, "ffn": 13824},
+    "llama2-70b": {**_LLAMA_2, "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672, "kv_heads": 8},
+    "mistral-7b": {**_LLAMA_2, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "kv_heads": 8},
+    "llama3-8b": {**_LLAMA_3, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336},
+    "llama3-70b": {**_LLAMA_3, "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672},
+    "llama3-405b": {**_LLAMA_3, "layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248},
+}
+# flags of a plan -> what they change in a model
+OF_OTHERS = {"ffn": "ffn", "kv_heads": "kv_heads", "gated": "gated", "untied": "tied"}
+DIMENSIONS = {"num_layers": "layers", "num_heads": "heads", "embedding_size": "hidden", "vocab_size": "vocab"}
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+DAYS = {"d": 1.0, "h": 1 / 24, "m": 1 / 1440}
 MOST_IN_SWEEP = 64
 WORTH_SAYING = 1.2  # times as fast
 
@@ -45,10 +62,12 @@ class Question:
     """A plan to be made.
 
     Attributes:
-        work: words of the flags that all commands share.
+        work: words of the flags that all commands share; None where no command of src/gpt2.py trains the model.
         given: flags of src/gpt2.py that all candidates have.
         time_of: the step time of a job on a machine.
         data: the training file that the vocabulary is of; None: it was typed, or there is none.
+        other: a model that src/gpt2.py does not train; its strategies are planned for it. None: the GPT-2 of `shape`.
+        name: of `other`, as it was typed.
     """
 
     shape: ModelShape
@@ -57,23 +76,27 @@ class Question:
     machine: Machine
     time_of: Callable[[Job, Machine], StepTime]
     budget: Budget = field(default_factory=Budget)
-    work: tuple[str, ...] = ()
+    work: tuple[str, ...] | None = ()
     given: Mapping[str, Any] = field(default_factory=dict)
     data: Path | None = None
+    other: DenseModel | None = None
+    name: str = ""
 
     @property
     def vocabulary(self) -> str:
         """The vocabulary, and where it comes from."""
-        if self.data is not None:
+        if self.other is not None:
+            source = "the model's"
+        elif self.data is not None:
             source = f"of {self.data}"
         else:
-            source = "as given" if "--vocab_size" in self.work else "GPT-2's, for no data is here"
+            source = "as given" if self.work and "--vocab_size" in self.work else "GPT-2's, for no data is here"
         return f"vocabulary {self.shape.vocab_size:,} ({source})"
 
     @property
     def model_name(self) -> str:
         """The size's name, or the dimensions."""
-        name = size_name(self.shape)
+        name = self.name or size_name(self.shape)
         return self.shape.describe() if name == "custom" else name
 
     def on(self, devices: int) -> Question:
@@ -83,8 +106,11 @@ class Question:
 
     def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
         """Return all candidates with their estimates, and why run types have none."""
-        jobs, refused = possible(self.shape, self.seq_length, self.global_batch, self.machine, self.given)
+        jobs, refused = self._possible(self.machine, self.given)
         return plan(jobs, self.machine, lambda job: self.time_of(job, self.machine)), refused
+
+    def _possible(self, machine: Machine, given: Mapping[str, Any]) -> tuple[list[Job], dict[str, str]]:
+        return possible(self.shape, self.seq_length, self.global_batch, machine, given, self.other)
 
     def answered(self) -> tuple[list[PlannedRun], dict[str, str]]:
         """Return what `runs` does.
@@ -139,13 +165,65 @@ class Question:
         frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": "block"} | dict(self.given)
 
         def jobs_on(devices: int) -> list[Job]:
-            machine = dataclasses.replace(self.machine, devices=devices)
-            return possible(self.shape, self.seq_length, self.global_batch, machine, frugal)[0]
+            return self._possible(dataclasses.replace(self.machine, devices=devices), frugal)[0]
 
         number = smallest_number_of_devices(jobs_on, self.machine.device, self.machine.per_node)
         if number is None:
             return f"{self._lack(run)}, and no number of them would do; take devices with more memory"
         return f"{self._lack(run)}; the smallest number of them that would do is {number}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One kind and number of devices: the best run on them, or why there is none."""
+
+    question: Question
+    best: PlannedRun | str
+
+    @classmethod
+    def of(cls, question: Question, devices: int) -> Choice:
+        """Answer a question for a number of devices. InputError: they are not whole nodes."""
+        on = question.on(devices)
+        return cls(on, on.best())
+
+    @property
+    def days(self) -> float | None:
+        return None if isinstance(self.best, str) else self.question.budget.days(self.best)
+
+    @property
+    def cost(self) -> float | None:
+        return None if isinstance(self.best, str) else self.question.budget.cost(self.best)
+
+    def said(self) -> str:
+        """Return devices, strategy, the time of the whole run and its cost."""
+        run, budget, machine = self.best, self.question.budget, self.question.machine
+        assert isinstance(run, PlannedRun) and self.days is not None
+        words = f"{machine.devices} x {machine.device.name}, {name_of(run.job)}: "
+        words += duration(self.days, *(budget.days(run, end) or 0.0 for end in (run.time.low, run.time.high)))
+        return words + ("" if self.cost is None else f", cost {self.cost:,.0f}")
+
+
+def answers_of(choices: Sequence[Choice]) -> list[str]:
+    """Return which choice is done first, which costs least, and which costs least within the deadline."""
+    done = [choice for choice in choices if choice.days is not None and math.isfinite(choice.days)]
+    if not done:
+        return []
+    priced = all(choice.cost is not None for choice in done)
+    by_cost: Callable[[Choice], tuple[float, ...]] = lambda choice: (  # noqa: E731
+        (choice.cost or 0.0,) if priced else (choice.question.machine.devices, choice.days or 0.0)
+    )
+    said = [f"Fastest: {min(done, key=lambda choice: choice.days or 0.0).said()}."]
+    said += [f"Cheapest: {min(done, key=by_cost).said()}."] if priced else []
+    deadline = choices[0].question.budget.deadline
+    if deadline is not None:
+        within = [choice for choice in done if (choice.days or 0.0) <= deadline]
+        what, limit = "Cheapest" if priced else "Fewest devices", f"within --deadline {duration(deadline)}"
+        said.append(
+            f"{what} {limit}: {min(within, key=by_cost).said()}."
+            if within
+            else f"Nothing is done {limit}: take more devices or faster ones, or train on fewer tokens."
+        )
+    return said
 
 
 def question(
@@ -166,8 +244,14 @@ def question(
     """
     default: dict[str, Any] = DEFAULT_WORK[machine.device.kind]
     values = {**default, "global_batch_size": _rounded(default["global_batch_size"], devices), **typed}
-    base = dataclasses.asdict(MODEL_SIZES[values["model"]])
-    data = None if typed.get("vocab_size") else _data_here()
+    other = _other_model(values, typed)
+    if other is not None:
+        values["seq_length"] = other.seq_length
+        shape = {name: getattr(other, attribute) for name, attribute in DIMENSIONS.items()}
+        base = {**shape, "max_position_embeddings": other.seq_length}
+    else:
+        base = dataclasses.asdict(MODEL_SIZES[values["model"]])
+    data = None if typed.get("vocab_size") or other is not None else _data_here()
     if data is not None:  # as src/gpt2.py takes it
         base["vocab_size"] = open_token_file(data, "--vocab_size of the data:").vocab_size
     shape = {name: values.get(name) or number for name, number in base.items()}
@@ -182,10 +266,36 @@ def question(
         machine=machine,
         time_of=time_of,
         budget=budget,
-        work=tuple(work),
-        given={name: value for name, value in typed.items() if name not in NOT_FIXED},
+        work=tuple(work) if other is None else None,
+        given={name: value for name, value in typed.items() if name not in (*NOT_FIXED, *OF_OTHERS)},
         data=data,
+        other=other,
+        name=values["model"] if values["model"] in OTHER_MODELS else "",
     )
+
+
+def _other_model(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DenseModel | None:
+    """Return the model that src/gpt2.py does not train; None where the flags ask for a GPT-2.
+
+    Raises:
+        InputError: its heads cannot share the width, or the heads of keys and values.
+    """
+    known = OTHER_MODELS.get(values["model"])
+    if known is None and not any(typed.get(name) for name in OF_OTHERS):
+        return None
+    if known is None:
+        size = MODEL_SIZES[values["model"]]
+        known = {attribute: getattr(size, name) for name, attribute in DIMENSIONS.items()}
+    sizes = {"seq_length": values["seq_length"], **known}
+    for name, attribute in {**DIMENSIONS, **OF_OTHERS, "seq_length": "seq_length"}.items():
+        if typed.get(name):
+            sizes[attribute] = False if name == "untied" else typed[name]
+    heads, kv_heads = sizes["heads"], sizes.get("kv_heads") or sizes["heads"]
+    if sizes["hidden"] % heads:
+        raise InputError(f"--num_heads {heads} does not divide --embedding_size {sizes['hidden']}")
+    if heads % kv_heads:
+        raise InputError(f"--kv_heads {kv_heads} does not divide the {heads} heads that share them")
+    return DenseModel.of_sizes(**sizes)
 
 
 def _rounded(batch: int, devices: Sequence[int]) -> int:
@@ -234,6 +344,15 @@ def tokens_of(text: str) -> float:
     if not 0 < number < float("inf"):
         raise InputError(f"--tokens {text}: it is not a number of tokens above 0; write 10B, 300e9 or 2000000")
     return number
+
+
+def deadline_of(text: str) -> float:
+    """Return the days in `3d`, `36h` or `90m`. InputError names --deadline."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([dhm])", text.strip().lower())
+    days = float(match[1]) * DAYS[match[2]] if match else 0.0
+    if not days:
+        raise InputError(f"--deadline {text}: it is not a time above 0; write 3d, 36h or 90m")
+    return days
 
 
 def numbers_of_sweep(text: str) -> list[int]:

@@ -224,27 +224,23 @@ def _one_of(key: str, word: str, words: tuple[str, ...]) -> str:
 
 
 def _model(form: RowModel) -> DenseModel:
-    gated = bool(form.gated)
     heads = form.heads or max(1, form.hidden // (form.head_dim or (128 if form.hidden >= 2048 else 64)))
     kv_heads = form.kv_heads or heads
     if heads % kv_heads:
         raise ImpossibleRow(f"{heads} heads cannot share {kv_heads} heads of keys and values")
     if form.head_dim is None and form.heads is not None and form.hidden % heads:
         raise ImpossibleRow(f"{heads} heads cannot share a width of {form.hidden}")
-    return DenseModel(
+    return DenseModel.of_sizes(
         layers=form.layers,
         hidden=form.hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=form.head_dim or max(1, form.hidden // heads),
-        ffn=form.ffn or 4 * form.hidden,
-        vocab=form.vocab or 50304,
+        head_dim=form.head_dim,
+        ffn=form.ffn,
+        vocab=form.vocab,
         seq_length=form.seq_length,
-        tied=not gated if form.tied is None else form.tied,
-        mlp="swiglu" if gated else "gelu",
-        positions="rope" if gated else "learned",
-        bias=not gated,
-        norm="rmsnorm" if gated else "layernorm",
+        gated=bool(form.gated),
+        tied=form.tied,
     )
 
 

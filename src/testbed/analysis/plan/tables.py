@@ -13,9 +13,11 @@ from testbed.memory_model.job import Job
 from testbed.memory_model.memory import largest_micro_batch
 from testbed.planner.command import command_of
 from testbed.planner.plan import Budget, PlannedRun, duration, headline, name_of, settings_of, three
+from testbed.planner.question import Choice
 from testbed.planner.step_time import BETWEEN, BUBBLE, SHOWN, WITHIN
 
 MIB, GIB = 2**20, 2**30
+NOT_TRAINED = "src/gpt2.py trains GPT-2 alone: these are its strategies on another model, and no command starts them."
 RECOMPUTED = {"none": "-", "full": "blocks", "selective_op": "selective"}
 
 
@@ -23,7 +25,7 @@ def plan_text(
     found: Sequence[PlannedRun],
     budget: Budget,
     refused: dict[str, str],
-    work: Sequence[str],
+    work: Sequence[str] | None,
     top: int | None = None,
     vocabulary: str | None = None,
 ) -> str:
@@ -32,7 +34,7 @@ def plan_text(
     Args:
         found: one of each strategy and mesh, the best first.
         refused: run type -> why none of it is possible.
-        work: flags of the model as they were typed, for the commands.
+        work: flags of the model as they were typed, for the commands; None where src/gpt2.py does not train it.
         top: how many of them have rows; the sentence is about all.
         vocabulary: of the model, in words.
     """
@@ -44,7 +46,7 @@ def plan_text(
         [*table_lines(overview(runs, budget)), *more],
         ["Memory per device at its peak, GiB", *table_lines(memory_table(runs))],
         ["Step, ms", *table_lines(time_table(runs))],
-        ["Commands", *_commands(runs, work)],
+        [NOT_TRAINED] if work is None else ["Commands", *_commands(runs, work)],
         _assumptions(best, budget),
         [f"not possible: {run_type}: {reason}" for run_type, reason in refused.items()],
     ]
@@ -68,7 +70,7 @@ def overview(runs: Sequence[PlannedRun], budget: Budget) -> Table:
         "MFU": lambda run: Number(run.mfu, ".0%"),
         "whole run": lambda run: _whole_run(run, budget),
         "cost": lambda run: Number(budget.cost(run), ",.0f"),
-        "goodput": lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run.machine):.1%}",
+        "goodput": lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run):.1%}",
         "largest that fits": lambda run: str(largest_micro_batch(run.job, run.machine.device) or "none"),
         "costs most": lambda run: run.limited_by,
     }
@@ -89,6 +91,7 @@ def memory_table(runs: Sequence[PlannedRun]) -> Table:
         "in all": lambda run: f"{run.needs_bytes / GIB:.2f}",
         "between steps": lambda run: f"{run.memory.steady / GIB:.2f}",
         "peak at": lambda run: run.memory.peak_moment,
+        "of a node's host": lambda run: f"{run.host_bytes / GIB:.0f}" if run.host_bytes else UNKNOWN,
     }
     return table_of(runs, columns, text=("", "strategy", "peak at"))
 
@@ -103,34 +106,37 @@ def time_table(runs: Sequence[PlannedRun]) -> Table:
     return table_of(runs, columns, text=("", "strategy"))
 
 
-def sweep_table(best: Sequence[tuple[int, PlannedRun | str]], budget: Budget) -> Table:
-    """Return a row for each number of devices: its best run, or why there is none."""
-    found = [run for _, run in best if isinstance(run, PlannedRun)]
-    first = found[0] if found else None
+def choices_table(choices: Sequence[Choice]) -> Table:
+    """Return a row for each kind and number of devices: its best run, or why there is none."""
+    first: dict[str, PlannedRun] = {}  # of each kind of device
+    for choice in choices:
+        if isinstance(choice.best, PlannedRun):
+            first.setdefault(choice.question.machine.device.name, choice.best)
 
-    def of(cell: Callable[[PlannedRun], Cell]) -> Callable[[tuple[int, PlannedRun | str]], Cell]:
-        return lambda row: cell(row[1]) if isinstance(row[1], PlannedRun) else ""
+    def of(cell: Callable[[PlannedRun, Budget], Cell]) -> Callable[[Choice], Cell]:
+        return lambda choice: "" if isinstance(choice.best, str) else cell(choice.best, choice.question.budget)
 
-    def efficiency(run: PlannedRun) -> str:
-        assert first is not None
-        ratio = run.tokens_per_s / run.machine.devices / (first.tokens_per_s / first.machine.devices)
-        return f"{ratio:.0%}"
+    def efficiency(run: PlannedRun, budget: Budget) -> str:
+        least = first[run.machine.device.name]
+        return f"{run.tokens_per_s / run.machine.devices / (least.tokens_per_s / least.machine.devices):.0%}"
 
-    columns: dict[str, Callable[[tuple[int, PlannedRun | str]], Cell]] = {
-        "devices": lambda row: f"{row[0]:,}",
-        "strategy": lambda row: name_of(row[1].job) if isinstance(row[1], PlannedRun) else row[1],
-        "settings": of(lambda run: settings_of(run.job)),
-        "step s": of(lambda run: three(run.time.seconds)),
-        "90 %": of(lambda run: f"{three(run.time.low)} to {three(run.time.high)}"),
-        "tokens/s": of(lambda run: rate(run.tokens_per_s)),
+    columns: dict[str, Callable[[Choice], Cell]] = {
+        "device": lambda choice: choice.question.machine.device.name if len(kinds) > 1 else UNKNOWN,
+        "devices": lambda choice: f"{choice.question.machine.devices:,}",
+        "strategy": lambda choice: choice.best if isinstance(choice.best, str) else name_of(choice.best.job),
+        "settings": of(lambda run, _: settings_of(run.job)),
+        "step s": of(lambda run, _: three(run.time.seconds)),
+        "90 %": of(lambda run, _: f"{three(run.time.low)} to {three(run.time.high)}"),
+        "tokens/s": of(lambda run, _: rate(run.tokens_per_s)),
         "per device": of(efficiency),
-        "MFU": of(lambda run: Number(run.mfu, ".0%")),
-        "whole run": of(lambda run: _whole_run(run, budget)),
-        "cost": of(lambda run: Number(budget.cost(run), ",.0f")),
-        "goodput": of(lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run.machine):.1%}"),
-        "costs most": of(lambda run: run.limited_by),
+        "MFU": of(lambda run, _: Number(run.mfu, ".0%")),
+        "whole run": of(_whole_run),
+        "cost": of(lambda run, budget: Number(budget.cost(run), ",.0f")),
+        "goodput": of(lambda run, budget: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run):.1%}"),
+        "costs most": of(lambda run, _: run.limited_by),
     }
-    return table_of(best, columns, text=("strategy", "settings", "costs most"))
+    kinds = {choice.question.machine.device.name for choice in choices}
+    return table_of(choices, columns, text=("device", "strategy", "settings", "costs most"))
 
 
 def check_text(checked: Sequence[tuple[Job, Sequence[dict[str, Any]], list[str]]], refused: dict[str, str]) -> str:
@@ -176,11 +182,14 @@ def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
     links |= {"between nodes": machine.between_nodes} if machine.devices > machine.joined else {}
     for where, link in links.items() if machine.devices > 1 else ():
         lines.append(f"link {where}: {link.bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({link.name})")
-    failures = budget.failures(machine)
+    saved = f"a checkpoint: {run.checkpoint_bytes / 1e9:,.3g} GB of weights and moments"
+    seconds = f", {three(budget.saving_s(run))} s" + (" at 1 GB/s, an assumption" if budget.save_s is None else "")
+    lines.append(saved + seconds)
+    failures = budget.failures(run)
     if failures is not None:
         lines.append(
             f"goodput: Daly 2006; a failure of the machine every {three(failures.between_s / 3600)} h, a checkpoint of "
-            f"{failures.save_s:g} s every {failures.interval_s / 60:,.3g} min, {failures.restart_s:g} s to restart"
+            f"{three(failures.save_s)} s every {failures.interval_s / 60:,.3g} min, {failures.restart_s:g} s to restart"
         )
     return [line for line in lines if line]
 

@@ -20,7 +20,7 @@ from testbed.analysis.document.model import Block, Cell, Document, Section, Tabl
 from testbed.analysis.document.words import Number, counted
 from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, StatsTable, read_stats
 from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
-from testbed.analysis.runs.attributed import attribution_of
+from testbed.analysis.runs.load import attribution_of
 from testbed.errors import InputError
 from testbed.io import now_utc, write_text
 from testbed.metrics.file import metrics_version, read_metrics

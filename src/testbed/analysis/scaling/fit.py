@@ -7,7 +7,6 @@ and cache effects all go into it, and it need not hold at rank counts that were 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,6 @@ def amdahl_fit(tokens_per_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
         tokens_per_s,
         response=lambda speed_up, ranks: 1 / speed_up - 1 / ranks,
         weight=lambda ranks: 1 - 1 / ranks,
-        law=lambda share, ranks: _inverse(share + (1 - share) / ranks),
     )
 
 
@@ -48,21 +46,22 @@ def gustafson_fit(tokens_per_s: Mapping[int, Sequence[float]]) -> dict[str, Any]
         tokens_per_s,
         response=lambda speed_up, ranks: ranks - speed_up,
         weight=lambda ranks: ranks - 1.0,
-        law=lambda share, ranks: ranks - share * (ranks - 1),
     )
+
+
+FITS = {"strong": ("amdahl", amdahl_fit), "weak": ("gustafson", gustafson_fit)}  # by the protocol
 
 
 def no_fit(law: str, reason: str | None) -> dict[str, Any]:
     """Return the same fields with nothing in them but the reason."""
     return {
         "law": law, "reason": reason, "serial_fraction": None, "low": None, "high": None, "num_points": 0,
-        "rank_counts": [], "residuals": [], "residual_rms": None, "limit_of_speedup": None,
-        "super_linear_ranks": [], "notes": [],
+        "rank_counts": [], "limit_of_speedup": None, "notes": [],
     }  # fmt: skip
 
 
 def _fit(
-    name: str, tokens_per_s: Mapping[int, Sequence[float]], response: Callable, weight: Callable, law: Callable
+    name: str, tokens_per_s: Mapping[int, Sequence[float]], response: Callable, weight: Callable
 ) -> dict[str, Any]:
     """Fit a law. Both are a straight line through the origin: response(speed-up, N) = s x weight(N)."""
     samples = {ranks: np.asarray(values, dtype=float) for ranks, values in sorted(tokens_per_s.items()) if len(values)}
@@ -81,37 +80,16 @@ def _fit(
         return products / squares
 
     share = float(share_of(*samples.values()))
-    speed_ups = {ranks: values / np.median(samples[1]) for ranks, values in samples.items()}
-    errors = np.concatenate([values - law(share, ranks) for ranks, values in speed_ups.items()])
     low, high = _interval(share_of, list(samples.values()))
-    residuals: list[dict[str, Any]] = []
-    for ranks, values in speed_ups.items():
-        measured, fitted = float(np.median(values)), law(share, ranks)
-        row = {"ranks": ranks, "n": len(values), "speedup": measured}
-        residuals.append(row | {"fitted": _finite(fitted), "residual": _finite(measured - fitted)})
-    super_linear = [row["ranks"] for row in residuals if row["speedup"] > row["ranks"] > 1]
-    return {
-        **no_fit(name, reason=None),
+    return no_fit(name, reason=None) | {
         "serial_fraction": share,
         "low": low,
         "high": high,
-        "num_points": len(errors),
+        "num_points": sum(map(len, samples.values())),
         "rank_counts": counts,
-        "residuals": residuals,
-        "residual_rms": _finite(float(np.sqrt(np.mean(errors**2)))),
         "limit_of_speedup": 1 / share if name == "amdahl" and share > 0 else None,
-        "super_linear_ranks": super_linear,
-        "notes": _notes(samples, share, super_linear),
+        "notes": _notes(samples, share),
     }
-
-
-def _inverse(relative_time: float) -> float:
-    """Return the speed-up of a relative time; NaN where a very negative s makes the law's own time negative."""
-    return math.nan if relative_time <= 0 else 1 / relative_time
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _interval(statistic: Callable, samples: list[np.ndarray]) -> tuple[float | None, float | None]:
@@ -125,15 +103,12 @@ def _interval(statistic: Callable, samples: list[np.ndarray]) -> tuple[float | N
     return float(found.low), float(found.high)
 
 
-def _notes(samples: Mapping[int, Any], share: float, super_linear: list[int]) -> list[str]:
+def _notes(samples: Mapping[int, Any], share: float) -> list[str]:
     notes = []
     if len(samples) == 2:
         notes.append("2 rank counts fix the one parameter: the fit cannot show whether the law holds")
     if (fewest := min(map(len, samples.values()))) < MIN_REPEATS:
         notes.append(f"fewer than {MIN_REPEATS} repeats at some rank count ({fewest}): no interval and no claim")
-    if super_linear:
-        ranks = ", ".join(map(str, super_linear))
-        notes.append(f"faster than linear at {ranks} ranks: no law of a serial share explains that, look for the cause")
     if share < 0:
-        notes.append("the serial share is negative: the law does not describe these points")
+        notes.append("the serial share is negative, for runs are faster than linear: the law does not describe them")
     return notes

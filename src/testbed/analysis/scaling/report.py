@@ -17,15 +17,12 @@ from typing import Any
 
 from testbed.analysis.comparison.confounders import differing_choices
 from testbed.analysis.comparison.two_arms import VALIDATION, losses_of
-from testbed.analysis.runs.attributed import attribution_of
 from testbed.analysis.runs.comparability import INSTRUMENTS, Mismatch, mismatches
-from testbed.analysis.runs.load import Run, find_runs, load_run
-from testbed.analysis.runs.one_peak import on_one_peak
-from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
+from testbed.analysis.runs.load import Run, attribution_of, find_runs, load_run, on_one_peak
+from testbed.analysis.scaling.fit import FITS, no_fit
 from testbed.analysis.scaling.strategies import (
     ALLOWED,
     ScalingArm,
-    rank_count,
     reference_note,
     reference_of,
     sort_into_arms,
@@ -33,21 +30,24 @@ from testbed.analysis.scaling.strategies import (
 from testbed.analysis.scaling.time_to_loss import finite, interval_of, time_to_loss_of_arm
 from testbed.analysis.statistics import MIN_REPEATS, compare
 from testbed.errors import InputError
-from testbed.io import not_a_folder, read_json, write_text
+from testbed.io import not_a_folder, write_text
 from testbed.sweep.plan import COMPLETE, Cell
 from testbed.sweep.request import PROTOCOLS
 from testbed.sweep.state import SWEEP_FILE, Sweep, read_sweep
 
 REPORT_FILE = "scaling_report.json"
-SCHEMA = 2  # 2: names for readers beside the variants of a sweep
+SCHEMA = 3  # 3: without the shape of earlier reports
 
 
-def write_scaling_report(out_dir: Path) -> Path:
-    """Report on every run below `out_dir` in `out_dir`/scaling_report.json, replaced in one move; return its path."""
-    path = Path(out_dir) / REPORT_FILE
-    report = report_on_directory(out_dir)
+def write_scaling_report(out_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """Report on every run below `out_dir` in `out_dir`/scaling_report.json, replaced in one move.
+
+    Returns:
+        The file and its content.
+    """
+    path, report = Path(out_dir) / REPORT_FILE, report_on_directory(out_dir)
     write_text(path, json.dumps(report, indent=2, allow_nan=False) + "\n")
-    return path
+    return path, report
 
 
 def report_on_directory(
@@ -115,40 +115,12 @@ def _cells_below(out_dir: Path, folder: Path, sweep: Sweep) -> dict[Path, Cell]:
     return {out_dir / place.relative_to(root): cell for place, cell in places.items() if place.is_relative_to(root)}
 
 
-def report_on_files(
-    files: Mapping[int, Path], protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
-) -> dict[str, Any]:
-    """Return `scaling_report` of one file per number of ranks, whatever strategies they are of.
-
-    Raises:
-        InputError: a file cannot be read, or is of another number of ranks than said.
-    """
-    runs = []
-    for ranks, path in sorted(files.items()):
-        run = load_run(path)
-        if (found := rank_count(run)) != ranks:
-            recorded = "does not record its number of ranks" if found is None else f"was run on {found}"
-            raise InputError(f"--gpu{ranks} {path} {recorded}; give the file of a run on {ranks}")
-        runs.append(run)
-    return scaling_report(runs, protocol or "strong", target=target, allow_mismatch=allow_mismatch, is_one_series=True)
-
-
-def read_report_file(path: Path) -> dict[str, Any]:
-    """Return a scaling_report.json that this module wrote; ValueError, one sentence, for any other file."""
-    report = read_json(path, f"--report {path}")
-    needed = {"protocol", "arms", "strategies", "mismatches", "warnings", "status"}
-    if not isinstance(report, dict) or report.get("schema") != SCHEMA or not needed <= set(report):
-        raise InputError(f"--report {path} is not a scaling_report.json of this version; use --dir on the sweep")
-    return report
-
-
 def scaling_report(
     runs: Sequence[Run],
     protocol: str,
     *,
     target: float | None = None,
     cells: Mapping[Path, Cell] | None = None,
-    is_one_series: bool = False,
     allow_mismatch: bool = False,
     directory: Path | None = None,
     left_out: Mapping[Path, str] | None = None,
@@ -160,7 +132,6 @@ def scaling_report(
         protocol: "strong", "weak" or "time_to_loss".
         target: validation loss; needed by time_to_loss, an addition elsewhere.
         cells: folder of a run -> its cell of sweep.json; without it the settings tell strategies apart.
-        is_one_series: all runs are of one strategy, whatever their settings.
         allow_mismatch: give speed-ups between unequal work too, under the status mismatch_allowed, and count
             instrumented runs of configurations that have no others.
         directory: paths in the report are relative to it.
@@ -170,7 +141,7 @@ def scaling_report(
         raise InputError(f"--protocol {protocol} is none of {', '.join(PROTOCOLS)}")
     if protocol == "time_to_loss" and target is None:
         raise InputError("--protocol time_to_loss needs --target_val_loss LOSS, the loss that time is measured to")
-    arms, unfit = sort_into_arms(runs, protocol, cells or {}, is_one_series, allow_instrumented=allow_mismatch)
+    arms, unfit = sort_into_arms(runs, protocol, cells or {}, allow_instrumented=allow_mismatch)
     not_shown = {**(left_out or {}), **{run.path: reason for run, reason in unfit.items()}}
     if not arms:
         reasons = Counter(not_shown.values())
@@ -183,19 +154,10 @@ def scaling_report(
         for row in rows
         for item in row["mismatches"]
     ]
-    seeds_shape, reference_run = _first_strategy(arms, rows)
     return {
         "schema": SCHEMA,
         "status": "ok" if not found else "mismatch_allowed" if allow_mismatch else "invalid_comparison",
-        "protocol": {
-            "name": protocol,
-            "target_val_loss": target,
-            "instance_type": reference_run.record.get("hardware", {}).get("instance_type"),
-            "seq_len": reference_run.work.get("seq_len"),
-            "dataset_mode": reference_run.record.get("training_config", {}).get("dataset_name"),
-            "training_config": reference_run.record.get("training_config", {}),
-        },
-        **seeds_shape,
+        "protocol": {"name": protocol, "target_val_loss": target},
         "mismatches": found,
         "strategies": strategies,
         "arms": rows,
@@ -231,67 +193,27 @@ def _name_over_ranks(members: Sequence[dict]) -> str:
 
 
 def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[str, dict]:
-    fits = {}
-    for law, fit, owner in (("amdahl", amdahl_fit, "strong"), ("gustafson", gustafson_fit, "weak")):
-        if protocol != owner:
-            fits[law] = no_fit(law, f"the law is about {owner} scaling, the protocol is {protocol}")
-            continue
-        spread = [row for row in members if row["speedup"] and row["ranks"] > 1]
-        fair = [row for row in spread if not _is_unequal(row)]
-        if not fair:
-            reason = next((row["reason"] for row in members if row["reason"]), None)
-            few = "unequal work follows no law" if spread else "needs runs at 2 rank counts or more, there is 1"
-            fits[law] = no_fit(law, reason or few)
-            continue
-        wanted = (fair[0]["reference_strategy"], fair[0]["batch_size"], 1)
-        at_one = next((row for row in rows if (row["strategy"], row["batch_size"], row["ranks"]) == wanted), None)
-        if at_one is None:  # a batch that no file records, allowed
-            fits[law] = no_fit(law, "needs runs at one rank with this batch size")
-            continue
-        fits[law] = fit({row["ranks"]: row["tokens_per_s"]["values"] for row in (at_one, *fair)})
-        fits[law]["reference"] = fair[0]["reference"]
-    return fits
+    """Return the law of the protocol, fitted to one strategy at one batch size; time to loss has none."""
+    if protocol not in FITS:
+        return {}
+    law, fit = FITS[protocol]
+    spread = [row for row in members if row["speedup"] and row["ranks"] > 1]
+    fair = [row for row in spread if not _is_unequal(row)]
+    if not fair:
+        reason = next((row["reason"] for row in members if row["reason"]), None)
+        few = "unequal work follows no law" if spread else "needs runs at 2 rank counts or more, there is 1"
+        return {law: no_fit(law, reason or few)}
+    wanted = (fair[0]["reference_strategy"], fair[0]["batch_size"], 1)
+    at_one = [row for row in rows if (row["strategy"], row["batch_size"], row["ranks"]) == wanted]
+    if not at_one:  # a batch that no file records, allowed
+        return {law: no_fit(law, "needs runs at one rank with this batch size")}
+    fitted = fit({row["ranks"]: row["tokens_per_s"]["values"] for row in (at_one[0], *fair)})
+    return {law: fitted | {"reference": fair[0]["reference"]}}
 
 
 def _is_unequal(row: dict) -> bool:
     """Return whether work is known to differ; what no file records may be equal."""
     return any(None not in (item["baseline"], item["mismatch"]) for item in row["mismatches"])
-
-
-def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[dict[str, Any], Run]:
-    """Return the shape of the older reports, {"1": .., "2": .., "4": ..}, for the first strategy that spreads its work.
-
-    "1" is what its speed-ups are relative to.
-    """
-    pairs = list(zip(arms, rows, strict=True))
-    first = next((arm for arm in arms if arm.ranks > 1), arms[0])
-    reference = reference_of(first, arms)
-    members = [
-        (arm, row)
-        for arm, row in pairs
-        if arm.strategy == first.strategy
-        and (arm.batch_size == first.batch_size or (reference is not None and reference_of(arm, arms) is reference))
-    ]
-    if reference is not None:
-        members = [pair for pair in pairs if pair[0] is reference] + [pair for pair in members if pair[0].ranks > 1]
-    # the last of a number of ranks stays
-    members.sort(key=lambda pair: (pair[0].ranks, pair[0].batch_size == first.batch_size))
-    shape = {}
-    for arm, row in members:
-        throughput, epochs = row["tokens_per_s"]["values"], row["epoch_wall_time_s"]["values"]
-        shape[str(arm.ranks)] = {
-            "metrics_paths": row["metrics_paths"],
-            "strategy": arm.strategy,
-            "n": row["n"],
-            "mean_tokens_per_sec_global": _mean(throughput),
-            "stdev_tokens_per_sec_global": _stdev(throughput),
-            "mean_epoch_wall_time_sec": _mean(epochs),
-            "stdev_epoch_wall_time_sec": _stdev(epochs),
-            "speedup_vs_1gpu": row["speedup"] and row["speedup"]["ratio"],
-            "scaling_efficiency": row["efficiency"] and row["efficiency"]["ratio"],
-        }
-    about = {"strategy": first.strategy, "batch_size": first.batch_size}
-    return {"runs_are_of": about, "runs": shape}, members[0][0].runs[0]
 
 
 def _about_instrumented(reasons: Iterable[str]) -> list[str]:
@@ -359,7 +281,6 @@ def _arm_row(
         "step_time_p95_s": interval_of([run.step_time_p95_s for run in arm.runs]),
         "training_time_s": interval_of([run.training_time_s for run in arm.runs]),
         "wall_time_s": interval_of([run.record.get("summary", {}).get("total_wall_time_sec") for run in arm.runs]),
-        "epoch_wall_time_s": interval_of([_mean_epoch_wall_time_s(run) for run in arm.runs]),
         "peak_memory_bytes": interval_of([run.peak_memory_bytes for run in arm.runs]),
         "memory_is": arm.runs[0].memory_meaning,
         "mfu": interval_of([run.mfu for run in arm.runs]),
@@ -471,14 +392,5 @@ def _mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
     return {name: _mean([row[name] for row in rows if row[name] is not None]) for name in names}
 
 
-def _mean_epoch_wall_time_s(run: Run) -> float | None:
-    times = [epoch.get("epoch_wall_time_sec") for epoch in run.record.get("epochs", [])]
-    return None if None in times else _mean(times)
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return plain_statistics.fmean(values) if values else None
-
-
-def _stdev(values: Sequence[float]) -> float | None:
-    return plain_statistics.stdev(values) if len(values) > 1 else None

@@ -60,14 +60,12 @@ def sort_into_arms(
     runs: Sequence[Run],
     protocol: str,
     cells: Mapping[Path, Cell],
-    is_one_series: bool = False,
     allow_instrumented: bool = False,
 ) -> tuple[list[ScalingArm], dict[Run, str]]:
     """Return the arms by strategy (the baseline first), batch size and ranks, and why each other run was left out.
 
     Args:
         cells: folder of a run -> its cell in sweep.json.
-        is_one_series: all runs are of one strategy, whatever their settings.
         allow_instrumented: take instrumented runs for the throughput of configurations that have no others.
     """
     runs, copies = without_copies(runs)
@@ -83,7 +81,7 @@ def sort_into_arms(
     profiled = [run for run, reason in left_out.items() if reason.startswith(INSTRUMENTED)]
     failed = [run for run in left_out if run in planned and run.status == "failed" and not run.instrumented]
     measured = [run for run in runs if run not in left_out]
-    names = _names(measured, cells, is_one_series)
+    names = _names(measured, cells)
     members: dict[tuple, list[Run]] = {}
     for run in measured:
         key = (names[run][0], _batch_size(run, protocol), rank_count(run))
@@ -157,13 +155,13 @@ def _order(strategy: str) -> tuple:
     return not _is_baseline(strategy), [int(part) if part.isdecimal() else part for part in parts]
 
 
-def _names(runs: Sequence[Run], cells: Mapping[Path, Cell], is_one_series: bool) -> dict[Run, tuple[str, str]]:
+def _names(runs: Sequence[Run], cells: Mapping[Path, Cell]) -> dict[Run, tuple[str, str]]:
     """Return each run's strategy, the plan's variant or else what the settings say, and its name for readers."""
     names: dict[Run, tuple[str, str]] = {}
     called: dict[str, set[str]] = {}
     for run, found in zip(runs, strategies_of(runs), strict=True):
         cell = cells.get(run.path.parent)
-        variant = "files given" if is_one_series else found.variant if cell is None else cell.variant
+        variant = found.variant if cell is None else cell.variant
         names[run] = (variant, found.name)
         called.setdefault(found.name, set()).add(variant)
     return {  # variants that differ in work alone have one name

@@ -1,6 +1,6 @@
 """Scaling reports as tables: one row per arm, the layouts of the earlier studies, and sentences on fits and warnings.
 
-Every function takes what `scaling_report` returns and nothing else, so a table can be made again from the file alone.
+Every function takes what `scaling_report` returns and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Block, Cell, Document, Section, Table, Text
 from testbed.analysis.document.words import BRACKETS, UNKNOWN, Number, counted, times
-from testbed.analysis.runs.attributed import with_one_meaning
 from testbed.analysis.runs.comparability import INSTRUMENTS
 from testbed.analysis.statistics import FASTER, SLOWER, compare
 from testbed.errors import InputError
@@ -142,8 +141,7 @@ def _attributed(form: str, *names: str) -> CellOf:
     """Return the cell of attributed milliseconds of a step, written into `form` in the order of `names`."""
 
     def cell(arm: dict) -> str:
-        found = arm["attribution"] and with_one_meaning(arm["attribution"], arm["ranks"])  # of an earlier report too
-        seconds = [(found or {}).get(f"{name}_s") for name in names]
+        seconds = [(arm["attribution"] or {}).get(f"{name}_s") for name in names]
         known = [value for value in seconds if value is not None]
         return form.format(*(value * 1e3 for value in known)) if len(known) == len(names) else NOT_MEASURED
 
