@@ -77,8 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
         raise InputError(f"--json {arguments.json} must be a file in a folder that exists")
     if arguments.to_final_loss:
         return show_way_to_final_loss(arguments, a, b, unreadable)
-    from testbed.analysis.comparison.document import comparison_text, json_of
-    from testbed.analysis.comparison.sentences import unequal_work
+    from testbed.analysis.comparison.document import comparison_text, json_of, unequal_work
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
     comparison = compare_arms(a, b, names=("A", "B"), allow_instrumented=arguments.allow_mismatch)

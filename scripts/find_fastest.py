@@ -217,6 +217,7 @@ def conclude(
     commit: str,
 ) -> None:
     """Print table, verdict, reason and command, and write choice.json. Failure if nothing ran."""
+    from testbed.analysis.comparison.document import about_losses
     from testbed.analysis.comparison.fastest import (
         NOT_RUN,
         compared,
@@ -226,7 +227,6 @@ def conclude(
         standings_table,
         verdict,
     )
-    from testbed.analysis.comparison.sentences import about_losses
     from testbed.io import now_utc, write_json
 
     pair = race.first_two()

@@ -11,8 +11,7 @@ from support.metrics_examples import example_metrics, save, v1_metrics
 from support.scaling_examples import cell, metrics_of, report_of, write_arm
 
 from testbed.analysis.comparison.confounders import DEVICE, MACHINE, SOFTWARE, confounders
-from testbed.analysis.comparison.document import comparison_text
-from testbed.analysis.comparison.sentences import labelled_verdict
+from testbed.analysis.comparison.document import comparison_text, labelled_verdict
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.report.build import report_of as page_of
 from testbed.analysis.report.cautions import cautions

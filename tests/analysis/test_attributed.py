@@ -9,8 +9,7 @@ from support.metrics_examples import example_metrics, save
 from support.scaling_examples import report_of
 
 from testbed.analysis.report.breakdown import breakdown
-from testbed.analysis.runs.attributed import attribution_of
-from testbed.analysis.runs.load import load_run
+from testbed.analysis.runs.load import attribution_of, load_run
 from testbed.analysis.scaling.tables import scaling_table
 
 IN_FLIGHT_S, WITH_PACKING_S = 0.177, 0.1943

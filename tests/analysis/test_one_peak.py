@@ -8,8 +8,7 @@ from support.report_cases import repeats
 
 from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.runs.entries import subject_of
-from testbed.analysis.runs.load import Run, load_run
-from testbed.analysis.runs.one_peak import on_one_peak
+from testbed.analysis.runs.load import Run, load_run, on_one_peak
 
 
 def measured(metrics: dict, peak: float, source: str = "measured: best of 4 products") -> dict:

@@ -107,8 +107,8 @@ def test_every_piece_lies_in_one_stage_in_order(size, num_stages):
     assert all(str(stage) for stage in stages)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4, 5])
-@pytest.mark.parametrize("vocab_size", [300, 8192, 50257])
+@pytest.mark.parametrize("num_stages", [2, 3, 5])
+@pytest.mark.parametrize("vocab_size", [300, 50257])
 def test_the_most_expensive_stage_is_as_cheap_as_any_cut_allows(num_stages, vocab_size):
     shape = ModelShape(num_layers=6, num_heads=4, embedding_size=128, vocab_size=vocab_size)
     costs = piece_costs(DenseModel.of_gpt2(shape, 128))
@@ -121,9 +121,3 @@ def test_the_most_expensive_stage_is_as_cheap_as_any_cut_allows(num_stages, voca
     block, head = costs[1], costs[-1]
     found = [costs[0] * stage.embeds + block * len(stage.blocks) + head * stage.predicts for stage in stages]
     assert max(found) == best
-
-
-def test_a_heavy_head_gets_fewer_blocks():
-    """124M on two stages: the head costs as much as 4.9 blocks, so 8 blocks stand against 4 and the head."""
-    first, last = balanced_stages(MODEL_SIZES["gpt2"], 1024, 2)
-    assert (str(first), str(last)) == ("embedding + blocks 0-7", "blocks 8-11 + head")

@@ -12,10 +12,8 @@ from support.settings import refusal, settings_of
 
 # flags, ranks, and what the sentence names. Flags that begin with a run type have it after --run_type.
 REFUSED = [
-    ("--train_data_path nowhere.bin", 1, ["--train_data_path nowhere.bin", "preprocess_small.py"]),
     ("--seq_length 65", 1, ["--seq_length 65", "64 positions", "--max_position_embeddings"]),
     ("--num_heads 5", 1, ["--embedding_size 32", "--num_heads 5"]),
-    ("--zero_stage 1", 1, ["--zero_stage", "optimized"]),
     ("--global_batch_size 1000", 1, ["holds 624 windows", "the global batch of 1000", "a smaller --global_batch_size"]),
     ("--seq_length 4000 --max_position_embeddings 4000", 1,
         ["--val_data_path", "holds 0 windows of --seq_length 4000 (3,000 tokens)", "--max_val_steps 0"]),
@@ -25,36 +23,26 @@ REFUSED = [
     ("allreduce --skip_gradient_sync --save_every 5", 2, ["--skip_gradient_sync all with --save_every 5"]),
     ("allreduce --skip_gradient_sync --run_inference_benchmark", 2, ["--run_inference_benchmark", "leaves none"]),
     ("--skip_gradient_sync", 1, ["--skip_gradient_sync belongs to --run_type allreduce, ddp, not to baseline"]),
-    ("--profile_steps 0", 1, ["--profile_steps: '0' is not a positive whole number"]),
     ("--run_inference_benchmark", 1, ["--run_inference_benchmark with --max_position_embeddings 64", "give", "116"]),
     ("--profile --max_train_steps 6 --profile_steps 5", 1, ["--profile looks at 5 steps", "the run has 6", "10"]),
     # optimizer and schedule
     ("--muon_learning_rate 0.1", 1, ["--muon_learning_rate belongs to --optimizer muon, not to adamw"]),
-    ("--muon_momentum 0.9", 1, ["--muon_momentum belongs to --optimizer muon"]),
     ("--optimizer muon --learning_rate 0 --muon_learning_rate 1", 1, ["--muon_learning_rate 1 with --learning_rate 0"]),
-    ("--optimizer lion", 1, ["--optimizer", "lion"]),
     ("--decay_share 0.3", 1, ["--decay_share belongs to --lr_schedule wsd, not to cosine"]),
     ("--lr_schedule constant --min_learning_rate 0", 1, ["--min_learning_rate belongs to --lr_schedule cosine or wsd"]),
-    ("--lr_schedule constant --lr_decay_steps 9", 1, ["--lr_decay_steps belongs to"]),
     ("--lr_schedule wsd --decay_share 0", 1, ["--decay_share", "above 0"]),
     ("--lr_schedule wsd --decay_share 1.1", 1, ["--decay_share", "at most 1"]),
     ("--lr_schedule wsd --max_train_steps 10 --warmup_steps 6 --decay_share 0.5", 1, ["of 10 steps is 5", "_steps 6"]),
-    ("--lr_schedule linear", 1, ["--lr_schedule", "linear"]),
     ("optimized --async_mode async", 2, ["--async_mode async with --run_type optimized", "leave --async_mode out"]),
     ("optimized --optimizer muon", 2, ["--optimizer muon with --zero_stage 1", "--zero_stage 0", "fsdp"]),
-    ("optimized --optimizer muon --zero_stage 3", 2, ["--optimizer muon with --zero_stage 3"]),
     ("--backend nccl", 1, ["--backend nccl with --device cpu", "gloo"]),
-    ("--init_from nowhere", 1, ["--init_from nowhere", "model.safetensors"]),
     ("--init_from gpt2", 1, ["--init_from gpt2", "tokenizer"]),
     ("--overwrite --resume", 1, ["--overwrite", "--resume"]),
     ("--warmup_steps 100", 1, ["--warmup_steps 100", "step 19"]),
     ("--min_learning_rate 1", 1, ["--min_learning_rate 1 ", "--learning_rate"]),
-    ("--config nowhere.json", 1, ["--config nowhere.json"]),
-    ("--deepspeed_config nowhere.json", 1, ["--deepspeed_config nowhere.json"]),
     # the mesh
     ("baseline", 2, ["baseline", "ddp", "optimized"]),
     ("dp", 2, ["dp", "one process", "2 ranks", "ddp"]),
-    ("pipeline", 1, ["pipeline", "torchrun", "baseline"]),
     ("tensor", 1, ["tensor", "torchrun", "baseline"]),
     ("pipeline --pipeline_stages 3", 4, ["--pipeline_stages 3", "4 ranks", "3 "]),
     ("tensor --tensor_parallel_size 2", 3, ["size 2", "3 ranks", "2 ranks"]),
@@ -87,8 +75,6 @@ REFUSED = [
     ("fsdp --mixed_precision native", 2, ["native", "--precision bf16"]),
     ("fsdp --precision fp16", 2, ["fp16", "bf16"]),
     ("pipeline --precision fp16", 2, ["fp16", "bf16"]),
-    ("pipeline --precision fp16 --pipeline_stages 1", 2, ["fp16", "bf16"]),
-    ("tensor --precision fp16 --tensor_parallel_size 1", 2, ["fp16", "bf16"]),
     ("tensor --dropout 0.1", 2, ["--dropout 0.1", "--dropout 0"]),
     ("dp --dropout 0.1", 1, ["--dropout 0.1", "dp", "ddp"]),
     ("dp --compile", 1, ["--compile", "dp", "ddp"]),
@@ -106,14 +92,12 @@ REFUSED = [
     ("ddp --bucket_cap_mb 1e300", 2, ["--bucket_cap_mb: 1e300 is more than 1048576", "1 TiB"]),
     ("--num_layers 1000000 --model nano", 1, ["--num_layers: 1000000 is more than 1000", "before the first step"]),
     *[(f"--{flag} {value}", 1, [f"--{flag}: {value!r} is not a number from 0 to 3.4e+38", "float32"])
-      for flag in ("learning_rate", "adam_eps", "weight_decay", "max_grad_norm", "min_learning_rate")
-      for value in ("1e300", "inf", "nan")],
+      for flag in ("learning_rate", "max_grad_norm") for value in ("1e300", "inf", "nan")],
     # an automatic micro batch
     ("baseline --micro_batch_size_per_gpu auto --grad_accum_steps 4", 1,
         ["auto", "--grad_accum_steps 4", "--global_batch_size"]),
     ("pipeline --micro_batch_size_per_gpu auto", 2, ["auto", "pipeline", "fsdp"]),
     ("tensor --micro_batch_size_per_gpu auto", 2, ["auto", "tensor", "give a number"]),
-    ("ddp --micro_batch_size_per_gpu many", 2, ["micro_batch_size_per_gpu", "many"]),
     # 8 bits
     ("ddp --matmul fp8 --device cpu", 2, ["--matmul fp8", "--device cpu"]),
     ("pipeline --matmul fp8 --device auto", 2, ["--matmul fp8", "pipeline", "fsdp"]),
@@ -170,20 +154,17 @@ def test_a_rank_exits_with_2_before_any_process_group(token_files, tmp_path, fla
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("version", ["1.13.1", "2.10.0+cu128"])
-def test_an_older_pytorch_is_refused(token_files, monkeypatch, version):
+def test_an_older_pytorch_is_refused(token_files, monkeypatch):
+    version = "2.10.0+cu128"
     monkeypatch.setattr("importlib.metadata.version", {"torch": version}.__getitem__)
     message = refusal(token_files)
     assert f"PyTorch {version} is too old" in message and "pip install 'torch>=2.11'" in message
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.11.0a0+1234.nv26.01", "2.13.0+cpu", "3.0", "main", None])
-def test_a_newer_pytorch_is_not_refused(token_files, monkeypatch, version):
-    monkeypatch.setattr("importlib.metadata.version", {"torch": version}.__getitem__)
-    settings_of(token_files)
-
-
-def test_a_run_is_planned_where_pytorch_is_not_installed(token_files, monkeypatch):
+def test_a_newer_pytorch_is_not_refused_nor_a_machine_without(token_files, monkeypatch):
+    for version in ("2.11.0", "2.11.0a0+1234.nv26.01", "3.0", "main", None):
+        monkeypatch.setattr("importlib.metadata.version", {"torch": version}.__getitem__)
+        settings_of(token_files)
     monkeypatch.setattr("importlib.metadata.version", Mock(side_effect=importlib.metadata.PackageNotFoundError))
     settings_of(token_files)
 

@@ -12,8 +12,8 @@ import pytest
 from support.programs import REPOSITORY
 from support.settings import settings_of
 
-from testbed.analysis.runs import work as work_of_runs
-from testbed.analysis.runs.work import WORK_FIELDS, recorded_work
+from testbed.analysis.runs import load as work_of_runs
+from testbed.analysis.runs.load import WORK_FIELDS, recorded_work
 from testbed.config.flag import OF_RUN_TYPE, Kind, row
 from testbed.config.run_types import STRATEGIES, StrategyEntry
 from testbed.config.table import FLAGS

@@ -57,12 +57,10 @@ def test_every_rank_names_the_one_at_the_loopback(other_machine, monkeypatch):
         check_addresses(other_machine, Launch(1, 0, 2, 1))
 
 
-def test_an_interface_that_is_named_is_taken(other_machine, monkeypatch):
+def test_the_loopback_does_within_a_machine_and_a_named_interface_is_taken(other_machine, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     check_addresses(other_machine, TWO_NODES)
-
-
-def test_the_loopback_does_within_a_machine(other_machine, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(rendezvous, "_network", lambda: "another")
     check_addresses(other_machine, TWO_NODES)
     check_addresses(Store(), Launch(0, 0, 2, 2))  # one node: nothing is asked
@@ -106,12 +104,7 @@ def test_two_hosts_that_are_named_so_both_end_at_once(tmp_path):
         f"/etc/hosts && unset GLOO_SOCKET_IFNAME && exec {sys.executable} {tmp_path}/join.py"
     )
     lab = [sys.executable, REPOSITORY / "scripts" / "lab" / "network.py", "run", "--hosts", "2"]
-    done = subprocess.run(
-        [*lab, "--", "sh", "-c", named_so],
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    done = subprocess.run([*lab, "--", "sh", "-c", named_so], capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     said = re.findall(r"said: rank (\d) on host(\d) would", done.stdout)
     assert said == [("0", "1")] * 2, done.stdout

@@ -32,10 +32,7 @@ def entry(**changed) -> dict:
 
 def test_the_oldest_that_is_not_over_is_named():
     over = [entry(retired=True, state="completed", time_created_ns=1), entry(state="completed", time_created_ns=2)]
-    later = [
-        entry(collective_seq_id=42, time_created_ns=2000),
-        entry(process_group=["1", "files"], time_created_ns=3000),
-    ]
+    later = [entry(collective_seq_id=42, time_created_ns=2000), entry(time_created_ns=3000)]
     assert _first_open([*later, *over, entry()]) == (
         "nccl:_reduce_scatter_base (4096 Float), collective 41 of process group 0 default_pg, with 2 more behind it"
     )
@@ -44,10 +41,6 @@ def test_the_oldest_that_is_not_over_is_named():
     )
     assert _first_open([sent]) == "nccl:send 0->1 (2x32x8 Float), p2p 3 of process group 2"
     assert _first_open(over) is None and _first_open([]) is None
-
-
-def test_without_a_group_there_is_nothing_to_read():
-    assert collective_under_way() is None
 
 
 # As NCCL's recorder with a driver that hangs: PyDLL keeps the interpreter's lock during the call.
@@ -90,5 +83,6 @@ def test_the_collective_is_added_to_the_mark_of_the_rank_that_wrote_it(tmp_path)
 
 
 def test_a_format_that_is_not_known_is_no_answer(monkeypatch):
+    assert collective_under_way() is None, "without a group there is nothing to read"
     monkeypatch.setattr(flight_recorder, "_recorded", lambda: [{"of": "the future"}])
     assert collective_under_way() is None

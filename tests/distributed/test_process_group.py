@@ -16,7 +16,7 @@ from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed import average, process_group
 from testbed.distributed.launch import Launch
-from testbed.distributed.replicas import RanksDiffer
+from testbed.distributed.replicas import RanksDiffer, hashes_of
 from testbed.model.gpt2 import GPT2
 from testbed.run_folder.run_lock import FolderGone
 from testbed.train.run import build
@@ -63,30 +63,18 @@ def test_a_network_without_a_way_for_gloo_is_named(monkeypatch):
     assert "getaddrinfo failed" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def digests_of(monkeypatch, *ranks: dict[str, torch.Tensor]) -> list[str]:
-    """What each rank would send; the last one then checks against all."""
-    sent: list[str] = []
-    monkeypatch.setattr(process_group.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(process_group.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(process_group, "gather_objects", lambda mine: sent.append(mine) or list(sent))
-    for tensors in ranks:
-        process_group.check_identical(tensors, "initial weights")
-    return sent
-
-
-def test_ranks_with_the_same_weights_may_train(monkeypatch):
-    first, second = digests_of(monkeypatch, {"wte": torch.ones(3)}, {"wte": torch.ones(3)})
-    assert first == second
-
-
 OTHER = {"a bit": {"wte": torch.tensor([1.0, 1.0, 1.0000001])}, "a name": {"wpe": torch.ones(3)}, "nothing": {}}
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
 def test_a_rank_with_other_weights_ends_the_run_with_a_way_out(monkeypatch, other):
+    mine = {"wte": torch.ones(3)}
+    monkeypatch.setattr(process_group.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(process_group.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(process_group, "gather_objects", lambda sent: [sent, hashes_of(mine)])
+    process_group.check_identical(mine, "initial weights")
     with pytest.raises(RanksDiffer, match=r"initial weights of rank 1.*--init_from"):
-        digests_of(monkeypatch, {"wte": torch.ones(3)}, other)
+        process_group.check_identical(other, "initial weights")
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 100, 10**6])
@@ -116,12 +104,7 @@ def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypa
     assert checked == [names] and weights == {}, "a rank that trains a part keeps no copy of the whole"
     assert torch.equal(strategy.model.wte.weight, embedding)
     assert torch.initial_seed() == process_group.seed_of_rank(settings.training.seed, 5)
-
-
-def test_no_two_ranks_share_their_dropout():
-    seeds = {process_group.seed_of_rank(seed, rank) for seed in range(20) for rank in range(50)}
-    assert len(seeds) == 1000
-    assert process_group.seed_of_rank(42, 3) == process_group.seed_of_rank(42, 3)
+    assert len({process_group.seed_of_rank(seed, rank) for seed in range(20) for rank in range(50)}) == 1000
 
 
 @pytest.fixture
@@ -135,18 +118,12 @@ def of_ranks(monkeypatch):
     return with_errors
 
 
-def test_where_no_rank_failed_none_raises(of_ranks):
+def test_all_raise_the_error_of_the_lowest_rank_and_one_that_explains_the_others_first(of_ranks):
     of_ranks(None, None)
     process_group.raise_on_any_rank(None)
-
-
-def test_the_lowest_failed_rank_is_the_one_that_all_raise(of_ranks):
     of_ranks(None, CheckpointFailed("rank 2: full"), CheckpointFailed("rank 3: full"))
     with pytest.raises(CheckpointFailed, match="rank 2: full"):
         process_group.raise_on_any_rank(None)
-
-
-def test_an_error_that_explains_the_others_goes_first(of_ranks):
     of_ranks(CheckpointFailed("rank 1: no such file"), FolderGone("renamed"))
     cause = OSError("mine")
     with pytest.raises(FolderGone, match="renamed") as caught:

@@ -132,9 +132,3 @@ def test_ctrl_c_is_noted_and_a_second_one_ends_at_once():
     again = "interrupted (SIGINT, Ctrl-C), and a second time, so this rank ended at once"
     assert said.splitlines() == ["noted 130", "the same", again]
     assert heard.strip() == INTERRUPT_HEARD
-
-
-def test_ctrl_c_while_pytorch_loads_ends_with_130():
-    process = begin(LOADS)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130

@@ -68,7 +68,6 @@ def test_more_flags_are_words(launcher):
 @pytest.mark.parametrize(
     ("run_type", "gpu", "world_size", "said"),
     [
-        ("ddq", "T4", 1, "--run-type ddq is none of baseline"),
         ("ddp", "Z9", 1, "--gpu Z9 is none of T4"),
         ("ddp", "T4", 9, "one machine has 1 to 8 devices"),
         ("baseline", "T4", 2, "baseline is one device"),
@@ -79,18 +78,6 @@ def test_what_cannot_work_is_refused_before_a_machine_is_rented(launcher, run_ty
     with pytest.raises(ValueError, match=said):
         launcher.check_request(run_type, gpu, world_size)
     launcher.check_request("ddp", "H100", 8)
-
-
-def test_gpus_and_packages_are_asked_for_as_modal_wants_them(launcher):
-    assert launcher.gpu_request("H100", 4) == "H100:4" and launcher.gpu_request("cpu", 2) is None
-    packages = launcher.requirements()
-    assert any(line.startswith("torch==") for line in packages) and not any(line.startswith("-") for line in packages)
-
-
-@pytest.mark.launches
-def test_called_as_a_program_it_says_how_it_is_started():
-    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True)
-    assert done.returncode == 2 and "modal run" in done.stderr
 
 
 def make_corpus(folder: Path) -> None:

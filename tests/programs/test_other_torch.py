@@ -54,7 +54,7 @@ def test_pip_is_asked_for_that_torch_alone_and_pytest_gets_the_other_arguments(c
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("version", ["2.10.0", "2.11", "../../x", "2.11.0 x", None])
+@pytest.mark.parametrize("version", ["2.10.0", "../../x", None])
 def test_a_version_that_runs_refuse_or_that_is_none_is_refused_before_anything_is_made(copy, version):
     before = sorted(copy.iterdir())
     command = ["bash", str(copy / "scripts" / "test.sh"), "--torch", *([] if version is None else [version])]

@@ -38,9 +38,7 @@ def test_a_program_puts_its_own_source_first_before_it_imports_any(path):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(
-    "name", ["generate_charts.py", "scripts/compare_runs.py", "scripts/profiling/diff_profiles.py", "src/gpt2.py"]
-)
+@pytest.mark.parametrize("name", ["generate_charts.py", "scripts/profiling/diff_profiles.py", "src/gpt2.py"])
 def test_another_testbed_that_is_installed_is_not_run(tmp_path, name):
     """Planted on PYTHONPATH, which comes before site-packages."""
     planted = tmp_path / "testbed"
@@ -87,11 +85,6 @@ def test_what_is_refused_is_an_input_error():
     paths = [*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py"), *REPOSITORY.glob("*.py")]
     found = [path for path in paths if "raise ValueError(" in path.read_text(encoding="utf-8")]
     assert [path for path in found if path.parent.name != "cloud"] == []
-
-
-def test_what_main_returns_is_the_exit_code():
-    assert program(lambda: None)() == 0
-    assert program(lambda: 1)() == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

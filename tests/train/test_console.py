@@ -21,17 +21,12 @@ COUNTS_NO_CORES = "one rank, because the deepspeed command counts no cores: .*; 
     ("by", "run_type", "device", "launch", "threads", "expected"),
     [
         ("python", "ddp", "cpu", ONE, 2, [ALONE]),
-        ("python", "ddp", "cuda", ONE, 2, [ALONE]),
         ("python", "baseline", "cpu", ONE, 2, []),
         ("torchrun", "ddp", "cpu", ONE, 2, []),  # --nproc-per-node 1 was typed
-        ("torchrun", "ddp", "cpu", TWO, 1, []),
         ("deepspeed", "optimized", "cpu", ONE, 2, [COUNTS_NO_CORES]),
         ("deepspeed", "optimized", "cuda", ONE, 2, []),  # there one rank is one GPU
-        ("deepspeed", "optimized", "cpu", TWO, 1, []),
         ("torchrun", "ddp", "cpu", FOUR, 1, ["4 ranks x 1 thread on 2 usable cores: they take turns"]),
-        ("torchrun", "ddp", "cuda", FOUR, 1, []),
         ("torchrun", "ddp", "cpu", Launch(0, 0, 4, 2), 1, []),  # two nodes
-        ("python", "baseline", "cpu", ONE, 64, ["1 rank x 64 threads on 2 usable cores.*--threads_per_rank"]),
         ("python", "ddp", "cpu", ONE, 64, [ALONE, "1 rank x 64 threads on 2 usable cores"]),
     ],
 )
@@ -46,17 +41,11 @@ def test_a_note_says_what_may_not_have_been_meant(monkeypatch, by, run_type, dev
         assert re.search(words, note), note
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0"}, "torchrun"),
-        ({"CROSS_RANK": "0", "RANK": "0", "LOCAL_SIZE": "1"}, "deepspeed"),
-        ({"RANK": "0"}, "another"),
-        ({}, "python"),
-    ],
-)
-def test_who_started_it(variables, expected):
-    assert launcher(variables) == expected
+def test_who_started_it():
+    torchrun, deepspeed = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0"}, {"CROSS_RANK": "0", "RANK": "0", "LOCAL_SIZE": "1"}
+    assert [launcher(variables) for variables in (torchrun, deepspeed, {"RANK": "0"}, {})] == [
+        "torchrun", "deepspeed", "another", "python"
+    ]  # fmt: skip
 
 
 class Clock:

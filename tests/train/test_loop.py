@@ -66,14 +66,6 @@ def test_a_run_that_is_stopped_saves_the_step_and_does_nothing_else(monkeypatch,
     assert len(run.calls) == 2 * stop_at + 2, "each step, its report, and the checkpoint once"
 
 
-def test_a_stop_during_validation_saves_the_step(monkeypatch):
-    run = Noted(monkeypatch)
-    monkeypatch.setattr(gpt2, "validate", lambda run, step: 15)
-    with pytest.raises(RunPreempted):
-        gpt2.train(run)
-    assert run.calls[-3:] == ["save 2", "save 2", "wait"]  # the writer knows that it has saved this step
-
-
 def test_ranks_that_train_apart_save_nothing(monkeypatch):
     run = Noted(monkeypatch, stop_at=1)
     run.settings.data_parallel.skip_gradient_sync = "all"

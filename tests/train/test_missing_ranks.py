@@ -51,36 +51,6 @@ def test_a_stopped_rank_is_named_within_the_timeout(files, tmp_path):
     assert abs(place.step - read_metrics(folder / "training_metrics.json")["steps"][-1]["step"]) <= 1
 
 
-# On SIGUSR2 the main thread stands still in its next forward or backward pass, while the process and its threads run.
-STAND_STILL = """
-import signal, time
-def stand_still(number, frame):
-    while frame and frame.f_code.co_name != "train_step":
-        frame = frame.f_back
-    time.sleep(600) if frame else signal.setitimer(signal.ITIMER_REAL, 0.0005)
-for number in (signal.SIGUSR2, signal.SIGALRM):
-    signal.signal(number, stand_still)
-"""
-
-
-@pytest.mark.launches
-@pytest.mark.slow
-def test_a_rank_that_runs_and_does_not_come_is_named_when_the_collective_times_out(files, tmp_path):
-    """Its progress file shows signs of life, so the watch leaves it alone."""
-    folder, patch = tmp_path / "run", tmp_path / "patch"
-    patch.mkdir()
-    (patch / "sitecustomize.py").write_text(STAND_STILL)
-    flags = flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--collective_timeout", "6")
-    with ranks(folder, flags, PYTHONPATH=f"{patch}:{os.environ.get('PYTHONPATH', '')}") as run:
-        run.wait_until(lambda: run.is_at(20))
-        os.kill(run.process_of(1), signal.SIGUSR2)
-        stopped_s = time.monotonic()
-        assert run.processes[0].wait(100) == 1, run.text
-        assert time.monotonic() - stopped_s > 5
-        place, mark = watchdog.read_place(folder, 1), run.mark(FAILED)
-    assert f"rank 1 is in {place.words} since" in mark and "rank 0 waited in" in mark and "imed out" in mark
-
-
 @pytest.mark.launches
 @pytest.mark.slow
 def test_a_rank_that_fails_is_named_by_the_one_that_waits(files, tmp_path):
@@ -221,9 +191,13 @@ def test_a_process_that_the_kernel_takes_apart_is_dead(tmp_path, other, monkeypa
     assert watchdog.is_process_alive(other.pid) is lives
 
 
+@pytest.fixture
+def without_threads(monkeypatch) -> None:
+    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+
+
 @pytest.mark.launches
-def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other, monkeypatch):
-    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
+def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other, without_threads):
     mine, file = place_of(tmp_path, 0, "exchange", 3), place_of(tmp_path, 1, "backward", 3, other.pid)
     watch = watchdog.Watch(tmp_path, 0, 2, timeout_s=10, on_stuck=print)
     for _ in range(30):
@@ -236,10 +210,9 @@ def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path,
 
 
 @pytest.fixture
-def states(monkeypatch) -> dict[int, str]:
-    """The table of processes, and watches without threads."""
+def states(without_threads, monkeypatch) -> dict[int, str]:
+    """The table of processes."""
     table: dict[int, str] = {}
-    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
     monkeypatch.setattr(watchdog, "_status", lambda process: table.get(process, psutil.STATUS_SLEEPING))
     return table
 
@@ -319,9 +292,8 @@ def test_the_ranks_that_wait_for_a_stopped_one_say_so_and_go_on_with_it(files, t
 
 
 @pytest.mark.launches
-def test_a_gpu_that_hangs_is_found_by_the_rank_itself(tmp_path, other, monkeypatch):
+def test_a_gpu_that_hangs_is_found_by_the_rank_itself(tmp_path, other, without_threads):
     """All ranks live and stand at one place, as they do when a collective hangs. NCCL would leave no mark."""
-    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
     mine, file = place_of(tmp_path, 0, "forward", 1), place_of(tmp_path, 1, "device", 1, other.pid)
     watches = [watchdog.Watch(tmp_path, 0, 2, timeout_s=10, on_stuck=print, is_cuda=is_cuda) for is_cuda in (0, 1)]
 

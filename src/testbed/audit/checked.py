@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.runs.load import METRICS_FILE
-from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.runs.load import METRICS_FILE, files_of_runs
 from testbed.audit.reported import Reported
 from testbed.audit.tables.columns import FORM, Grid
 from testbed.audit.tables.rules import num_checked

@@ -147,7 +147,7 @@ def write_corpus(
         "text_field": source.text_field,
         **counts,
         "command_line": command_line,
-        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 - a moment, for people
         "python": platform.python_version(),
         "datasets": _installed_version("datasets"),
     }

@@ -144,7 +144,7 @@ def tell_torchrun(message: str) -> None:
     """Leave the sentence where torchrun looks for it: its own forty lines about a failed rank close with it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}  # noqa: TID251 - a moment, for people
         with contextlib.suppress(OSError):  # whole or not at all: of half a file torchrun would die itself
             write_text(Path(path), json.dumps({"message": content}))
 

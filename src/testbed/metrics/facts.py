@@ -47,7 +47,7 @@ def facts_of_run(
     instruments += ["wall_clock_breakdown of DeepSpeed"] if _breaks_down_wall_clock(settings) else []
     facts: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "run_id": f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{uuid.uuid4().hex[:8]}",
+        "run_id": f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{uuid.uuid4().hex[:8]}",  # noqa: TID251 - a moment, for people
         "timestamp_utc": now_utc(),
         "git_commit": commit,
         "git_dirty": is_dirty,

@@ -31,8 +31,7 @@ from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.analysis.runs.comparability import cores_of, marks_of, note_on_cores, speed_ups
 from testbed.analysis.runs.entries import Entry, subject_of
-from testbed.analysis.runs.load import Run
-from testbed.analysis.runs.one_peak import on_one_peak
+from testbed.analysis.runs.load import Run, on_one_peak
 from testbed.metrics.busy_machine import signs_of_other_work
 
 TITLE_CHARACTERS = 72  # of the title's type in a figure's width

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -21,9 +20,9 @@ from testbed.analysis.document.model import Block, Cell, Document, Section, Tabl
 from testbed.analysis.document.words import Number, counted
 from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, StatsTable, read_stats
 from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
-from testbed.analysis.runs.attributed import attribution_of
+from testbed.analysis.runs.load import attribution_of
 from testbed.errors import InputError
-from testbed.io import write_text
+from testbed.io import now_utc, write_text
 from testbed.metrics.file import metrics_version, read_metrics
 from testbed.run_folder import LAUNCHER, METRICS
 from testbed.typed_json import check, check_finite, read_checked
@@ -177,7 +176,7 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
     slurm = inputs.launcher.get("slurm") or {}
     outermost_ns = _outermost_ns(rows_of["nvtx_sum"])
     summary = {
-        "generated_at_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "generated_at_utc": now_utc(),
         "run_dir": str(run_dir),
         "slurm_job_id": slurm.get("job_id") or inputs.recorded("scheduler", "job_id"),
         "hosts": inputs.hosts,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.runs.attributed import attribution_of
-from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.load import Run, attribution_of
 
 _TIMED = {name: name.replace(" ", "_") for name in ("data wait", "forward", "backward", "synchronise", "optimizer")}
 _ATTRIBUTED = {

@@ -13,9 +13,8 @@ from testbed.analysis.report.breakdown import mean_of_steps
 from testbed.analysis.report.cautions import machine
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.report.sections import MIB, median
-from testbed.analysis.runs.attributed import attribution_of
 from testbed.analysis.runs.entries import Entry, Subject
-from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.load import Run, attribution_of
 
 GB = 1e9
 FIRST_ATTRIBUTED = "Of each configuration the first profiled run; the bars of a step are a mean over all of them."

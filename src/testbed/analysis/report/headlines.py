@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from testbed.analysis.comparison.sentences import interval
+from testbed.analysis.comparison.document import interval
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, VALIDATION, Losses
 from testbed.analysis.document.model import Statement, Statements
 from testbed.analysis.document.words import gap, joined, times

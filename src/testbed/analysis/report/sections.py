@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.charts.bars import MEANING_OF_MARKS
-from testbed.analysis.comparison.sentences import interval, within
+from testbed.analysis.comparison.document import interval, within
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED
 from testbed.analysis.document.model import Block, Cell, Picture, Section, Table, table_of
 from testbed.analysis.document.words import Number, counted, digits, joined, rate, times

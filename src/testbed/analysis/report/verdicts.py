@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from testbed.analysis.comparison.sentences import interval, verdict_of, within
+from testbed.analysis.comparison.document import interval, verdict_of, within
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison, compare_arms
 from testbed.analysis.document.model import Verdict
 from testbed.analysis.document.words import SHOWN, counted, joined, times

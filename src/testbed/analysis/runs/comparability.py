@@ -13,8 +13,7 @@ import numpy as np
 
 from testbed.analysis.document.words import joined, ranges
 from testbed.analysis.runs.arms import DEVICE_FIELDS, hardware_of, rank_count
-from testbed.analysis.runs.load import Run
-from testbed.analysis.runs.work import TASK_FIELDS, VALIDATION_FIELDS, WORK_FIELDS
+from testbed.analysis.runs.load import TASK_FIELDS, VALIDATION_FIELDS, WORK_FIELDS, Run
 from testbed.analysis.statistics import all_known
 from testbed.errors import value_text
 

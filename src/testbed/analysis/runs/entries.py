@@ -19,8 +19,7 @@ from testbed.analysis.runs.arms import (
     strategies_of,
 )
 from testbed.analysis.runs.comparability import differing_work
-from testbed.analysis.runs.load import Run
-from testbed.analysis.runs.one_peak import on_one_peak
+from testbed.analysis.runs.load import Run, on_one_peak
 from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
 from testbed.sweep.state import Sweep, sweeps_above

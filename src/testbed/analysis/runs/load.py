@@ -14,18 +14,34 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.runs.search import files_of_runs
-from testbed.analysis.runs.work import recorded_work
 from testbed.analysis.statistics import all_known
-from testbed.config.table import upgrade_settings
+from testbed.config.flag import Kind
+from testbed.config.table import FLAGS, upgrade_settings
 from testbed.errors import one_line
 from testbed.metrics.file import metrics_version, read_metrics
+from testbed.run_folder import CHECKPOINTS
 
 METRICS_FILE = "training_metrics.json"
+_STEP_FOLDER = re.compile(r"\.?step_\d+")
+DIFFERENT_PEAKS = 0.05  # measurements of one machine's peak that differ by more are named
 # --skip_gradient_sync: ranks that train apart in all or half of their steps
 UNSYNCHRONISED = {"all": "without synchronisation", "alternate": "synchronised in every other step"}
 
 _SINCE_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"))
+
+# The fields of docs/measuring.md, rule 1: two runs did equal work when all of these are recorded and agree.
+_WORK = {name: flag for name, flag in FLAGS.items() if flag.kind is Kind.WORK}
+_COMPARED = [flag for flag in _WORK.values() if flag.compared_as is None]
+# what several flags come to, and where they meet
+_COME_TO = ("total_steps", "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
+WORK_FIELDS = (*(flag.in_config or flag.name for flag in _COMPARED), *_COME_TO)
+VALIDATION_FIELDS = ("val_data_sha256", "val_tokens")
+# What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
+TASK_FIELDS = tuple(flag.compared_as or flag.in_config or name for name, flag in FLAGS.items() if flag.is_task)
+if _lost := {flag.compared_as for flag in _WORK.values() if flag.compared_as} - {*WORK_FIELDS, *VALIDATION_FIELDS}:
+    raise AssertionError(
+        f"compared_as names {', '.join(sorted(_lost))} in the table of flags, and no run has such a field"
+    )
 
 
 @dataclass(frozen=True)
@@ -182,6 +198,21 @@ def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
 def find_runs(directory: Path) -> list[Path]:
     """Find every training_metrics.json of a run under `directory`, sorted by path."""
     return files_of_runs(directory, METRICS_FILE)
+
+
+def files_of_runs(directory: Path, name: str = "*") -> list[Path]:
+    """Find what is called `name` at any depth under `directory`, sorted by path, but for what lies in checkpoints.
+
+    A checkpoint keeps copies of the run's files as they were at its step: no run of its own, and no repeat.
+    """
+    return sorted(path for path in Path(directory).rglob(name) if not _is_in_checkpoint(path))
+
+
+def _is_in_checkpoint(path: Path) -> bool:
+    """Return whether it lies in RUN/checkpoints/step_N, whole, damaged or half written. A folder of runs may be called
+    checkpoints too, and what is in it counts."""
+    folders = path.absolute().parts[:-1]
+    return any(above == CHECKPOINTS and _STEP_FOLDER.match(folder) for above, folder in itertools.pairwise(folders))
 
 
 def _from_v22(path: Path, metrics: dict) -> Run:
@@ -384,3 +415,117 @@ def _running_sum(values: Iterable[Any]) -> list:
 def _points(steps: list, times: list, losses: list) -> tuple[Point, ...]:
     moments = itertools.zip_longest(steps[: len(losses)], times[: len(losses)], losses)
     return tuple(Point(step, time_s, loss) for step, time_s, loss in moments if loss is not None)
+
+
+def recorded_work(config: dict, settings: dict) -> dict[str, Any]:
+    """Return what a file says of each flag that is work; None where it says nothing.
+
+    Args:
+        config: `training_config` of a file.
+        settings: `settings` of the same file, in the terms of today's flags; empty where it has none (version 2.0).
+            Null there means that a flag was not set.
+    """
+    work: dict[str, Any] = {"total_steps": config.get("total_steps")}
+    for flag in _COMPARED:
+        field = flag.in_config or flag.name
+        if flag.in_config in config:
+            work[field] = config[flag.in_config]
+        else:
+            # an option of some run types that a file does not name did not exist yet, so the run did not have it
+            is_known = flag.name in settings or flag.is_option
+            work[field] = _set_or_not(settings.get(flag.name)) if is_known else None
+    if settings:
+        work["optimizer"] += _muon_in_words(config)
+        work["lr_schedule"] += f", decay share {config['decay_share']:g}" if config.get("decay_share") else ""
+        work["lr_schedule"] += ", log warm-up" if config.get("warmup_shape") == "log" else ""
+        work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # files from before this field
+    return work
+
+
+def _set_or_not(value: Any) -> Any:
+    return "not set" if value is None else value
+
+
+def _muon_in_words(config: dict) -> str:
+    """Return Muon's own two numbers, which are part of its work as AdamW's are."""
+    rate, momentum = config.get("muon_learning_rate"), config.get("muon_momentum")
+    return "" if rate is None else f" (learning rate {rate:g}, momentum {momentum:g})"
+
+
+def attribution_of(metrics: dict[str, Any]) -> dict[str, Any] | None:
+    """Return `attribution` of a metrics file with one meaning of communication; None where no step was attributed.
+
+    Communication is the time in which a rank takes part in a collective or in the synchronisation after backward,
+    packing of gradients included. A file's `communication_s` lacks the packing, and its `exposed_communication_s`, the
+    part that no computation covers, has it: the larger of the two is the whole, or the least that it can be. One device
+    alone communicates with none: what its collectives cost is the program's own time, and counts as idle.
+    """
+    found = metrics.get("attribution")
+    if not found:
+        return None
+    hardware = metrics.get("hardware") or {}
+    devices = hardware.get("num_devices") or hardware.get("world_size")
+
+    def with_one_meaning(step: dict[str, Any]) -> dict[str, Any]:
+        exposed_s = step["exposed_communication_s"]
+        if devices == 1:
+            nothing = {"exposed_communication_s": 0.0, "communication_s": 0.0}
+            return {**step, **nothing, "idle_s": step["idle_s"] + exposed_s}
+        return {**step, "communication_s": max(step["communication_s"], exposed_s)}
+
+    return {
+        **found,
+        "per_rank": [{**rank, "steps": list(map(with_one_meaning, rank["steps"]))} for rank in found["per_rank"]],
+    }
+
+
+def on_one_peak(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return the runs with MFU against one peak for each kind of device and precision, and notes.
+
+    A device without a data sheet has its peak measured by each run, and two measurements differ by several percent. The
+    largest counts for all: a peak is what a device can reach. On CPUs it counts for each thread. MFU from a data sheet
+    stays.
+
+    Returns:
+        The runs in their order, and a sentence for each kind of device whose measured peaks differ by over 5 %.
+    """
+    peaks: dict[tuple, list[float]] = {}
+    for run in runs:
+        if (share := _measured_share(run)) is not None:
+            peaks.setdefault(_kind(run), []).append(share)
+    notes = [
+        f"MFU: {len(found)} runs measured peaks of {min(found) / 1e9:,.1f} to {max(found) / 1e9:,.1f} GFLOP/s per "
+        f"{'thread' if kind[0] == 'cpu' else 'device'} in {kind[2]}; the largest counts for all."
+        for kind, found in peaks.items()
+        if max(found) > (1 + DIFFERENT_PEAKS) * min(found)
+    ]
+    return [_with_peak(run, max(peaks[_kind(run)])) if _kind(run) in peaks else run for run in runs], notes
+
+
+def _kind(run: Run) -> tuple[Any, Any, Any]:
+    hardware = run.section("hardware")
+    name = hardware.get("gpu_name") or hardware.get("cpu_name")
+    return hardware.get("device_type"), name, run.section("training_config").get("precision")
+
+
+def _threads(run: Run) -> int:
+    """Return on how many threads a peak was measured; 1 on a GPU."""
+    hardware = run.section("hardware")
+    return hardware.get("cpu_threads_per_rank") or 1 if hardware.get("device_type") == "cpu" else 1
+
+
+def _measured_share(run: Run) -> float | None:
+    """Return the measured peak of a GPU or of one thread in FLOP/s; None where the run has none, or a data sheet's."""
+    flops = run.section("flops")
+    peak = flops.get("peak_flops_per_s_per_device")
+    if not run.mfu or not peak or not str(flops.get("peak_source")).startswith("measured"):
+        return None
+    return peak / _threads(run)
+
+
+def _with_peak(run: Run, share: float) -> Run:
+    own = _measured_share(run)
+    if own is None or run.mfu is None or own == share:
+        return run
+    section = run.section("flops") | {"peak_flops_per_s_per_device": share * _threads(run)}
+    return replace(run, mfu=run.mfu * own / share, record=run.record | {"flops": section})

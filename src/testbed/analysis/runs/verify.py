@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.analysis.runs.load import METRICS_FILE
-from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.runs.load import METRICS_FILE, files_of_runs
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_text
 from testbed.metrics.file import metrics_version, read_metrics

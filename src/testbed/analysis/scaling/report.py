@@ -17,10 +17,8 @@ from typing import Any
 
 from testbed.analysis.comparison.confounders import differing_choices
 from testbed.analysis.comparison.two_arms import VALIDATION, losses_of
-from testbed.analysis.runs.attributed import attribution_of
 from testbed.analysis.runs.comparability import INSTRUMENTS, Mismatch, mismatches
-from testbed.analysis.runs.load import Run, find_runs, load_run
-from testbed.analysis.runs.one_peak import on_one_peak
+from testbed.analysis.runs.load import Run, attribution_of, find_runs, load_run, on_one_peak
 from testbed.analysis.scaling.fit import FITS, no_fit
 from testbed.analysis.scaling.strategies import (
     ALLOWED,
