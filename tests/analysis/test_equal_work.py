@@ -107,8 +107,6 @@ def test_swapping_two_arms_inverts_the_ratio(tmp_path, one, other, factor, is_eq
         (None, {}),
         ("precision", {"training_config": {"precision": "bf16"}}),
         ("lr", {"training_config": {"lr": 1e-3}}),
-        ("math_changes", {"training_config": {"math_changes": ["gradients averaged in bf16"]}}),
-        ("optimizer_steps", {"num_steps": 24}),
         ("global_batch_size", {"batch": 16}),
         ("seed", {"seed": 2}),
     ],

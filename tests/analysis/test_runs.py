@@ -103,13 +103,6 @@ def test_v2_0_with_profile_mode_is_instrumented(load):
     assert speed_ups([quiet, loud])[1] == "n/a (instrumented)"
 
 
-def test_v2_0_with_the_wall_clock_breakdown_on_is_instrumented(load):
-    quiet, loud = load(
-        v20_metrics(), v20_metrics(deepspeed_config={"selected": {"wall_clock_breakdown": True, "fp16_enabled": True}})
-    )
-    assert (quiet.instrumented, loud.instrumented) == (None, True)
-
-
 def test_equal_work_is_found_equal_whatever_spreads_it(load):
     """World size, micro batch, run type and threads are how, not what."""
     runs = load(
@@ -124,12 +117,6 @@ def test_equal_work_is_found_equal_whatever_spreads_it(load):
     assert differing_work(runs) == []
     assert warnings(runs) == []
     assert speed_ups(runs) == [1.0, pytest.approx(1.5)]
-
-
-def test_a_shorter_run_did_other_work(load):
-    runs = load(example_metrics(), example_metrics(num_steps=19))
-    fields = ["lr_decay_steps", "total_steps", "optimizer_steps", "tokens"]
-    assert [difference.field for difference in differing_work(runs)] == fields
 
 
 OTHER_VALUES = {
@@ -195,19 +182,13 @@ def test_with_many_runs_a_difference_says_which_run_has_what(load):
     assert "seed 1 [1] / 2 [2, 4] / unknown [3]" in warnings(with_v1)[0]
 
 
-def test_numbers_of_runs_hold_where_one_has_no_validation(load):
-    none = example_metrics(evaluations=[])
-    other = example_metrics(training_config={"dataset_sha256": {"val": SHA_OTHER}})
-    found = warnings(load(none, example_metrics(), other))
-    assert "Validation losses do not compare: val data sha256 bbbbbbbb [2] / cccccccc [3]." in found
-
-
 def test_unequal_validation_is_said_but_keeps_the_speed_up(load):
     other = example_metrics(training_config={"dataset_sha256": {"val": SHA_OTHER}})
-    runs = load(example_metrics(), other)
+    none, *runs = load(example_metrics(evaluations=[]), example_metrics(), other)
     assert differing_work(runs) == []
     assert [difference.values for difference in differing_validation(runs)] == [("bbbbbbbb", "cccccccc")]
-    assert any("Validation losses do not compare" in warning for warning in warnings(runs))
+    found = warnings([none, *runs])
+    assert "Validation losses do not compare: val data sha256 bbbbbbbb [2] / cccccccc [3]." in found
 
 
 @pytest.mark.parametrize(
@@ -215,13 +196,7 @@ def test_unequal_validation_is_said_but_keeps_the_speed_up(load):
     [
         ({"instrumented": True}, "[INSTRUMENTED]", "n/a (instrumented)"),
         ({"status": "running", "completion": None}, "[RUNNING]", "n/a (not complete)"),
-        (
-            {"status": "failed", "failure": {"reason": "SIGTERM", "step": 3}},
-            "[FAILED]",
-            "n/a (not complete)",
-        ),
     ],
-    ids=["instrumented", "running", "failed"],
 )
 def test_an_unfit_run_is_labelled_and_gives_no_speed_up(load, overrides, label, reason):
     runs = load(example_metrics(), example_metrics(**overrides))
@@ -282,16 +257,6 @@ def test_a_tenth_of_a_learning_rate_reads_as_a_person_writes_it(load):
     said = " ".join(warnings(runs[:2]))
     assert "min lr 0.0003 / 0.0004" in said and "000000" not in said
     assert differing_work([runs[0], runs[2]]) == []
-    changes = [
-        {"name": "min_learning_rate", "before": 0.003 * 0.1, "now": 1e-4},
-        {"name": "optimizer", "before": "adamw", "now": "muon"},
-    ]
-    assert in_words(changes) == "--min_learning_rate is 0.0001, was 0.0003, --optimizer is 'muon', was 'adamw'"
-    assert [value_text(each) for each in (1.0, 3, True, 0.1 + 0.2, 1e-8, "x")] == [
-        "1",
-        "3",
-        "True",
-        "0.3",
-        "1e-08",
-        "x",
-    ]
+    changes = [{"name": "min_learning_rate", "before": 0.003 * 0.1, "now": 1e-4}]
+    assert in_words(changes) == "--min_learning_rate is 0.0001, was 0.0003"
+    assert [*map(value_text, (1.0, 3, True, 0.1 + 0.2, 1e-8, "x"))] == ["1", "3", "True", "0.3", "1e-08", "x"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
-from support.metrics_examples import SHA_OTHER, save, v20_metrics
+from support.metrics_examples import save, v20_metrics
 from support.programs import run_here
 from support.scaling_examples import arm_of, metrics_of, report_of, rows_of_plan, write_arm
 from support.sweep_cases import write_sweep_json
@@ -67,11 +67,7 @@ def test_without_a_baseline_the_strategy_at_one_rank_is_the_reference(tmp_path):
 @pytest.mark.parametrize(
     ("field", "changed"),
     [
-        ("seq_len", {"training_config": {"seq_len": 128}}),
-        ("precision", {"training_config": {"precision": "bf16"}}),
-        ("train_data_sha256", {"training_config": {"dataset_sha256": {"train": SHA_OTHER}}}),
         ("lr", {"training_config": {"lr": 1e-3}}),
-        ("math_changes", {"training_config": {"math_changes": ["gradients averaged in bf16"]}}),
         ("optimizer_steps", {"num_steps": 24}),
         ("seed", {"seed": 2}),
         ("hardware.cpu_name", {"hardware": {"cpu_name": "another"}}),
@@ -236,6 +232,10 @@ def test_the_fit_is_scipys_least_squares_over_all_repeats():
     expected, _ = curve_fit(lambda n, s: s + (1 - s) / n, ranks, relative_time)
     assert fit["serial_fraction"] == pytest.approx(expected[0], rel=1e-6)
     assert fit["low"] < fit["serial_fraction"] < fit["high"]
+    for counts, why in (((), "2 rank counts"), ((2,), "2 rank counts"), ((2, 4), "one rank")):
+        fit = amdahl_fit({count: rates[count] for count in counts})
+        assert fit["serial_fraction"] is None and why in fit["reason"]
+    assert any("cannot show whether the law holds" in each for each in amdahl_fit({1: [5.0], 2: [9.0]})["notes"])
 
 
 def test_the_interval_of_the_fit_holds_the_truth_in_most_repetitions():
@@ -246,14 +246,6 @@ def test_the_interval_of_the_fit_holds_the_truth_in_most_repetitions():
         fit = amdahl_fit({n: list(amdahl(n, 0.1) * generator.normal(1, 0.02, 6)) for n in (1, 2, 4)})
         hits += fit["low"] <= 0.1 <= fit["high"]
     assert hits >= 52
-
-
-def test_a_fit_needs_two_rank_counts_and_says_so():
-    for rates in ({}, {2: [5.0, 6.0]}):
-        fit = amdahl_fit(rates)
-        assert fit["serial_fraction"] is None and "2 rank counts" in fit["reason"]
-    assert "one rank" in amdahl_fit({2: [5.0], 4: [9.0]})["reason"]
-    assert any("cannot show whether the law holds" in note for note in amdahl_fit({1: [5.0], 2: [9.0]})["notes"])
 
 
 def test_faster_than_linear_is_said_not_hidden(tmp_path):

@@ -12,6 +12,7 @@ from support.metrics_examples import save, v20_metrics
 from support.scaling_examples import arm_of, cell, metrics_of, report_of, rows_of_plan, run_with_losses, write_arm
 from support.sweep_cases import write_sweep_json
 
+from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.report import report_on_directory
@@ -93,6 +94,9 @@ def test_copies_of_a_run_are_no_repeats_and_are_named(tmp_path):
     assert all(f"a copy of {first}" in reason for reason in reasons.values())
     (arm,) = group_into_arms([load_run(path) for path in sorted((tmp_path / "ddp_2").rglob("*.json"))])
     assert len(arm.runs) == 5 and len(arm.measured_runs) == len(arm.tokens_per_s) == 2
+    comparison = compare_arms(arm, arm)
+    assert len(comparison.a.runs) == 2
+    assert all(reason.startswith("a copy of ") for _, reason in comparison.not_counted)
 
 
 @pytest.mark.parametrize("is_planned", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,55 +74,29 @@ def change(folder: Path, edit) -> None:
     path.write_text(json.dumps(metrics))
 
 
-def drop_a_row(metrics):
-    del metrics["steps"][9]
-
-
-def unmark_warmup(metrics):
-    metrics["steps"][2]["is_warmup"] = False
-
-
-def end_early(metrics):
-    del metrics["steps"][-3:]
-
-
-def claim_more(metrics):
-    metrics["summary"]["mean_tokens_per_sec_global"] *= 1.001
-
-
-def claim_more_in_an_older_file(metrics):
-    metrics["timing"]["tokens_per_sec_global"] = 1.001 * metrics["summary"]["mean_tokens_per_sec_global"]
+def claim_more(metrics, section="summary", field="mean_tokens_per_sec_global"):
+    metrics[section][field] = 1.001 * metrics["summary"]["mean_tokens_per_sec_global"]
 
 
 def hide_the_slowest_rank(metrics):
     metrics["steps"][8]["step_time_s"] = metrics["steps"][8]["per_rank_step_time_s"][1]
 
 
-def go_on(metrics):
-    metrics["status"] = "running"
-
-
-def die(metrics):
-    metrics |= {"status": "failed", "failure": {"reason": "loss is nan", "step": 7}, "completion": None}
-
-
+DIED = {"status": "failed", "failure": {"reason": "loss is nan", "step": 7}, "completion": None}
 CONTENT_FAULTS = [
-    (drop_a_row, "missing_steps", "without a gap"),
-    (unmark_warmup, "missing_warmup", "warm-up"),
-    (end_early, "wrong_number_of_steps", "17 steps, the settings say 20"),
+    (lambda m: m["steps"].pop(9), "missing_steps", "without a gap"),
+    (lambda m: m["steps"][2].update(is_warmup=False), "missing_warmup", "warm-up"),
+    (lambda m: m.update(steps=m["steps"][:-3]), "wrong_number_of_steps", "17 steps, the settings say 20"),
     (claim_more, "inconsistent_throughput", "summary.mean_tokens_per_sec_global"),
-    (claim_more_in_an_older_file, "inconsistent_throughput", "timing.tokens_per_sec_global"),
+    (lambda m: claim_more(m, "timing", "tokens_per_sec_global"), "inconsistent_throughput", "timing.tokens_per_sec"),
     (hide_the_slowest_rank, "inconsistent_step_time", "slowest rank"),
-    (go_on, "incomplete", "running"),
-    (die, "failed", "loss is nan"),
-    (lambda m: m["evaluations"][0].update(val_loss=float("nan")), "invalid_schema", "evaluations[0].val_loss is nan"),
+    (lambda m: m.update(status="running"), "incomplete", "running"),
+    (lambda m: m.update(DIED), "failed", "loss is nan"),
     (lambda m: m["steps"][4].update(loss=float("inf")), "invalid_schema", "steps[4].loss is inf"),
-    (lambda m: m.update(run_id=None), "invalid_schema", "run_id"),
     (lambda m: m["summary"].update(mean_tokens_per_sec_global=None), "inconsistent_throughput", "None"),
     (lambda m: m["epochs"][0].update(optimizer_steps=19), "wrong_number_of_steps", "add up"),
     (lambda m: m["timing"].update(num_measured_steps=3), "inconsistent_throughput", "15 measured rows"),
     (lambda m: m["training_config"].update(run_type="fsdp"), "not_as_planned", "run_type is fsdp, the plan has ddp"),
-    (lambda m: m["training_config"].update(seed=3), "not_as_planned", "seed is 3"),
     (lambda m: m.update(instrumented=True), "instrumented", "profiler"),
 ]
 
@@ -136,7 +111,7 @@ def test_a_fault_in_the_metrics_is_found_and_named(tmp_path, edit, status, words
 
 
 FOLDER_FAULTS = {
-    "missing_metrics": lambda folder: (folder / "training_metrics.json").unlink(),
+    "missing_metrics": shutil.rmtree,
     "missing_log": lambda folder: (folder / "train.log").write_text(""),
     "missing_mark": lambda folder: (folder / COMPLETE).unlink(),
     "contradicting_marks": lambda folder: (folder / FAILED).write_text("reason=x"),
@@ -178,13 +153,6 @@ def test_a_cell_that_is_not_complete_is_a_failure(tmp_path, status, expected):
     write_sweep_json(tmp_path, cells)
     verdict = verdict_of(tmp_path)
     assert verdict.status == expected and "exit code 1" in verdict.reasons[0] and verdict.is_failure
-
-
-def test_a_cell_whose_folder_is_gone_is_a_failure(tmp_path):
-    write_sweep(tmp_path)
-    for path in (tmp_path / "ddp_2/run_2").iterdir():
-        path.unlink()
-    assert verdict_of(tmp_path).status == "missing_metrics"
 
 
 def test_in_weak_scaling_the_planned_batch_is_that_of_a_rank(tmp_path):
