@@ -283,8 +283,8 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
             raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
     top = arguments.top or None
     say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary))
-    if hint := question.narrower_precision(each[0]):
-        say(f"\n{hint}")
+    if hints := question.hints(each[0]):
+        say("\n".join(["", *hints]))
     return 0
 
 

@@ -200,7 +200,7 @@ def test_two_ranks_train_with_the_choice_and_record_it(ranks, place, token_files
 
 
 def test_ranks_with_other_choices_are_refused_on_every_rank(monkeypatch):
-    from testbed.train import setup
+    from testbed.train import run as setup
 
     monkeypatch.setattr(setup.process_group, "gather_objects", lambda mine: ["a" * 64, "a" * 64, "b" * 64])
     with pytest.raises(setup.Refused, match="rank 2 takes other flags than rank 0"):

@@ -92,7 +92,7 @@ def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
 def test_other_data_under_a_config_files_vocabulary_are_called_so(tmp_path):
     """To pass another --vocab_size would be another run than the one that the file describes."""
     from testbed.data.token_file import TokenFileWriter
-    from testbed.train.setup import check_data
+    from testbed.train.run import check_data
 
     path, token_files = tmp_path / "effective_config.json", write_token_files(tmp_path)
     path.write_text(json.dumps(settings_of(token_files).as_config()))

@@ -14,9 +14,9 @@ from support.programs import TINY_RUN, data_flags
 from testbed.checkpoint.folders import CheckpointFailed
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
-from testbed.distributed import average, process_group
+from testbed.distributed import process_group, tensors
 from testbed.distributed.launch import Launch
-from testbed.distributed.replicas import RanksDiffer, hashes_of
+from testbed.distributed.tensors import RanksDiffer, hashes_of
 from testbed.model.gpt2 import GPT2
 from testbed.run_folder.run_lock import FolderGone
 from testbed.train.run import build
@@ -80,17 +80,17 @@ def test_a_rank_with_other_weights_ends_the_run_with_a_way_out(monkeypatch, othe
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 100, 10**6])
 def test_every_tensor_is_averaged_whatever_the_buckets(monkeypatch, bucket_bytes):
     """A group in which each rank holds the same: its mean is half the sum. Sizes below, at and above a bucket's."""
-    tensors = [torch.full((size,), float(size)) for size in (3, 10, 1, 25, 7)] + [torch.ones(4, 6).t()]
-    expected = [tensor * 0.5 for tensor in tensors]
+    averaged = [torch.full((size,), float(size)) for size in (3, 10, 1, 25, 7)] + [torch.ones(4, 6).t()]
+    expected = [tensor * 0.5 for tensor in averaged]
 
     def halve(flat, op, group, async_op):
         flat.mul_(0.5)
         return SimpleNamespace(wait=lambda: None)
 
-    monkeypatch.setattr(average, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(tensors, "BUCKET_BYTES", bucket_bytes)
     monkeypatch.setattr(process_group.dist, "all_reduce", halve)
-    average.average_(tensors, SimpleNamespace(size=lambda: 2))
-    assert all(torch.equal(tensor, mean) for tensor, mean in zip(tensors, expected, strict=True))
+    tensors.average_(averaged, SimpleNamespace(size=lambda: 2))
+    assert all(torch.equal(tensor, mean) for tensor, mean in zip(averaged, expected, strict=True))
 
 
 def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypatch, token_files):

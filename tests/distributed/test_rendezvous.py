@@ -103,8 +103,8 @@ def test_of_several_dead_ranks_the_first_to_die_is_named(other, monkeypatch):
 # Rank STANDS waits for SECONDS before what PLACE names, as rank 0 does that reads large files, and says so.
 STANDING = """
 import os, time
-from testbed.train import run, setup
-owner, name = {"data": (setup, "check_data"), "model": (run, "build")}[os.environ["PLACE"]]
+from testbed.train import run
+owner, name = {"data": (run, "check_data"), "model": (run, "build")}[os.environ["PLACE"]]
 then = getattr(owner, name)
 def wait(*words, **named):
     if os.environ["RANK"] == os.environ["STANDS"]:

@@ -180,6 +180,10 @@ def test_the_headline_answers_the_question(runs):
         device = dataclasses.replace(NODE.device, memory_bytes=runs[0].needs_bytes / part)
         there = dataclasses.replace(runs[0], machine=dataclasses.replace(NODE, device=device))
         assert ("which is tight" in headline([there], Budget())) == is_tight
+    tight = next(run for run in runs if run.is_tight)
+    slower = dataclasses.replace(runs[0], time=dataclasses.replace(runs[0].time, seconds=2 * tight.time.seconds))
+    assert "would be 2.0 times as fast and is tight" in headline([slower, tight], Budget())
+    assert "is tight" not in headline([runs[0], runs[1]], Budget())
     slow = dataclasses.replace(runs[1], time=dataclasses.replace(runs[1].time, seconds=9e9))
     assert "1 more of 2 may be as fast" in headline([runs[0], runs[1], slow], Budget())
 
@@ -343,6 +347,7 @@ def test_the_sweep_has_a_row_for_every_number():
         ),
         (["--gpu", "gb200", "--gpus", 128], ["--nnodes 32 --nproc-per-node 4 ", "--compile o"]),
         (["--gpu", "h100-sxm", "--gpus", 7, "--global_batch_size", 512, "--run_type", "pipeline"], ["costs most"]),
+        (["--gpu", "h100-sxm", "--gpus", 7, "--global_batch_size", 512], ["--global_batch_size 511 or 518 lets them"]),
     ],
 )
 def test_advice_that_can_be_followed(words, said):
@@ -351,7 +356,7 @@ def test_advice_that_can_be_followed(words, said):
     for each in said:
         assert each in done.stdout
     own = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80")
-    for absent in ("fp16 would", "No published run", "too small"):
+    for absent in ("fp16 would", "No published run", "too small", "is tight", "does not divide"):
         assert absent not in own.stdout
 
 

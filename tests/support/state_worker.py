@@ -10,7 +10,7 @@ import torch
 from support.agreement_worker import all_tasks_done
 from testbed.distributed import process_group
 from testbed.distributed.launch import read_launch
-from testbed.distributed.replicas import RanksDiffer
+from testbed.distributed.tensors import RanksDiffer
 from testbed.strategies import state_files
 
 

@@ -110,9 +110,9 @@ def test_a_lock_of_a_killed_build_is_told_from_one_that_is_held(tmp_path, monkey
     )
     builder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert builder.stdout.readline() == b"held\n"
-    assert console.abandoned_locks(console.cache_folder()) == []
+    assert console.abandoned_locks() == []
     builder.kill()
     builder.wait()
-    assert console.abandoned_locks(console.cache_folder()) == [lock]
+    assert console.abandoned_locks() == [lock]
     assert [str(lock) in line for line in console.warnings_of_locks("optimized")] == [True]
     assert console.warnings_of_locks("ddp") == []

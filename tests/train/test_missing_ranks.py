@@ -27,7 +27,8 @@ from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import free_port
 from testbed.metrics.file import read_metrics
 from testbed.train import ending as run_ending
-from testbed.train import other_ranks, setup
+from testbed.train import other_ranks
+from testbed.train import run as setup
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
 

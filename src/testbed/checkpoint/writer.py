@@ -37,7 +37,7 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.process_group import raise_on_any_rank, root_cause
-from testbed.distributed.replicas import RanksDiffer
+from testbed.distributed.tensors import RanksDiffer
 from testbed.io import now_utc
 from testbed.run_folder import CHECKPOINTS, METRICS
 from testbed.run_folder.run_lock import FolderGone, check_held, place_of, why_gone

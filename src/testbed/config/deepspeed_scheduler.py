@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +47,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class OpenEnd:
-    """How the rate falls, where that follows from flags that the file leaves open. No flag may say otherwise.
+    """How the rate falls, which follows from the steps or the peak. No flag may say otherwise.
 
     Attributes:
         flag: decay_share, which then falls from the end of the warm-up, or min_learning_rate.
@@ -102,39 +101,17 @@ def flags_of_scheduler(
     peak = found.get("learning_rate")
     if peak is not None and learning_rate is not None and peak.value != learning_rate.value:
         faults.append(f"{learning_rate.said} has no effect beside {peak.said}, the schedule's peak; write one rate")
-    if faults:
-        return found, None, faults
-    try:
-        ends, open_end = _end_of(kind, values, found, learning_rate)
-    except InputError as error:
-        return found, None, [str(error)]
-    return found | ends, open_end, []
-
-
-def _end_of(
-    kind: str, values: Mapping[str, Any], found: Mapping[str, Decision], learning_rate: Decision | None
-) -> tuple[dict[str, Decision], OpenEnd | None]:
-    """Return the flags for how the rate falls, or what it follows from. InputError: it cannot be worked out."""
+    open_end = None
     if kind == "WarmupDecayLR":
+        open_end = OpenEnd("decay_share", "scheduler.type = WarmupDecayLR")
         if values["total_num_steps"] is None:
-            raise InputError('WarmupDecayLR needs scheduler.params.total_num_steps, a number or "auto"')
-        if not {"lr_decay_steps", "warmup_steps"} <= found.keys():
-            return {}, OpenEnd("decay_share", "scheduler.type = WarmupDecayLR")
-        total, warmup = found["lr_decay_steps"].value, found["warmup_steps"].value
-        if warmup >= total:
-            raise InputError(f"scheduler.params.total_num_steps = {total} leaves no step after {warmup} of warm-up")
-        said = f"scheduler.params.total_num_steps = {total} after warmup_num_steps = {warmup}"
-        return {"decay_share": Decision(1 - warmup / total, said)}, None
-    if kind == "WarmupCosineLR" and values["cos_min_ratio"] != AUTO:
-        ratio = values["cos_min_ratio"]
+            faults.append('WarmupDecayLR needs scheduler.params.total_num_steps, a number or "auto"')
+    elif kind == "WarmupCosineLR" and (ratio := values["cos_min_ratio"]) != AUTO:
         if not is_number(ratio) or ratio > 1:
-            raise InputError(f"scheduler.params.cos_min_ratio must be a number from 0 to 1, not {shown(ratio)}")
-        said = f"scheduler.params.cos_min_ratio = {ratio}"
-        if learning_rate is None:
-            return {}, OpenEnd("min_learning_rate", said, ratio)
-        said = f"{said} of {learning_rate.said}"
-        return {"min_learning_rate": Decision(ratio * learning_rate.value, said)}, None
-    return {}, None
+            faults.append(f"scheduler.params.cos_min_ratio must be a number from 0 to 1, not {shown(ratio)}")
+        else:
+            open_end = OpenEnd("min_learning_rate", f"scheduler.params.cos_min_ratio = {ratio}", ratio)
+    return found, open_end, faults
 
 
 def _whole(value: Any) -> Any:

@@ -29,7 +29,7 @@ from testbed.distributed.rendezvous import (
     wait_for_ranks,
     where_ranks_meet,
 )
-from testbed.distributed.replicas import RanksDiffer, first_difference, hashes_of
+from testbed.distributed.tensors import RanksDiffer, first_difference, hashes_of
 from testbed.errors import InputError, first_line
 
 ASK_EVERY_S = 2.0

@@ -19,6 +19,7 @@ from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
 UNITS = (("minutes", 1440.0, 2 / 24), ("hours", 24.0, 2.0))  # name, how many are a day, below how many days
+WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
 FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one device, and of the peak
 PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
 BELOW_PEAK = "kernels below peak"
@@ -307,7 +308,7 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         words += (
             f". {others} more of {len(runs) - 1} may be as fast, by the interval of the ratio: this is the simplest"
         )
-    return ". ".join([words, *_advice(run)]) + "."
+    return ". ".join([words, *_advice(runs)]) + "."
 
 
 def _of_deadline(budget: Budget, days: Sequence[float | None]) -> str:
@@ -322,9 +323,18 @@ def _of_deadline(budget: Budget, days: Sequence[float | None]) -> str:
     )
 
 
-def _advice(run: PlannedRun) -> list[str]:
-    """Return what an experienced reader would object to, where it is true."""
+def _advice(runs: Sequence[PlannedRun]) -> list[str]:
+    """Return what an experienced reader would object to in the first run, where it is true."""
+    run = runs[0]
     job, device, said = run.job, run.machine.device, []
+    tight = [other for other in runs if other.is_tight and not run.is_tight]
+    fastest = min(tight, key=lambda other: other.time.seconds, default=run)
+    if run.time.seconds > WORTH_A_TRY * fastest.time.seconds:
+        gain = run.time.seconds / fastest.time.seconds
+        said.append(
+            f"{name_of(fastest.job)} would be {gain:.1f} times as fast and is tight: "
+            "try whether it fits, with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
     sequences = job.micro_batch * job.accumulation
     tokens = job.tokens_per_step / run.machine.devices
     if run.machine.devices > 1 and (sequences == 1 or tokens < FEW_TOKENS) and run.mfu < LOW_MFU:

@@ -125,7 +125,19 @@ class Question:
             raise InputError(f"{self.model_name} does not fit on {self._devices}: {self._least(runs[0])}")
         return runs, refused
 
-    def narrower_precision(self, best: PlannedRun) -> str | None:
+    def hints(self, best: PlannedRun) -> list[str]:
+        """Return what else to ask for, where it promises more."""
+        devices, batch = self.machine.devices, self.global_batch
+        found = [self._narrower_precision(best)]
+        if best.job.layout.data < devices <= batch and batch % devices and "run_type" not in self.given:
+            below = batch // devices * devices
+            found.append(
+                f"A batch of {batch:,} sequences does not divide among {devices} devices, which leaves out ddp, ZeRO "
+                f"and fsdp on all of them; --global_batch_size {below} or {below + devices} lets them run"
+            )
+        return [hint for hint in found if hint]
+
+    def _narrower_precision(self, best: PlannedRun) -> str | None:
         """Return what fp16 would gain where --precision auto takes fp32 for lack of bf16; None where nothing."""
         peaks = self.machine.device.peak_flops
         if self.given.get("precision", "auto") != "auto" or best.job.precision != "fp32" or "fp16" not in peaks:

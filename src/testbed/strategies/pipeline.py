@@ -22,8 +22,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from testbed.distributed.average import average_
 from testbed.distributed.process_group import device_mesh, gather_objects
+from testbed.distributed.tensors import average_
 from testbed.memory_model.stages import Stage, balanced_stages
 from testbed.model.gpt2 import GPT2, token_loss_sum
 from testbed.optim.optimizer import global_grad_norm, gradient_of

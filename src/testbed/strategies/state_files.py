@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 from testbed.distributed import process_group
-from testbed.distributed.replicas import RanksDiffer, first_difference, hashes_of
+from testbed.distributed.tensors import RanksDiffer, first_difference, hashes_of
 from testbed.errors import InputError
 from testbed.io import is_within, open_regular, write_text
 from testbed.model.tensor_archive import check_finite, load_tensors

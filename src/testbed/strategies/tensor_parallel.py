@@ -30,8 +30,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from testbed.distributed.average import average_
 from testbed.distributed.process_group import device_mesh
+from testbed.distributed.tensors import average_
 from testbed.model.gpt2 import GPT2, smoothing_sum
 from testbed.optim.optimizer import gradient_of, local_tensor
 from testbed.step import MicroBatch, StepResult

@@ -15,8 +15,8 @@ from testbed.checkpoint.weights import WeightsUnavailable
 from testbed.config.settings import RunSettings
 from testbed.data.disk_array import FileChanged
 from testbed.distributed.rendezvous import PortTaken, RankMissing, Unreachable
-from testbed.distributed.replicas import RanksDiffer
 from testbed.distributed.signals import RunStopped
+from testbed.distributed.tensors import RanksDiffer
 from testbed.errors import first_line
 from testbed.metrics.world_step import WorldStep
 from testbed.profiling.device_limits import is_out_of_memory

@@ -1,10 +1,11 @@
-"""Put the parts of a run together, validate it, and finish it."""
+"""Begin a start on all ranks, put the parts of a run together, validate it, and finish it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +14,24 @@ import torch
 
 from testbed import run_folder
 from testbed.autotune.choices import decide_open_settings
+from testbed.autotune.device import choose_device
+from testbed.autotune.memory_check import check_memory
 from testbed.checkpoint import resume
 from testbed.checkpoint.changed_settings import settings_to_go_on
+from testbed.checkpoint.decide import Start
 from testbed.checkpoint.load import load
-from testbed.checkpoint.weights import export_weights
+from testbed.checkpoint.weights import export_weights, read_initial_weights
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.flags import DATA_SHA256
+from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.config.trained_run import of_the_run
-from testbed.data.token_file import TokenFile
+from testbed.data.token_file import TokenFile, check_token_file
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
+from testbed.distributed.rendezvous import patience_s
 from testbed.distributed.signals import StopSignals
+from testbed.errors import InputError, say_if_read
 from testbed.inference.after_training import benchmark_generation
 from testbed.inference.sample import sample_text
 from testbed.io import write_text
@@ -35,16 +42,18 @@ from testbed.metrics.tensorboard import Scalars
 from testbed.metrics.world_step import gather_loss
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
+from testbed.profiling.collective_log import log_collectives
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
 from testbed.profiling.step_clock import StepClock, named_range
 from testbed.run_folder.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches, ValidationBatches
 from testbed.train.console import Console, launch_warnings, warnings_of_locks, what_runs
-from testbed.train.ending import RunEnding
+from testbed.train.ending import Refused, RunEnding
 from testbed.train.reasons import check_validation, model_does_not_fit
 from testbed.train.report import Report
-from testbed.train.setup import Weights, agree_on_start, join_ranks
+
+Weights = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -66,7 +75,7 @@ class TrainingRun:
     ending: RunEnding
     tokenizer_text: str | None  # rank 0: the file of the data's BPE
     best_val_loss: float
-    owes_validation: bool  # an earlier start was stopped after its last save and before the validation that follows
+    is_validated: bool  # after `first_step`
 
     @property
     def signals(self) -> StopSignals:
@@ -84,7 +93,13 @@ class TrainingRun:
 
     def validates_after(self, step: int) -> bool:
         """Return whether validation follows `step`, counted from 1."""
-        return validates_after(step, self.settings)
+        training, per_epoch = self.settings.training, self.settings.plan.steps_per_epoch
+        return step == self.settings.last_step or _is_due(step, training.eval_every) or _is_due(step, per_epoch)
+
+    @property
+    def owes_validation(self) -> bool:
+        """Return whether an earlier start was stopped after its last save and before the validation that follows."""
+        return self.first_step > 0 and self.validates_after(self.first_step) and not self.is_validated
 
     def export(self, state_dict: dict[str, torch.Tensor], directory: Path) -> None:
         """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that train apart none."""
@@ -96,17 +111,110 @@ class TrainingRun:
             )
 
 
-def validates_after(step: int, settings: RunSettings) -> bool:
-    """Return whether validation follows `step`, counted from 1."""
-    return (
-        step == settings.last_step
-        or _is_due(step, settings.training.eval_every)
-        or _is_due(step, settings.plan.steps_per_epoch)
-    )
-
-
 def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+def join_ranks(checked: CheckedRun, launch: Launch, ending: RunEnding) -> tuple[CheckedRun, torch.device, str | None]:
+    """Choose the device, check its memory, and join the other ranks. All ranks call it.
+
+    Returns:
+        The run with the type of its device, the device, and the backend of the process group (None: there is none).
+    """
+    ending.signals.interrupt()
+    settings = checked.settings
+    try:
+        device = choose_device(settings, launch)
+        settings = settings.with_values(device=device.type)
+        warning = check_memory(settings, launch, device)
+    except InputError as error:
+        raise Refused(str(error)) from error
+    if warning is not None and launch.rank == 0:
+        say_if_read(warning)
+    if settings.compute.quiet_nccl_monitor:
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    backend = process_group.start_process_group(
+        device,
+        launch,
+        is_needed=STRATEGIES[settings.training.run_type].is_distributed,
+        patience_s=patience_s(settings.training.collective_timeout),
+        backend=settings.compute.backend,
+    )
+    ending.ranks.watch_startup()
+    check_same_flags(checked.flags_sha256)
+    if settings.measuring.log_collectives:
+        log_collectives(Path(settings.checkpointing.checkpoint_path), launch, backend)
+    return dataclasses.replace(checked, settings=settings), device, backend
+
+
+def agree_on_start(
+    checked: CheckedRun, launch: Launch, ending: RunEnding, device: torch.device
+) -> tuple[Start, Weights | None]:
+    """Check the data, find the checkpoint and claim the run's folder. All ranks call it.
+
+    Returns:
+        How the run begins, as rank 0 decided, and the weights of --init_from (None: none, or there is a checkpoint).
+    """
+    settings = checked.settings
+    weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
+    try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
+        start = resume.begin(settings, launch, lambda: check_data(checked), refusal)
+    except InputError as error:
+        raise Refused(str(error)) from error
+    if start.is_complete:
+        return start, None
+    ending.ranks.claim_directory(Path(settings.checkpointing.checkpoint_path), is_cuda=device.type == "cuda")
+    if settings.checkpointing.resume and start.checkpoint is None:
+        weights, refusal = initial_weights(settings)
+        if refusal is not None:
+            raise Refused(refusal)
+    checked.train_file.data_sha256, checked.val_file.data_sha256 = start.sha256["train"], start.sha256["val"]
+    return start, weights
+
+
+def check_same_flags(mine: str | None) -> None:
+    """Check that all ranks took the same flags from a file, which each reads by itself. None: it took none."""
+    hashes = process_group.gather_objects(mine)
+    other = next((rank for rank, sha256 in enumerate(hashes) if sha256 != hashes[0]), None)
+    if other is not None:
+        raise Refused(
+            f"rank {other} takes other flags than rank 0 from its files (SHA-256 {str(hashes[other])[:8]} and "
+            f"{str(hashes[0])[:8]}): for --run_type auto their choice.json or their machines differ, copy one file to "
+            "all or name the run type; for --resume all nodes must see --checkpoint_path"
+        )
+
+
+def check_data(checked: CheckedRun) -> dict[str, str]:
+    """Read both token files once: every id is in the vocabulary, and the bytes are those that were written.
+
+    Returns:
+        The SHA-256 of each file's tokens and targets, under "train" and "val".
+    """
+    is_same_file = checked.train_file is checked.val_file  # --eval_only without a training file
+    files = ({} if is_same_file else {"train": checked.train_file}) | {"val": checked.val_file}
+    vocab_size, asked = checked.settings.model.vocab_size, checked.asked
+    config = asked.values["config"] if "vocab_size" in asked.configured else None
+    sha256 = {
+        name: check_token_file(token_file, vocab_size, f"--{name}_data_path", config).data_sha256
+        for name, token_file in files.items()
+    }
+    for name, found in sha256.items():
+        flag, recorded = f"{name}_data_path", checked.asked.data_sha256.get(name, found)
+        if found != recorded and flag not in checked.asked.typed:
+            raise InputError(
+                f"--config {checked.asked.values['config']} was recorded with other data: {files[name].path} has "
+                f"SHA-256 {found[:12]}…, it says {recorded[:12]}…; make that file again, or give "
+                f"--{flag} {files[name].path} to train on what it holds now"
+            )
+    return {"train": sha256["val"], **sha256}
+
+
+def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
+    """Return the weights that --init_from names, or None and why they cannot be used."""
+    try:
+        return read_initial_weights(settings.model.init_from, settings.shape), None
+    except InputError as error:
+        return None, str(error)
 
 
 def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> TrainingRun | None:
@@ -116,7 +224,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         The run before its first step; None if there is nothing left to train.
 
     Raises:
-        Refused: on every rank: the command cannot run as typed.
+        Refused: on every rank, also from the functions above: what was typed does not fit device, data or checkpoint.
     """
     checked, device, backend = join_ranks(checked, launch, ending)
     start, weights = agree_on_start(checked, launch, ending, device)
@@ -173,7 +281,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         ending=ending,
         tokenizer_text=tokenizer_text,
         best_val_loss=start.best_val_loss if start.checkpoint is not None else math.inf,
-        owes_validation=start.step > 0 and validates_after(start.step, settings) and not start.is_validated,
+        is_validated=start.is_validated,
     )
 
 
@@ -182,9 +290,6 @@ def build(settings: RunSettings, launch: Launch, device: torch.device, weights: 
 
     Args:
         weights: to begin with; None: drawn from the seed. They are emptied once the model has them.
-
-    Raises:
-        RanksDiffer: on every rank: one has other weights.
     """
     torch.manual_seed(settings.training.seed)  # every rank draws the same weights ...
     model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
