@@ -10,10 +10,6 @@ contains 1 reads "no detectable difference"; fewer than 5 runs on a side make no
 are shown to be equal within --equivalent, the difference that this number of runs would have detected, step times,
 memory, and the losses (a faster run that learns worse is not faster).
 Runs that are instrumented or did not finish are named and not counted.
-
-    python scripts/compare_runs.py muon/ --against adamw/ --to_final_loss --names Muon AdamW
-
-prints how much sooner A is where B ends, for runs that validate on the way (--eval_every), seed by seed.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
@@ -32,16 +27,13 @@ from testbed.errors import InputError, say
 from testbed.io import write_json
 from testbed.program import program, recorded_command
 
-if TYPE_CHECKING:
-    from testbed.analysis.runs.arms import Arm
-
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = FlagParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit code 0: compared, whatever the verdict; 2: what was typed is wrong, or the work is not equal; "
-        "1: writing failed, or with --to_final_loss a run of A never got there.",
+        "1: writing failed.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="A",
                         help="runs of the configuration that the verdict is about")  # fmt: skip
@@ -54,11 +46,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--equivalent", type=percentage, default=0.02, metavar="PERCENT",
                         help="difference that does not matter: two one-sided tests say whether A and B are equal "
                         "within it, which no detectable difference alone does not say (default: 2%%)")  # fmt: skip
-    parser.add_argument("--to_final_loss", action="store_true",
-                        help="instead of speeds: after which share of the steps and of the time A's run of each seed "
-                        "had the validation loss at which B's run of that seed ended")  # fmt: skip
-    parser.add_argument("--names", nargs=2, default=("A", "B"), metavar=("A", "B"),
-                        help="what the table of --to_final_loss calls the two sides")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE",
                         help="also write the comparison, with each run's values, path and commit")  # fmt: skip
     found = parser.parse_args(arguments)
@@ -75,8 +62,6 @@ def main(words: Sequence[str] | None = None) -> int:
     a, b, unreadable = arms_from(arguments.runs, arguments.against)
     if arguments.json and (arguments.json.is_dir() or not arguments.json.absolute().parent.is_dir()):
         raise InputError(f"--json {arguments.json} must be a file in a folder that exists")
-    if arguments.to_final_loss:
-        return show_way_to_final_loss(arguments, a, b, unreadable)
     from testbed.analysis.comparison.document import comparison_text, json_of, unequal_work
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
@@ -96,25 +81,6 @@ def main(words: Sequence[str] | None = None) -> int:
         write_json(arguments.json, record, f"--json {arguments.json}")
         say(f"\nSaved the comparison to {arguments.json}")
     return 0
-
-
-def show_way_to_final_loss(arguments: argparse.Namespace, a: Arm, b: Arm, unreadable: list[str]) -> int:
-    """Print after which share of the steps and the time A's run of each seed was where B's run of that seed ended."""
-    from testbed.analysis.comparison.confounders import confounders
-    from testbed.analysis.scaling.time_to_loss import final_loss_table, pairs_of_seeds
-
-    if unreadable:
-        raise InputError(unreadable[0])
-    for arm in (a, b):
-        if left_out := [run for run in arm.runs if run not in arm.measured_runs]:
-            raise InputError(
-                f"{left_out[0].path} is not complete, or instrumented; name the folders of the other runs alone"
-            )
-    pairs = pairs_of_seeds(a.runs, b.runs)
-    say(final_loss_table(pairs, *arguments.names))
-    for found in confounders(a.runs, b.runs):
-        say(f"Differs as well: {found.what}, {found.against}.")
-    return 1 if any(pair.reached is None for pair in pairs) else 0
 
 
 if __name__ == "__main__":

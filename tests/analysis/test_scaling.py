@@ -308,15 +308,6 @@ def test_unequal_work_is_exit_code_1(tmp_path):
     assert program("--dir", tmp_path, "--allow-mismatch")[0] == 0
 
 
-def test_model_parallel_is_compared_with_the_pipeline(tmp_path):
-    strong_sweep(tmp_path)
-    assert "the sweep has no model_parallel and pipeline" in scaling_table(report_of(tmp_path), "002")
-    write_arm(tmp_path, "model_parallel", 2, 900)
-    write_arm(tmp_path, "pipeline", 2, 1350)
-    table = scaling_table(report_of(tmp_path), "002")
-    assert "1.500x [" in table and "B is faster" in table
-
-
 def test_two_variants_are_compared_only_where_both_were_run(tmp_path):
     for run_type, ranks, rate in (("baseline", 1, 1000), ("ddp", 1, 950), ("ddp", 2, 1800), ("fsdp", 2, 1500)):
         write_arm(tmp_path, run_type, ranks, rate)

@@ -144,7 +144,7 @@ PROGRAMS = {
     "preprocess_small.py": "--input= --max_train_docs= --max_val_docs= --val_fraction= --tokenizer= --num_workers=",
     "download_data.py": "--dataset= --config= --split= --text_field= --max_bytes= --max_docs=",
     "scripts/audit_runs.py": "= = --baseline=",
-    "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
+    "scripts/compare_runs.py": "= --against= --allow-mismatch",
     "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= "
     "--steps= --seq_length= --seed= --warmup_runs= --run_timeout_s=",
     "scripts/more/generate_scaling_table.py": "--dir= --protocol= --target_val_loss= --table= --allow-mismatch",

@@ -101,19 +101,13 @@ class Inputs:
         return self.launcher.get("world_size") or self.recorded("hardware", "world_size")
 
     @property
-    def hosts(self) -> list[str] | None:
-        """Return the names of the machines: as recorded, or those in nsys_<job>_<host>.nsys-rep."""
-        named = [re.fullmatch(r"nsys_\d+_(.+?)\.(?:nsys-rep|qdrep)", report) for report in self.reports]
-        if found := self.listed_hosts or sorted({match[1] for match in named if match}):
-            return found
-        hostname = self.recorded("host", "hostname")
-        return [hostname] if hostname and self.recorded("hardware", "num_nodes") == 1 else None
-
-    @property
-    def listed_hosts(self) -> list[str]:
-        """Return the machines that the launcher lists."""
+    def hosts(self) -> list[str]:
+        """Return the machines that the launcher lists, or the one of the metrics file."""
         told = (self.launcher.get("slurm") or {}).get("hosts") or self.launcher.get("hosts")
-        return [host for host in told.splitlines() if host.strip()] if isinstance(told, str) else []
+        if isinstance(told, str):
+            return [host for host in told.splitlines() if host.strip()]
+        hostname = self.recorded("host", "hostname")
+        return [hostname] if hostname and self.recorded("hardware", "num_nodes") == 1 else []
 
     @property
     def num_optimizer_steps(self) -> int | None:
@@ -179,7 +173,7 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
         "generated_at_utc": now_utc(),
         "run_dir": str(run_dir),
         "slurm_job_id": slurm.get("job_id") or inputs.recorded("scheduler", "job_id"),
-        "hosts": inputs.hosts,
+        "hosts": inputs.hosts or None,
         "world_size": inputs.world_size,
         "run_id": inputs.metrics.get("run_id"),
         "git_commit": inputs.metrics.get("git_commit") or inputs.launcher.get("git_commit"),
@@ -316,27 +310,26 @@ def _parent(name: str, names: set[str]) -> str | None:
 
 
 def _coverage(inputs: Inputs, tables: dict[str, StatsTable], num_steps: int | None, num_ranks: int | None) -> Coverage:
+    given, recorded = "given on the command line", inputs.num_optimizer_steps
+    if not inputs.stats:
+        counts = {trace.num_steps for trace in inputs.operators}
+        steps = num_steps or (counts.pop() if len(counts) == 1 else None)
+        of_steps = given if num_steps else "steps in the traces of torch.profiler"
+        of_ranks = given if num_ranks else "one trace of torch.profiler per rank"
+        return Coverage(steps, of_steps, num_ranks or len(inputs.operators), of_ranks)
     nvtx = tables["nvtx_sum"].rows if "nvtx_sum" in tables else ()
     num_ranges = next((row.count for row in nvtx if row.name == STEP), 0)
-    ranks, ranks_source = num_ranks, "given on the command line"
-    if ranks is None and not inputs.stats:
-        ranks, ranks_source = len(inputs.operators), "one trace of torch.profiler per rank"
-    if ranks is None:
-        ranks, ranks_source = _ranks_in_traces(inputs)
-    recorded, steps_source = inputs.num_optimizer_steps, METRICS
+    ranks, of_ranks = _ranks_in_traces(inputs)
+    if num_ranks:
+        ranks, of_ranks = num_ranks, given
     if ranks is None and num_ranges and recorded and num_ranges % recorded == 0:
-        ranks, ranks_source = num_ranges // recorded, f"{num_ranges} {STEP} ranges over {recorded} recorded steps"
-    steps = recorded
-    if num_steps is not None:
-        steps, steps_source = num_steps, "given on the command line"
-    elif not inputs.stats:
-        counts = {trace.num_steps for trace in inputs.operators}
-        steps, steps_source = (counts.pop() if len(counts) == 1 else None), "steps in the traces of torch.profiler"
-    elif num_ranges and ranks and num_ranges % ranks == 0:
-        steps, steps_source = num_ranges // ranks, f"{num_ranges} {STEP} ranges over {ranks} ranks"
-    if steps is None:
-        steps_source = f"unknown: no {STEP} ranges and no {METRICS}; give --optimizer_steps"
-    return Coverage(steps, steps_source, ranks, ranks_source)
+        ranks, of_ranks = num_ranges // recorded, f"{num_ranges} {STEP} ranges over {recorded} recorded steps"
+    if num_steps:
+        return Coverage(num_steps, given, ranks, of_ranks)
+    if num_ranges and ranks and num_ranges % ranks == 0:
+        return Coverage(num_ranges // ranks, f"{num_ranges} {STEP} ranges over {ranks} ranks", ranks, of_ranks)
+    unknown = f"unknown: no {STEP} ranges and no {METRICS}; give --optimizer_steps"
+    return Coverage(recorded, METRICS if recorded else unknown, ranks, of_ranks)
 
 
 def _ranks_in_traces(inputs: Inputs) -> tuple[int | None, str]:
@@ -344,12 +337,12 @@ def _ranks_in_traces(inputs: Inputs) -> tuple[int | None, str]:
     num_traces, world_size = len({stats.trace for stats in inputs.stats}), inputs.world_size
     if world_size and world_size in (1, num_traces):
         return world_size, "world size"
-    recorded = inputs.recorded("hardware", "num_nodes") or inputs.recorded("scheduler", "nnodes")
-    num_nodes = int(recorded or len(inputs.listed_hosts))
+    num_nodes = int(inputs.recorded("hardware", "num_nodes") or inputs.recorded("scheduler", "nnodes") or 0)
+    num_nodes = num_nodes or len(inputs.hosts)
     if world_size and num_nodes and world_size % num_nodes == 0:
         per_node = world_size // num_nodes
-        ranks = min(world_size, per_node * num_traces)
-        return ranks, f"{num_traces} x {per_node}: one trace for each of {num_nodes} machine(s)"
+        source = f"{num_traces} x {per_node}: one trace for each of {num_nodes} machine(s)"
+        return min(world_size, per_node * num_traces), source
     return None, "unknown: world size or number of machines is not recorded; give --ranks_in_profile"
 
 
@@ -431,33 +424,31 @@ def _warnings(inputs: Inputs, coverage: Coverage, rows_of: dict[str, list[Row]])
             "weights) or in validation is in it."
         )
     names = {row.name for row in rows_of["nvtx_sum"]}
-    nested = [row for row in rows_of["nvtx_sum"] if _parent(row.name, names)]
-    if nested:
-        found.append(
-            f"NVTX ranges lie inside one another ({', '.join(sorted(row.name for row in nested)[:3])} ...): their "
-            "percentages are of a sum that counts time twice and must not be added."
-        )
-    if rows_of["osrt_sum"] and _WAITS.fullmatch(rows_of["osrt_sum"][0].name):
-        found.append(
-            f"OS runtime time ({rows_of['osrt_sum'][0].name} first) adds up what all threads slept, idle helpers "
-            "included: it proves nothing about training."
-        )
-    if rows_of["cuda_gpu_kern_sum"]:
-        found.append("Kernel times are sums: kernels that run at the same time count twice.")
+    waits = rows_of["osrt_sum"][0].name if rows_of["osrt_sum"] else ""
+    facts = {
+        "NVTX ranges lie inside one another: their percentages count time twice and must not be added.": any(
+            _parent(name, names) for name in names
+        ),
+        f"OS runtime time ({waits} first) adds up the sleep of all threads, idle helpers included: it says nothing of "
+        "training.": _WAITS.fullmatch(waits),
+        "Kernel times are sums: kernels that run at the same time count twice.": rows_of["cuda_gpu_kern_sum"],
+        f"There is no {METRICS}: what was trained is not known.": not inputs.metrics,
+        "wall_clock_breakdown was on: DeepSpeed waited for the device after every part of a step.": (
+            inputs.recorded("deepspeed_config", "selected") or {}
+        ).get("wall_clock_breakdown"),
+        "NCCL_DEBUG was on: NCCL wrote a log while it was measured.": (
+            str((inputs.launcher.get("nccl_env") or {}).get("NCCL_DEBUG")).upper() in ("INFO", "TRACE")
+        ),
+    }
+    found += [text for text, holds in facts.items() if holds]
     for stats in inputs.stats:
         if stats.not_read:
             found.append(f"{stats.path.name}: not read, because not known here: {', '.join(stats.not_read)}.")
-    if not inputs.metrics:
-        found.append(f"There is no {METRICS}: what was trained is not known.")
     recorded, covered = inputs.num_optimizer_steps, coverage.num_steps
     if recorded and covered and recorded != covered:
         found.append(f"The profile covers {covered} of the run's {counted(recorded, 'optimizer step')}.")
     if inputs.world_size and coverage.num_ranks and coverage.num_ranks < inputs.world_size:
         found.append(f"The profile covers {coverage.num_ranks} of {inputs.world_size} ranks.")
-    if (inputs.recorded("deepspeed_config", "selected") or {}).get("wall_clock_breakdown"):
-        found.append("wall_clock_breakdown was on: DeepSpeed waited for the device after every part of a step.")
-    if str((inputs.launcher.get("nccl_env") or {}).get("NCCL_DEBUG")).upper() in ("INFO", "TRACE"):
-        found.append("NCCL_DEBUG was on: NCCL wrote a log while it was measured.")
     return found
 
 

@@ -17,7 +17,6 @@ from testbed.errors import InputError
 
 CellOf = Callable[[dict], Cell]
 NOT_MEASURED = "not measured (run with --profile)"
-CUTS = ("model_parallel", "pipeline")  # of one layer cut: one micro batch at a time, and overlapped
 PLACE = ("strategy", "batch", "GPUs/ranks")
 SPEED_UP = ("speed-up", "efficiency", "n", "verdict")
 COMMUNICATION = "communication (ms/step), exposed part"
@@ -57,7 +56,7 @@ def document_of(report: dict, layout: str | None = None, variants: Sequence[str]
     else:
         names = LAYOUTS[layout or ("time_to_loss" if _target(report) else "")]
         rows = [[CELLS[name](arm) for name in names] for arm in report["arms"]]
-        blocks = [Table([_header(report, name) for name in names], rows), *([_cuts(report)] * (layout == "002"))]
+        blocks = [Table([_header(report, name) for name in names], rows)]
     fits = [] if layout else [("- ", *line) for line in fit_lines(report)]
     return Document(
         lead=_about(report),
@@ -197,15 +196,6 @@ def _two_variants(report: dict, variants: Sequence[str] | None) -> Sequence[str]
     if len(variants) != 2 or not set(variants) <= set(known):
         raise InputError(f"--table 004 compares two variants; give --variants A B, two of: {', '.join(known)}")
     return variants
-
-
-def _cuts(report: dict) -> Block:
-    """Return model_parallel against pipeline, or which of them was not run."""
-    strategies = _in_order(arm["strategy"] for arm in report["arms"])
-    found = {cut: next((each for each in strategies if each.partition(":")[0] == cut), "") for cut in CUTS}
-    if missing := [cut for cut in CUTS if not found[cut]]:
-        return f"model_parallel against pipeline: not measured, the sweep has no {' and '.join(missing)}."
-    return _against(report, *found.values())
 
 
 def _against(report: dict, first: str, second: str) -> Block:
