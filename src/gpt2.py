@@ -100,12 +100,7 @@ def do_steps(run: TrainingRun) -> None:
 
 
 def leave_preempted(run: TrainingRun, step: int) -> NoReturn:
-    """Save a checkpoint of `step`, and end the run there. All ranks agreed to it.
-
-    Raises:
-        RunPreempted: the checkpoint is on disk.
-        RunStopped: weights differ by rank; no checkpoint can be saved.
-    """
+    """Save a checkpoint of `step`, and end the run there. All ranks agreed to it. Raises RunPreempted or RunStopped."""
     if run.settings.data_parallel.skip_gradient_sync:
         raise run.signals.as_exception()
     run.checkpoints.save(step)

@@ -125,12 +125,9 @@ def parse_json(content: bytes, name: str, keys_once: bool = False) -> Any:
 
 @contextlib.contextmanager
 def holding_together(name: object) -> Iterator[None]:
-    """Whatever a file without a schema does to the code that uses its content becomes one sentence that names the file.
+    """Raise InputError, one sentence that names the file, for whatever its content does to the code inside.
 
     An InputError that names the file passes as it is. Another one gets the name.
-
-    Raises:
-        InputError: the content is not what the code inside needs.
     """
     try:
         yield
@@ -155,12 +152,7 @@ class NotAFile(OSError):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Return the file open for reading, in bytes.
-
-    Raises:
-        OSError: it is not there or cannot be read; IsADirectoryError, NotAFile: it is something else than a file. One
-            sentence in `strerror`, which open's own errors have too.
-    """
+    """Return the file open for reading, in bytes. OSError has one sentence in `strerror`, also where it is no file."""
     _check_kind(path, Path(path).stat())  # before it is opened: that alone makes some devices do something
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO then opens at once
     try:
@@ -185,11 +177,7 @@ def name_of_kind(found: os.stat_result) -> str:
 
 
 def read_regular(path: Path, most: int = LARGEST_TEXT) -> bytes:
-    """Return all bytes of a file.
-
-    Raises:
-        OSError: as `open_regular`; and NotAFile: it has more than `most` bytes, which no such file has.
-    """
+    """Return all bytes of a file. OSError as `open_regular`, and above `most` bytes."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise NotAFile(errno.EFBIG, f"it holds more than {most:,} bytes", str(path))
@@ -199,9 +187,7 @@ def read_regular(path: Path, most: int = LARGEST_TEXT) -> bytes:
 def read_unpacked(path: Path) -> bytes:
     """Return all bytes of a file, or of what is in it where its name says that gzip packed it.
 
-    Raises:
-        OSError: as `read_regular`; a few kilobytes can be made to unpack to more than LARGEST_TEXT.
-        EOFError, zlib.error: the file is damaged.
+    OSError as `read_regular`, since a few kilobytes can unpack to gigabytes; EOFError or zlib.error: it is damaged.
     """
     if not str(path).endswith(".gz"):
         return read_regular(path)

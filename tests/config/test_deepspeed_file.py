@@ -277,53 +277,6 @@ def test_both_names_of_deepspeeds_adamw_are_ours(tmp_path, name):
     assert read.content == {"optimizer": {"type": name, "params": {"lr": 1e-3}}}
 
 
-class Noting(dict):
-    """A section that notes each key that is looked for."""
-
-    def __init__(self, place: str, looked_for: set[str], **content):
-        super().__init__(**content)
-        self.place, self.looked_for = place, looked_for
-
-    def __contains__(self, key):
-        self.looked_for.add(f"{self.place}{key}")
-        return super().__contains__(key)
-
-    def get(self, key, default=None):
-        self.looked_for.add(f"{self.place}{key}")
-        return super().get(key, default)
-
-    def keys(self):
-        return self
-
-    def __deepcopy__(self, memo):
-        return self
-
-
-def test_the_table_says_something_of_each_key_that_deepspeed_knows():
-    config = pytest.importorskip("deepspeed.runtime.config")
-    from deepspeed.runtime import precision_config
-    from deepspeed.runtime.zero import config as zero_config
-    from deepspeed.runtime.zero import offload_config
-
-    known: set[str] = set()
-    names = ("optimizer", "scheduler", "checkpoint", "activation_checkpointing")
-    config.DeepSpeedConfig(Noting("", known, train_batch_size=1, **{name: Noting(f"{name}.", known) for name in names}))
-    known |= config._REMOVED_TOP_LEVEL_CONFIG_KEYS.keys()
-    known |= {f"zero_optimization.{key}" for key in config._REMOVED_ZERO_CONFIG_KEYS}
-    models = {
-        "zero_optimization": zero_config.DeepSpeedZeroConfig,
-        "zero_optimization.offload_optimizer": offload_config.DeepSpeedZeroOffloadOptimizerConfig,
-        "zero_optimization.offload_param": offload_config.DeepSpeedZeroOffloadParamConfig,
-        "fp16": precision_config.DeepSpeedFP16Config,
-        "bf16": precision_config.DeepSpeedBF16Config,
-    }
-    for place, model in models.items():
-        for name, field in model.model_fields.items():
-            known |= {f"{place}.{each}" for each in (name, field.alias) if each}
-    assert len(known) > 100
-    assert sorted(known - KEYS.keys() - set(SECTIONS)) == []
-
-
 # Everything that DeepSpeed is told, so that a default that waits for the device or changes the mathematics is seen.
 EFFECTIVE = {
     "train_batch_size": 32,

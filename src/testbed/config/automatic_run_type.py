@@ -200,11 +200,7 @@ def with_automatic_run_type(asked: ParsedFlags, launch: Launch, check: Check, pl
 
 
 def _by_choice(asked: ParsedFlags, launch: Launch, check: Check) -> CheckedRun | str:
-    """Return the run with the type of choice.json, or why that is not taken.
-
-    Raises:
-        InputError: a --choice that was given is not taken.
-    """
+    """Return the run with the type of choice.json, or why that is not taken."""
     path, is_given = Path(asked.values["choice"] or DEFAULT_CHOICE), asked.values["choice"] is not None
     try:
         choice = read_choice(path)

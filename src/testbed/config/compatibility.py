@@ -136,11 +136,7 @@ MATHEMATICS: tuple[tuple[When, str], ...] = (
 
 
 def check_combination(values: Mapping[str, Any]) -> None:
-    """Refuse settings that do not work together. `values` are final but for what the device decides.
-
-    Raises:
-        InputError: names the flags, the reason and the way out.
-    """
+    """Refuse settings that do not work together. `values` are final but for what the device decides."""
     run_type = values["run_type"]
     for refusable, reason in STRATEGIES[run_type].refuses.items():
         refused, way_out = MAY_REFUSE[refusable]
@@ -154,11 +150,7 @@ def check_combination(values: Mapping[str, Any]) -> None:
 
 
 def check_on_device(values: Mapping[str, Any]) -> None:
-    """Refuse what does not work on the device of this rank: "cpu" or "cuda" in `values`.
-
-    Raises:
-        InputError: as `check_combination`.
-    """
+    """Refuse what does not work on the device of this rank: "cpu" or "cuda" in `values`."""
     _refuse_first((*RULES, *ON_DEVICE), values)
 
 

@@ -58,11 +58,7 @@ class DeepSpeedFile:
 
 
 def read_deepspeed_file(path: Path) -> DeepSpeedFile:
-    """Read and check the file, as far as possible without DeepSpeed.
-
-    Raises:
-        InputError: it cannot be read, is not a JSON object, or holds what cannot be taken; names all of that.
-    """
+    """Read and check the file, as far as possible without DeepSpeed."""
     if fault := not_a_file(path):
         raise InputError(f"--deepspeed_config {path} {fault}")
     try:
@@ -207,11 +203,7 @@ def _look_up(content: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def with_deepspeed_file(asked: ParsedFlags, file: DeepSpeedFile) -> ParsedFlags:
-    """Return the flags, with the file's values for those that were not given.
-
-    Raises:
-        InputError: the file and a flag disagree; names both.
-    """
+    """Return the flags, with the file's values for those that were not given."""
     for precision in ("fp16", "bf16"):
         if asked.values["precision"] == precision and _look_up(file.content, (precision, "enabled")) is False:
             raise InputError(

@@ -97,46 +97,37 @@ _ROWS: tuple[tuple[What, str, str], ...] = (
      "checkpoint. tag_validation zero_optimization. gather_16bit_weights_on_model_save "
      "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save"),
     ("refused", "every run type trains with the same AdamW or Muon; --optimizer chooses",
-     "zero_force_ds_cpu_optimizer optimizer. legacy_fusion optimizer.params. adam_w_mode bias_correction amsgrad "
-     "zero_optimization. save_muon_momentum_buffer_in_memory"),
+     "zero_force_ds_cpu_optimizer optimizer.params. adam_w_mode bias_correction amsgrad"),
     ("refused", "the gradient's norm is limited by gradient_clipping or --max_grad_norm",
-     "optimizer.params. max_grad_norm zero_optimization. compute_grad_norm"),
+     "optimizer.params. max_grad_norm"),
     ("refused", "the testbed writes and reads checkpoints itself, with --save_every and --resume",
-     "nebula datastates_ckpt checkpoint_engine zero_optimization. load_from_fp32_weights elastic_checkpoint "
-     "pipeline_loading_checkpoint checkpoint. load_universal use_node_local_storage parallel_write writer "
-     "checkpoint_serialization"),
+     "nebula zero_optimization. load_from_fp32_weights elastic_checkpoint "
+     "checkpoint. load_universal use_node_local_storage parallel_write"),
     ("refused", "the run would compute something else than its baseline",
-     "compression_training quantize_training weight_quantization progressive_layer_drop eigenvalue sparse_attention "
-     "data_efficiency curriculum_learning dataloader_drop_last zenflow prescale_gradients gradient_predivide_factor "
-     "gradient_allreduce_op sparse_gradients managed_gradient_accumulation zero_optimization. zenflow leaf_module "
-     "zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights"),
+     "compression_training quantize_training progressive_layer_drop eigenvalue sparse_attention data_efficiency "
+     "curriculum_learning dataloader_drop_last prescale_gradients gradient_predivide_factor sparse_gradients "
+     "zero_optimization. zenflow zero_quantized_weights zero_quantized_gradients"),
     ("refused", "it is an older name; write a section offload_optimizer or offload_param, or give --offload",
      "zero_optimization. cpu_offload cpu_offload_param cpu_offload_use_pin_memory"),
-    ("refused", "it is an older stage 1; give --zero_stage 1", "zero_optimization. legacy_stage1"),
     ("refused", "the testbed offloads to host memory only, with --offload",
-     "aio zero_optimization.offload_optimizer. nvme_path pipeline_read pipeline_write fast_init super_offload "
-     "cpuadam_cores_perc buffer_count zero_optimization.offload_param. nvme_path buffer_count buffer_size max_in_cpu"),
+     "aio zero_optimization.offload_optimizer. nvme_path pipeline_read pipeline_write fast_init buffer_count "
+     "zero_optimization.offload_param. nvme_path buffer_count buffer_size max_in_cpu"),
     ("refused", "it follows --precision, --mixed_precision and --matmul",
-     "torch_autocast data_types gradient_accumulation_dtype fp8 amp bfloat16 communication_data_type "
-     "seq_parallel_communication_data_type fp16. auto_cast fp16_master_weights_and_grads "
-     "bf16. bf16_master_weights_and_grads bf16_optimizer_states"),
+     "torch_autocast data_types fp8 amp bfloat16 communication_data_type fp16. auto_cast fp16_master_weights_and_grads "
+     "bf16. bf16_master_weights_and_grads"),
     ("refused", "DeepSpeed's own recomputation is not used; give --activation_checkpointing",
      "activation_checkpointing. partition_activations contiguous_memory_optimization cpu_checkpointing profile "
      "synchronize_checkpoint_boundary number_checkpoints"),
     ("refused", "the testbed records every run itself, and writes only into its folder; give --tensorboard",
-     "tensorboard wandb csv_monitor comet monitor_config dump_state log_level"),
+     "tensorboard wandb csv_monitor comet monitor_config dump_state"),
     ("refused", "it would wait for the device inside the step; give --profile",
      "flops_profiler memory_breakdown wall_clock_breakdown timers"),
     ("refused", "it would write outside the run's folder; give --log_collectives or --profile", "comms_logger"),
     ("refused", "it starts runs and writes their files; scripts/find_fastest.py compares runs", "autotuning"),
     ("refused", "ZeRO shares the model among all ranks alike; --run_type tensor and pipeline cut it otherwise",
-     "pipeline tensor_parallel expert_parallel sequence_parallel_size hybrid_engine "
-     "use_data_before_expert_parallelism"),
+     "pipeline tensor_parallel sequence_parallel_size"),
     ("refused", "it follows --compile", "compile"),
-    ("refused", "it follows --vocab_size", "vocabulary_size"),
-    ("refused", "DeepSpeed has removed it, or does the same without it",
-     "elasticity graph_harvesting disable_allgather disable_python_gc zero_optimization. mics_shard_size "
-     "mics_hierarchical_params_gather zeropp_loco_param"),
+    ("refused", "DeepSpeed has removed it", "elasticity zero_optimization. legacy_stage1"),
 )  # fmt: skip
 _OFF: tuple[Any, ...] = (False, 0)
 # where it is another value with which a refused key asks for nothing: DeepSpeed's defaults
@@ -144,17 +135,12 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "optimizer.params.adam_w_mode": (True,),
     "optimizer.params.bias_correction": (True,),
     "optimizer.params.max_grad_norm": (),
-    "zero_optimization.compute_grad_norm": (True,),
     "zero_optimization.load_from_fp32_weights": (True,),
-    "zero_optimization.mics_shard_size": (-1,),
-    "zero_optimization.offload_optimizer.cpuadam_cores_perc": (0.8,),
     "zero_optimization.offload_optimizer.buffer_count": (4,),
     "zero_optimization.offload_param.buffer_count": (5,),
     "zero_optimization.offload_param.buffer_size": (10**8,),
     "zero_optimization.offload_param.max_in_cpu": (10**9,),
     "gradient_predivide_factor": (1.0,),
-    "gradient_allreduce_op": ("mean",),
-    "managed_gradient_accumulation": (True,),
     "sequence_parallel_size": (1,),
 }
 

@@ -112,9 +112,6 @@ def check_no_secret(place: str, *values: Any) -> None:
     Args:
         place: start of the sentence, such as "a flag".
         values: text, or anything that JSON may hold.
-
-    Raises:
-        InputError: a value holds one, at any depth.
     """
     left, secrets = list(values), _secrets()
     while left:

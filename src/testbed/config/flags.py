@@ -67,12 +67,7 @@ class ParsedFlags:
 
 
 def parse_command_line(arguments: list[str]) -> ParsedFlags:
-    """Return the given flags: the command line wins over the --config file, the file over the defaults.
-
-    Raises:
-        SystemExit: 0 after --help.
-        InputError: a flag or a value does not exist, or the --config file cannot be used.
-    """
+    """Return the given flags: the command line wins over the --config file, the file over the defaults."""
     for word in arguments:
         try:
             word.encode()
@@ -118,11 +113,7 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def checked_like_a_flag(flag: Flag, value: Any, place: str) -> Any:
-    """Return a value from a file, checked by the rules of its flag.
-
-    Raises:
-        InputError: it breaks them; the sentence begins with `place`.
-    """
+    """Return a value from a file, checked by the rules of its flag."""
     if value is None:
         return default_of(flag)
     if flag.is_switch:
@@ -191,9 +182,6 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
     Returns:
         The flags, and the file that they are from; None where no run is resumed, it has not begun, or the
         file is not a record of a run.
-
-    Raises:
-        InputError: the record cannot be used; the sentence names it.
     """
     file = _record_of(asked)
     if file is None:

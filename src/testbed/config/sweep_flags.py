@@ -89,11 +89,7 @@ def relative(folder: Path) -> Path:
 
 
 def check_folder_and_timeout(arguments: argparse.Namespace, purpose: str) -> None:
-    """Check --out_dir and --run_timeout_s.
-
-    Raises:
-        InputError: names the flag, and what the folder is for.
-    """
+    """Check --out_dir and --run_timeout_s."""
     if fault := cannot_become_a_folder(arguments.out_dir):
         raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for {purpose}")
     if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:

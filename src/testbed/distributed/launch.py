@@ -49,10 +49,8 @@ class Launch:
 
 
 def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
-    """Read the variables that torchrun, deepspeed and Slurm wrappers set; none of them means one process.
-
-    Raises:
-        InputError: a variable is not a number, or the numbers contradict each other.
+    """Read the variables that torchrun, deepspeed and Slurm wrappers set; none of them means one process. Raises
+    InputError.
     """
     values = {}
     # torchrun says LOCAL_WORLD_SIZE, deepspeed LOCAL_SIZE; without either all ranks are on this node

@@ -47,7 +47,8 @@ def start_process_group(
     patience_s: float = START_TIMEOUT.total_seconds(),
     backend: str = "auto",
 ) -> str | None:
-    """Join the other ranks. A single process that needs a group (DeepSpeed) gets one without a network.
+    """Join the other ranks. A single process that needs a group (DeepSpeed) gets one without a network. Raises
+    RankMissing or Unreachable.
 
     Args:
         patience_s: how long to wait for a rank to come.
@@ -55,10 +56,6 @@ def start_process_group(
 
     Returns:
         The backend, or None where no group was needed.
-
-    Raises:
-        RankMissing: one did not come.
-        Unreachable: gloo would give other machines an address of the loopback.
     """
     if not (launch.is_distributed or is_needed):
         return None
@@ -115,11 +112,7 @@ def _store_of_this_start(launch: Launch, patience_s: float) -> dist.Store:
 
 
 def wait_for_store(patience_s: float) -> None:
-    """Wait until somebody answers where the store is.
-
-    Raises:
-        RankMissing: no process did within `patience_s`.
-    """
+    """Wait until somebody answers where the store is. Raises RankMissing."""
     deadline_s = time.monotonic() + patience_s
     while (trouble := _why_no_store()) is not None:
         if time.monotonic() > deadline_s:
@@ -157,10 +150,8 @@ def limit_waiting(timeout_s: float) -> None:
 
 
 def new_gloo_group() -> dist.ProcessGroup | None:
-    """Make a group of all ranks on the CPU. All ranks call it. None in a process without any group.
-
-    Raises:
-        RuntimeError: the ranks do not reach each other over TCP. NCCL finds its way by itself, gloo by the host's name.
+    """Make a group of all ranks on the CPU. All ranks call it. None in a process without any group. Raises
+    RuntimeError.
     """
     if not dist.is_initialized():
         return None
@@ -263,11 +254,7 @@ def wait_for_work(mine: Future | None) -> None:
 
 
 def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:
-    """Compare every rank's tensors by hash. All ranks call it.
-
-    Raises:
-        RanksDiffer: on every rank: one holds other numbers.
-    """
+    """Compare every rank's tensors by hash. All ranks call it. Raises RanksDiffer."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return  # hashing half a gigabyte takes its time
     if difference := first_difference(gather_objects(hashes_of(tensors)), all_have_all=True):

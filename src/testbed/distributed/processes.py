@@ -89,15 +89,12 @@ def run(
     on_wait: Callable[[], Any] = lambda: None,
     **options: Any,
 ) -> Ended:
-    """Run a program until it ends, is late, or a signal comes; none of its processes is left then.
+    """Run a program until it ends, is late, or a signal comes; none of its processes is left then. Raises OSError.
 
     Args:
         log: gets the command in its first line, and what the program says.
         typed: the command as the log shows it (default: `command`).
         on_wait: called five times a second.
-
-    Raises:
-        OSError: the log cannot be written, or the program cannot be started.
     """
     started_s = time.perf_counter()
     with log.open("wb") as output:

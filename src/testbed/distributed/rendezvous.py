@@ -52,11 +52,7 @@ def patience_s(timeout_s: float) -> float:
 
 
 def wait_for_ranks(store: Store, launch: Launch, patience_s: float) -> None:
-    """Wait until every rank has come to the store.
-
-    Raises:
-        RankMissing: one has not within `patience_s`.
-    """
+    """Wait until every rank has come to the store. Raises RankMissing."""
     store.set(f"rank_{launch.rank}", "here")
     keys = [f"rank_{rank}" for rank in range(launch.world_size)]
     deadline_s = time.monotonic() + patience_s
@@ -182,10 +178,8 @@ class Unreachable(Exception):
 
 
 def check_addresses(store: Store, launch: Launch) -> None:
-    """Compare the ranks' addresses. All ranks call it once all have come to the store, and get the same answer.
-
-    Raises:
-        Unreachable: ranks are on several machines, and one would listen at its loopback.
+    """Compare the ranks' addresses. All ranks call it once all have come to the store, and get the same answer. Raises
+    Unreachable.
     """
     if launch.num_nodes == 1:
         return
@@ -243,11 +237,7 @@ def is_held_here(launch: Launch) -> bool:
 
 
 def check_port(launch: Launch) -> None:
-    """Check that the port is free, before PyTorch is loaded and before another rank waits there.
-
-    Raises:
-        PortTaken: one sentence with a port that is free.
-    """
+    """Check that the port is free, before PyTorch is loaded and before another rank waits there. Raises PortTaken."""
     address, port = where_ranks_meet()
     if is_held_here(launch) and port is not None:
         listen(address, port).close()
@@ -260,12 +250,9 @@ def where_ranks_meet() -> tuple[str, int | None]:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen at this address if it is one of the loopback, else at all addresses of this machine.
+    """Listen at this address if it is one of the loopback, else at all addresses of this machine. Raises PortTaken.
 
     A name may mean an address of the loopback here and another one on other machines.
-
-    Raises:
-        PortTaken: another process does.
     """
     try:
         if is_loopback(address):

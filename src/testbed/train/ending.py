@@ -167,12 +167,8 @@ WRITER_PATIENCE_S = 1.0  # a connection breaks a moment before the kernel lets g
 
 
 def mark_preempted(directory: Path, recorder: RunRecorder, stop: RunStopped) -> None:
-    """Mark the run as stopped after a saved step. Only rank 0 calls it, last of all.
-
-    Raises:
-        CheckpointFailed: this start has saved no step.
-        RunAlreadyFailed: another rank has marked the run as failed.
-        FolderGone: the run's folder was renamed or deleted.
+    """Mark the run as stopped after a saved step. Only rank 0 calls it, last of all. Raises CheckpointFailed,
+    RunAlreadyFailed or FolderGone.
     """
     run_lock.check_held(directory)
     saved = step_folders(directory / run_folder.CHECKPOINTS)
@@ -242,10 +238,8 @@ def _add_collective(folder: Path | None, rank: int, reason: str) -> None:
 
 
 def finalize_metrics_for_dead_rank0(folder: Path, reason: str) -> None:
-    """Close the metrics of a run whose rank 0, which alone writes them, was killed before it could.
-
-    Raises:
-        OSError, InputError: it could not be written, or what is there is damaged.
+    """Close the metrics of a run whose rank 0, which alone writes them, was killed before it could. Raises OSError or
+    InputError.
     """
     path = folder / run_folder.METRICS
     with run_lock.dead_writers_lock(folder, WRITER_PATIENCE_S) as is_dead:

@@ -122,11 +122,7 @@ def model_does_not_fit(settings: RunSettings, error: BaseException) -> ModelDoes
 
 
 def raise_if_diverged(step: int, world: WorldStep, precision: str) -> None:
-    """Check the loss and the gradient norm of an optimizer step, counted from 1.
-
-    Raises:
-        TrainingDiverged: one of them is not finite. With fp16 the gradient norm may be: the scaler skipped the update.
-    """
+    """Check the loss and the gradient norm of an optimizer step, counted from 1. Raises TrainingDiverged."""
     if not math.isfinite(world.loss):
         raise TrainingDiverged(
             f"the loss of step {step} is {world.loss}; lower --learning_rate or lengthen --warmup_steps"
@@ -137,10 +133,6 @@ def raise_if_diverged(step: int, world: WorldStep, precision: str) -> None:
 
 
 def check_validation(step: int, loss: float) -> None:
-    """Check the validation loss after a step.
-
-    Raises:
-        TrainingDiverged: it is not finite.
-    """
+    """Check the validation loss after a step. Raises TrainingDiverged."""
     if not math.isfinite(loss):
         raise TrainingDiverged(f"the validation loss after step {step} is {loss}; lower --learning_rate")

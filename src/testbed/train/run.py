@@ -218,13 +218,10 @@ def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
 
 
 def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> TrainingRun | None:
-    """Join the other ranks, agree on how to begin, and build the run. All ranks call it.
+    """Join the other ranks, agree on how to begin, and build the run. All ranks call it. Raises Refused.
 
     Returns:
         The run before its first step; None if there is nothing left to train.
-
-    Raises:
-        Refused: on every rank, also from the functions above: what was typed does not fit device, data or checkpoint.
     """
     checked, device, backend = join_ranks(checked, launch, ending)
     start, weights = agree_on_start(checked, launch, ending, device)
