@@ -91,12 +91,9 @@ def test_strategies_of_other_ranks_and_batches_are_one(tmp_path):
 
 SPOILS = {
     "gpu name": (DEVICE, {"hardware": {"device_type": "cuda", "gpu_name": "B"}}),
-    "instance type": (DEVICE, {"hardware": {"instance_type": "b"}}),
     "cpu threads per rank": (DEVICE, {"hardware": {"cpu_threads_per_rank": 2}}),
     "machine": (MACHINE, {"host": {"hostname": "node1"}}),
-    "cpu cores visible": (MACHINE, {"hardware": {"cpu_cores_visible": 64}}),
     "torch version": (SOFTWARE, {"env": {"torch_version": "2.12"}}),
-    "python version": (SOFTWARE, {"env": {"python_version": "3.9.1"}}),
 }
 
 
@@ -104,30 +101,25 @@ SPOILS = {
 def test_comparison_and_audit_know_the_same_confounders(tmp_path, what):
     """Each is a warning of the comparison, and in the audit a note, or the claim falls where the device differs."""
     kind, changed = SPOILS[what]
-    common = {"hardware": {"device_type": "cuda", "gpu_name": "A", "instance_type": "a"}} if what == "gpu name" else {}
-    if what == "instance type":
-        common = {"hardware": {"instance_type": "a"}}
-    folders = []
-    for side, overrides in (("a", common), ("b", changed)):
-        for number in range(5):
-            own = {"run_id": f"{side}{number}", "timestamp_utc": f"2026-01-01T12:{2 * number + (side == 'b'):02}:00Z"}
-            path = save(tmp_path / side / f"{number}", example_metrics(num_steps=8, **own, **overrides))
-            folders.append(path.parent)
+    common = {"hardware": {"device_type": "cuda", "gpu_name": "A"}} if what == "gpu name" else {}
+
+    def write(side: str, **overrides) -> list[Path]:
+        return [
+            save(tmp_path / side / f"{number}", example_metrics(
+                num_steps=8, run_id=f"{side}{number}",
+                timestamp_utc=f"2026-01-01T12:{2 * number + (side != 'a'):02}:00Z", **overrides)).parent
+            for number in range(5)
+        ]  # fmt: skip
+
+    folders = [write("a", **common), write("b", **changed)]
     arms = [Arm(side, tuple(load(tmp_path / side))) for side in "ab"]
-    found = confounders(*(arm.runs for arm in arms))
-    assert (kind, what) in {(item.kind, item.what) for item in found}
+    assert (kind, what) in {(item.kind, item.what) for item in confounders(*(arm.runs for arm in arms))}
     assert any(text.startswith(f"{what} differs: ") for text in compare_arms(*arms).warnings)
-    if kind == DEVICE:  # of other devices are other arms; machine and software are looked at within an arm too
-        said = [finding for finding in audit(folders) if finding.rule == "equal devices"]
-        only_cores = what == "cpu threads per rank"  # nothing else differs: they are what is compared
-        assert [finding.severity for finding in said if what in finding.message] == [NOTE if only_cores else FAILS]
-    else:
-        other = [save(tmp_path / "c" / f"{number}", example_metrics(
-            num_steps=8, run_id=f"c{number}", timestamp_utc=f"2026-01-01T12:{2 * number + 1:02}:00Z",
-            settings={"run_type": "ddp"}, training_config={"run_type": "ddp"}, **changed)).parent
-            for number in range(5)]  # fmt: skip
-        said = [finding for finding in audit([*folders[:5], *other]) if finding.rule == "equal devices"]
-        assert [finding.severity for finding in said if what in finding.message] == [NOTE]
+    expected = FAILS if what == "gpu name" else NOTE  # of other cores nothing else differs: they are what is compared
+    if kind != DEVICE:  # of other devices are other arms; machine and software are looked at within an arm too
+        folders[1] = write("c", settings={"run_type": "ddp"}, training_config={"run_type": "ddp"}, **changed)
+    said = [finding for finding in audit([*folders[0], *folders[1]]) if finding.rule == "equal devices"]
+    assert [finding.severity for finding in said if what in finding.message] == [expected]
 
 
 def size_of(value: object, seen: set[int]) -> int:
@@ -152,13 +144,10 @@ def test_a_run_keeps_numbers_of_its_steps_and_not_their_rows(tmp_path):
     assert size_of(metrics["steps"], set()) > 700 * steps
     assert size_of(run, set()) < 100 * steps + 100_000
     save(tmp_path, example_metrics(num_steps=3))
-    with pytest.raises(KeyError):
-        run.record["steps"]
+    assert "steps" not in run.record
     for kept, name in ((run.train_steps, "step"), (run.is_warmup, "is_warmup"), (run.all_step_times_s, "step_time_s")):
         assert list(kept) == [row[name] for row in metrics["steps"]]
     assert list(run.slowest_rank_times_s) == [max(row["per_rank_step_time_s"]) for row in metrics["steps"]]
-    with pytest.raises(KeyError):
-        run.record["no such field"]
 
 
 # --- what the program chose because nobody did, and what earlier versions called it
@@ -233,10 +222,8 @@ def test_a_reference_that_compiled_by_itself_is_told(tmp_path):
 
 
 SAME_AS_BEFORE = {
-    "a switch that became a choice, off": ({"skip_gradient_sync": False}, {"skip_gradient_sync": None}),
     "a switch that became a choice, on": ({"skip_gradient_sync": True}, {"skip_gradient_sync": "all"}),
     "the kernel's older flag": ({"use_flash_attention": True}, {"attention": "flash"}),
-    "the kernel's older flag, off": ({"use_flash_attention": False}, {"attention": "auto"}),
     "a number that the program chooses now": ({"num_workers": 0}, {"num_workers": 1}),
     "a flag that came later": (
         {},

@@ -6,7 +6,6 @@ training_metrics.json and what the audit reads have tests/metrics/test_metrics_f
 
 from __future__ import annotations
 
-import gzip
 import json
 from functools import partial
 from pathlib import Path
@@ -109,19 +108,9 @@ def summarise_profile(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def trace_file(folder: Path) -> None:
-    chrome_trace(folder, distributedInfo={"rank": 0, "world_size": 2})
-
-
-def gzipped_trace(folder: Path) -> None:
-    plain = chrome_trace(folder)
-    plain.with_name("rank0.pt.trace.json.gz").write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
-    plain.unlink()
-
-
-def attribute_trace(name: str, folder: Path) -> None:
-    read_trace(folder / "profiler_logs" / name)
-    read_operators(folder / "profiler_logs" / name)
+def attribute_trace(folder: Path) -> None:
+    read_trace(folder / "profiler_logs" / "rank0.pt.trace.json")
+    read_operators(folder / "profiler_logs" / "rank0.pt.trace.json")
 
 
 def nsys_csv() -> str:
@@ -148,18 +137,10 @@ READERS = {
         profiled_run, "launcher_metadata.json", summarise_profile, is_named=False
     ),
     "trace of torch.profiler": Reader(
-        trace_file,
+        partial(chrome_trace, distributedInfo={"rank": 0, "world_size": 2}),
         "profiler_logs/rank0.pt.trace.json",
-        partial(attribute_trace, "rank0.pt.trace.json"),
+        attribute_trace,
         errors=(TraceUnreadable, InputError),
-    ),
-    "trace of torch.profiler, gzip": Reader(
-        gzipped_trace,
-        "profiler_logs/rank0.pt.trace.json.gz",
-        partial(attribute_trace, "rank0.pt.trace.json.gz"),
-        broken=broken_bytes,
-        errors=(TraceUnreadable, InputError),
-        outcomes=(REFUSED,),
     ),
     "text of nsys stats": Reader(
         lambda folder: text_file(folder, nsys_examples.stats_text("indian")),

@@ -6,9 +6,15 @@ import sys
 import numpy as np
 import pytest
 from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
+from support.report_cases import repeats
 
+from testbed.analysis.charts.training import comparison_table
+from testbed.analysis.comparison.files import arms_from
 from testbed.analysis.runs.comparability import differing_validation, differing_work, speed_ups, warnings
-from testbed.analysis.runs.load import WORK_FIELDS, find_runs, load_run, load_runs
+from testbed.analysis.runs.entries import subject_of
+from testbed.analysis.runs.load import WORK_FIELDS, find_runs, load_run, load_runs, on_one_peak
+from testbed.analysis.runs.verify import verify
+from testbed.audit.readers import read_reported
 from testbed.checkpoint.changed_settings import in_words
 from testbed.config.flag import Kind
 from testbed.config.table import FLAGS
@@ -239,6 +245,27 @@ def test_a_folder_and_a_tree_of_runs_are_found(tmp_path):
         load_run(tmp_path / "a")
 
 
+def test_copies_of_a_runs_files_in_its_checkpoints_are_not_runs(tmp_path):
+    """Whole, half written, damaged; one beside a log. A folder of runs may be called checkpoints, or like a step."""
+    for number in (1, 2):
+        metrics = example_metrics(run_id=f"run {number}", step_time_s=0.2 + number / 1000)
+        save(tmp_path / f"run_{number}", metrics)
+        for step in ("step_000002", ".step_000004.tmp", "step_000003.damaged"):
+            inside = tmp_path / f"run_{number}" / "checkpoints" / step
+            save(inside, metrics | {"status": "running"})
+            (inside / "RUN_PREEMPTED.txt").write_text("")
+            (inside / "rank0_results_epoch1.json").write_text("{}")
+    expected = [tmp_path / f"run_{number}" for number in (1, 2)]
+    assert [path.parent for path in find_runs(tmp_path)] == expected
+    assert [verdict.run_dir for verdict in verify(tmp_path, metrics_only=True)] == expected
+    assert [each.path.parent for each in read_reported([tmp_path])] == expected
+    a, b, unreadable = arms_from(expected[:1], expected[1:])
+    assert (len(a.runs), len(b.runs), unreadable) == (1, 1, [])
+    save(tmp_path / "others" / "checkpoints" / "baseline", example_metrics())
+    save(tmp_path / "others" / "step_000001", example_metrics())
+    assert [path.parent.name for path in find_runs(tmp_path / "others")] == ["baseline", "step_000001"]
+
+
 @pytest.mark.launches
 def test_analysis_never_imports_torch():
     """In a process of its own, because other tests of this one import torch."""
@@ -260,3 +287,33 @@ def test_a_tenth_of_a_learning_rate_reads_as_a_person_writes_it(load):
     changes = [{"name": "min_learning_rate", "before": 0.003 * 0.1, "now": 1e-4}]
     assert in_words(changes) == "--min_learning_rate is 0.0001, was 0.0003"
     assert [*map(value_text, (1.0, 3, True, 0.1 + 0.2, 1e-8, "x"))] == ["1", "3", "True", "0.3", "1e-08", "x"]
+
+
+def measured(metrics: dict, peak: float, source: str = "measured: best of 4 products") -> dict:
+    """Give a file's run this measured peak per device, and the MFU that it would record."""
+    flops = metrics["flops"]
+    flops |= {"peak_flops_per_s_per_device": peak, "peak_source": source}
+    flops["mfu"] = flops["model_flops_per_s"] / peak / metrics["hardware"]["world_size"]
+    return metrics
+
+
+def test_the_faster_of_equal_work_has_the_higher_mfu(load):
+    """MFU of runs shown together is against one peak. The faster run measured the higher one, so its own is lower."""
+    (slow,), (fast,) = repeats("baseline", 0.30, 1), repeats("ddp", 0.29, 1)
+    two = load(measured(slow, 1.0e11), measured(fast, 1.2e11))
+    assert two[0].mfu > two[1].mfu
+    (slow, fast), notes = on_one_peak(two)
+    assert fast.mfu / slow.mfu == pytest.approx(fast.tokens_per_s / slow.tokens_per_s)
+    assert fast is two[1] and slow.section("flops")["peak_flops_per_s_per_device"] == 1.2e11
+    (note,) = notes
+    assert "2 runs measured peaks of" in note and "the largest counts for all" in note
+    assert "the largest counts for all" in " ".join(comparison_table(two).split())
+    by_rate = sorted((entry.example for entry in subject_of(two).entries), key=lambda run: run.tokens_per_s)
+    assert by_rate[1].mfu > by_rate[0].mfu
+
+
+def test_a_data_sheet_and_peaks_that_agree_are_left_alone(load):
+    (a,), (b,), (c,) = repeats("baseline", 0.30, 1), repeats("ddp", 0.29, 1), repeats("fsdp", 0.31, 1)
+    runs = load(measured(a, 1e11), measured(b, 1.04e11), measured(c, 9e11, "data sheet"))
+    found, notes = on_one_peak(runs)
+    assert found[2] is runs[2] and not notes
