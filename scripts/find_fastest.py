@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_types import duration, percentage
 from testbed.config.run_types import STRATEGIES
-from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parse_before_dashes, parser_of, relative
+from testbed.config.sweep_flags import add_flags, check_out_dir, parse_before_dashes, parser_of, relative
 from testbed.errors import Failure, InputError, counted, say
 from testbed.program import program, recorded_command
 
@@ -79,7 +79,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add_flags(parser, "dry_run", "yes")
     arguments = parse_before_dashes(parser, words)
     arguments.out_dir = relative(arguments.out_dir)
-    check_folder_and_timeout(arguments, "the race")
+    check_out_dir(arguments, "the race")
     return arguments
 
 

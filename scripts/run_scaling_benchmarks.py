@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_types import not_negative, positive
-from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parse_before_dashes, parser_of, relative
+from testbed.config.sweep_flags import add_flags, check_out_dir, parse_before_dashes, parser_of, relative
 from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
@@ -143,7 +143,7 @@ def main() -> int:
 
 def check_typed(arguments: argparse.Namespace) -> None:
     """Check the flags that depend on each other. Raises InputError."""
-    check_folder_and_timeout(arguments, "the sweep")
+    check_out_dir(arguments, "the sweep")
     for name in ("repeats", "warmup_runs", "profile_runs"):
         if (value := getattr(arguments, name)) > MOST_RUNS:
             raise InputError(f"--{name} {value} is above {MOST_RUNS}: every run is a row of the plan")

@@ -30,7 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_types import positive
-from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parser_of
+from testbed.config.sweep_flags import add_flags, check_out_dir, parser_of
 from testbed.errors import InputError, say
 from testbed.experiments.gpu_paths import Row, compare, rows, why_left_out, with_what_they_need
 from testbed.io import write_text
@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments()
-    check_folder_and_timeout(arguments, "the runs")
+    check_out_dir(arguments, "the runs")
     gpus = number_of_gpus(arguments)
     plan = rows(gpus)
     packages = [name for name in ("deepspeed", "torchao") if importlib.util.find_spec(name)]

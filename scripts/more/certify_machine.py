@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_types import positive
-from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parse_before_dashes, parser_of, relative
+from testbed.config.sweep_flags import add_flags, check_out_dir, parse_before_dashes, parser_of, relative
 from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
@@ -54,7 +54,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     arguments.out_dir = relative(arguments.out_dir)
     if not LEAST_PAIRS <= arguments.pairs <= MOST_PAIRS:
         raise InputError(f"--pairs {arguments.pairs} is not from {LEAST_PAIRS} to {MOST_PAIRS}; fewer say too little")
-    check_folder_and_timeout(arguments, "the runs")
+    check_out_dir(arguments, "the runs")
     return arguments
 
 

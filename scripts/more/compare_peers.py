@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this che
 from testbed.config.check import check_run
 from testbed.config.flag_types import positive
 from testbed.config.flags import parse_command_line
-from testbed.config.sweep_flags import add_flags, check_folder_and_timeout, parse_before_dashes, parser_of, relative
+from testbed.config.sweep_flags import add_flags, check_out_dir, parse_before_dashes, parser_of, relative
 from testbed.distributed.launch import Launch, usable_cores
 from testbed.errors import InputError, say
 from testbed.program import program
@@ -57,7 +57,7 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments()
-    check_folder_and_timeout(arguments, "the runs")
+    check_out_dir(arguments, "the runs")
     peers = [name for name in arguments.peers.split(",") if name]
     if not peers or len(set(peers)) < len(peers):
         raise InputError(f"--peers {arguments.peers} must name at least one trainer, and each once")

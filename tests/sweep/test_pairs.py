@@ -105,7 +105,6 @@ def asked():
     [
         (["--pairs", "4"], "--pairs 4 is not from 5 to 1000"),
         (["--run_types", "nothing"], "'nothing' is not one of"),
-        (["--run_timeout_s", "0"], "is not above 0"),
         (["--run_types", "dp"], "no run of this sweep can start"),
         (["--", "--seed", "3"], "is set by the sweep itself"),
     ],

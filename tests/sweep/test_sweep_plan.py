@@ -327,7 +327,6 @@ def test_every_command_in_the_guide_parses_and_plans_runs(in_folder_with_data, p
         (["--protocol", "time_to_loss"], "needs --target_val_loss"),
         (["--target_val_loss", "6"], "is for --protocol time_to_loss"),
         (["--repeats", "0"], "--repeats: '0' is not a positive whole number"),
-        (["--run_timeout_s", "0"], "is not above 0"),
         (["--", "--seed", "1"], "--seed is set by the sweep itself; use --seed"),
         (["--", "--device", "cuda"], "PyTorch finds no CUDA device"),
         (["--ranks", "1024", "--batch_sizes", "1024"], "needs more than the"),

@@ -80,7 +80,7 @@ def _check_holds(number: int, needed: str, name: str, file: TokenFile, sequence:
     holds = f"windows of --seq_length {sequence} ({len(file.tokens):,} tokens)"
     shorter = "use more text, a shorter sequence"
     if file.targets is not None:
-        holds = f"pairs that fit whole into --seq_length {sequence} (the longest needs {longest_pair(file)})"
+        holds = f"pairs that fit whole into --seq_length {sequence} (the longest pair needs {longest_pair(file)})"
         shorter = "use more pairs, a longer sequence"
     raise InputError(f"{name} holds {found} {holds}, fewer than {needed}; {shorter}, or {way_out}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import LONGEST_WAIT_S, not_negative, positive
+from testbed.config.flag_types import not_negative, positive, waiting_time
 from testbed.errors import InputError
 from testbed.io import cannot_become_a_folder
 
@@ -40,7 +40,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "unmeasured runs before the first, to warm caches (default: %(default)s)",
     },
     "run_timeout_s": {
-        "type": float,
+        "type": waiting_time,
         "metavar": "SECONDS",
         "help": "end a longer run; it counts as failed (default: never)",
     },
@@ -88,13 +88,7 @@ def relative(folder: Path) -> Path:
     return Path(os.path.relpath(folder))
 
 
-def check_folder_and_timeout(arguments: argparse.Namespace, purpose: str) -> None:
-    """Check --out_dir and --run_timeout_s."""
+def check_out_dir(arguments: argparse.Namespace, purpose: str) -> None:
+    """Raise InputError where --out_dir cannot become a folder; `purpose` is what it is for."""
     if fault := cannot_become_a_folder(arguments.out_dir):
         raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for {purpose}")
-    if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
-        raise InputError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
-    if arguments.run_timeout_s is not None and arguments.run_timeout_s > LONGEST_WAIT_S:
-        raise InputError(
-            f"--run_timeout_s {arguments.run_timeout_s:g} is longer than a week; leave it out for no limit"
-        )

@@ -17,14 +17,17 @@ from testbed.data.windows import Windows
 from testbed.step import NOT_A_TARGET, MicroBatch
 
 
-class TrainingBatches:
+class _Batches:
+    def __init__(self, token_file: TokenFile, settings: RunSettings, data_rank: int, device: torch.device):
+        self.windows = Windows(token_file, settings.data.seq_length)
+        self.settings, self.data_rank, self.device = settings, data_rank, device
+
+
+class TrainingBatches(_Batches):
     """Micro batches of one data rank, by optimizer step counted from 0."""
 
     def __init__(self, token_file: TokenFile, settings: RunSettings, data_rank: int, device: torch.device):
-        self.windows = Windows(token_file, settings.data.seq_length)
-        self.settings = settings
-        self.data_rank = data_rank
-        self.device = device
+        super().__init__(token_file, settings, data_rank, device)
         self._order_of_epoch: tuple[int, np.ndarray] | None = None
         self._reader = ThreadPoolExecutor(1, "read-ahead", self._use_device) if settings.data.num_workers else None
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
@@ -66,19 +69,15 @@ class TrainingBatches:
         return micro_batches(self.windows, own_windows, share, self.settings, self.device, loss_divisor)
 
 
-class ValidationBatches:
+class ValidationBatches(_Batches):
     """The same windows in file order for every world size; the partial last global batch is kept."""
 
-    def __init__(self, token_file: TokenFile, settings: RunSettings, data_rank: int, device: torch.device):
-        self.windows = Windows(token_file, settings.data.seq_length)
-        self.settings = settings
-        self.data_rank = data_rank
-        self.device = device
-        self.num_sequences = len(self.windows)
-        if settings.training.max_val_steps is not None:
-            self.num_sequences = min(
-                self.num_sequences, settings.training.max_val_steps * settings.batch.global_batch_size
-            )
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that are validated."""
+        most = self.settings.training.max_val_steps
+        everything = len(self.windows)
+        return everything if most is None else min(everything, most * self.settings.batch.global_batch_size)
 
     def __len__(self) -> int:
         """Return the number of global batches."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -22,30 +23,26 @@ from testbed.profiling.utilization import UtilizationSampler
 from testbed.train.console import Console
 
 
+@dataclass
 class Report:
     """The metrics file, the progress lines, TensorBoard, the profiler and the measurements of the device.
 
     All ranks call it alike.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        launch: Launch,
-        device: torch.device,
-        recorder: RunRecorder,
-        console: Console,
-        scalars: Scalars,
-        peak: PeakRate | None,
-        rss_before_model: int,
-    ):
-        """Args: peak: None where a data sheet gives the device's best rate. rss_before_model: bytes."""
-        self.settings, self.launch, self.device = settings, launch, device
-        self.recorder, self.console, self.scalars = recorder, console, scalars
-        self._peak, self._sampler = peak, UtilizationSampler(device)
-        self._rss_before_model = rss_before_model
+    settings: RunSettings
+    launch: Launch
+    device: torch.device
+    recorder: RunRecorder
+    console: Console
+    scalars: Scalars
+    peak: PeakRate | None  # None where a data sheet gives the device's best rate
+    rss_before_model: int  # bytes
+
+    def __post_init__(self) -> None:
+        self._sampler = UtilizationSampler(self.device)
         self._profile_step = lambda: None
-        self._traces = recorder.directory / run_folder.PROFILER_LOGS
+        self._traces = self.recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
         """Start the clocks of the run. Call it right before the first step."""
@@ -67,8 +64,8 @@ class Report:
         self._profile_step()
         if not world.stop:  # a run that ends here is written by the checkpoint
             self.recorder.write_if_due()
-            if self._peak is not None:
-                self._peak.measure_if_due(world.step_time_s)
+            if self.peak is not None:
+                self.peak.measure_if_due(world.step_time_s)
 
     def validation(self, step: int, loss: float, num_tokens: int, num_sequences: int, wall_time_s: float) -> None:
         """Record and show the validation after `step`."""
@@ -79,7 +76,7 @@ class Report:
 
     def memory(self, step: int) -> None:
         """Record every rank's peak memory up to `step`."""
-        mine = {**peak_memory(self.device), "rss_before_model_bytes": self._rss_before_model}
+        mine = {**peak_memory(self.device), "rss_before_model_bytes": self.rss_before_model}
         self.recorder.add_memory(step, process_group.gather_objects(mine))
 
     def end_training(self) -> None:
@@ -94,11 +91,11 @@ class Report:
         Args:
             first_step: optimizer steps done before this start of the run.
         """
-        if self._peak is not None:
+        if self.peak is not None:
             process_group.wait_for_everyone()
-            self._peak.measure(repeats=2)
-            rates = process_group.gather_objects(self._peak.flops_per_s())
-            self.recorder.add_measured_peak(sum(rates) / len(rates), self._peak.source(len(rates)))
+            self.peak.measure(repeats=2)
+            rates = process_group.gather_objects(self.peak.flops_per_s())
+            self.recorder.add_measured_peak(sum(rates) / len(rates), self.peak.source(len(rates)))
         if self.settings.measuring.profile:
             found = attribution(self.settings, self._traces, self.launch.rank, first_step, self.device)
             self.recorder.add_attribution(found)
