@@ -9,7 +9,6 @@ from testbed.analysis import statistics
 from testbed.analysis.statistics import (
     EQUAL,
     FURTHER_APART,
-    NOT_ENOUGH,
     NOT_SHOWN,
     compare,
     detectable_effect,
@@ -119,19 +118,6 @@ def test_each_verdict(factor, verdict):
     assert equality(compare([factor * rate for rate in FIVE], FIVE), MARGIN) == verdict
 
 
-def test_a_difference_can_be_sure_and_within_the_margin():
-    ratio = compare([1.01 * rate for rate in FIVE], FIVE)
-    assert ratio.verdict == "faster"
-    assert equality(ratio, MARGIN) == EQUAL
-    assert equality(ratio, 0.005) == FURTHER_APART
-
-
-def test_no_detectable_difference_is_not_equality():
-    ratio = compare([100.0, 90.0, 110.0, 95.0, 105.0], [101.0, 91.0, 108.0, 97.0, 104.0])
-    assert (ratio.verdict, equality(ratio, MARGIN)) == ("no detectable difference", NOT_SHOWN)
-    assert repeats_to_show(ratio.planning_noise, MARGIN) > 50
-
-
 def test_the_verdict_does_not_depend_on_which_arm_is_named_first():
     generator = np.random.default_rng(8)
     verdicts = []
@@ -140,10 +126,6 @@ def test_the_verdict_does_not_depend_on_which_arm_is_named_first():
         verdicts.append(equality(compare(a, b), MARGIN))
         assert equality(compare(b, a), MARGIN) == verdicts[-1]
     assert {EQUAL, NOT_SHOWN} <= set(verdicts)
-
-
-def test_four_repeats_show_nothing():
-    assert equality(compare(FIVE[:4], FIVE), MARGIN) == NOT_ENOUGH
 
 
 def test_runs_without_any_noise_are_equal_exactly_up_to_the_margin():

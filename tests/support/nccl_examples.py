@@ -30,17 +30,13 @@ def one_host(rank: int, via: str = "P2P/CUMEM/read", coll_channels: int = 2) -> 
         f"{said} NVLS multicast support is not available on dev {rank}",
     ]
     lines += [f"{said} Channel {channel:02}/02 :    0   1" for channel in range(2)] if rank == 0 else []
-    up = "0/-1/-1->1->-1 [1] 0/-1/-1->1->-1" if rank else "-1/-1/-1->0->1 [1] -1/-1/-1->0->1"
     lines += [
-        f"{said} Trees [0] {up}",
         f"{said} P2P Chunksize set to 524288",
         *(
             f"{said} Channel {channel:02}/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] via {via}"
             for channel in range(2)
         ),
         f"{said} Connected all rings",
-        f"{said} Connected all trees",
-        f"{said} threadThresholds 8/8/64 | 16/8/64 | 512 | 512",
         f"{said} {coll_channels} coll channels, 0 collnet channels, 0 nvls channels, 2 p2p channels, "
         "2 p2p channels per peer",
         init_lines("node0", process, rank, 2, rank, "COMPLETE"),
