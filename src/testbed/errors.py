@@ -22,6 +22,15 @@ class InputError(ValueError):
     """
 
 
+@contextlib.contextmanager
+def refusals_say(origin: str) -> Iterator[None]:
+    """Add in brackets where refused values come from, to each InputError of the block."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error} ({origin})") from None
+
+
 SPACES = "Zs"  # no-break and thin spaces move no cursor
 
 

@@ -25,7 +25,6 @@ ALLOWED = {
     "src/testbed/experiments/": "studies name the runs that they start",
     "src/testbed/distributed/process_group.py": "pipeline and tensor are axes of the device mesh",
     "src/testbed/analysis/runs/load.py": "pipeline and tensor are axes of the device mesh",
-    "src/testbed/analysis/scaling/tables.py": "the two strategies of one study's table",
     "src/testbed/profiling/trace.py": "allreduce is a part of a kernel's name",
     "scripts/maintain/update_docs.py": "folders of the runs that a page shows",
 }

@@ -1,15 +1,20 @@
-"""What a user types becomes settings, or one sentence that names the flag, the rule and the way out."""
+"""What a user types, a file holds or a run recorded becomes settings, or one sentence with the rule and way out."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
-from support.programs import VOCABULARY, data_flags, write_token_files
-from support.settings import refusal, settings_of, typed
+from support.programs import TINY_RUN, VOCABULARY, data_flags, write_token_files
+from support.settings import launch, refusal, settings_of, typed
 
+from testbed.config.check import check_run
 from testbed.config.flags import build_parser, parse_command_line
 from testbed.config.mesh import batch_arithmetic
+from testbed.data.token_file import TokenFileWriter
+from testbed.distributed.launch import Launch, command_of_start
 from testbed.errors import InputError
 
 
@@ -166,3 +171,172 @@ def test_every_flag_of_the_older_programs_is_still_there():
     timing_sample_every num_workers""".split()
     known = {option for action in build_parser()._actions for option in action.option_strings}
     assert {f"--{name}" for name in kept} <= known
+
+
+RECIPE = ("--learning_rate", "0.003", "--dropout", "0.1", "--save_every", "5", "--global_batch_size", "8")
+
+
+@pytest.fixture
+def recorded(token_files, tmp_path):
+    """Return a function that leaves the record of a run."""
+
+    def record(*flags: str, folder: Path = tmp_path / "run", world_size: int = 1) -> Path:
+        settings = settings_of(token_files, "--checkpoint_path", str(folder), *flags, world_size=world_size)
+        folder.mkdir(exist_ok=True)
+        config = settings.as_config() | {"data_sha256": {"train": "0" * 64, "val": "1" * 64}, "of_another_version": 1}
+        (folder / "effective_config.json").write_text(json.dumps(config))
+        return folder
+
+    return record
+
+
+def resumed(folder: Path, *flags: str, world_size: int = 1):
+    return typed(["--checkpoint_path", str(folder), "--resume", *flags], world_size)
+
+
+def refused_resume(folder: Path, *flags: str) -> str:
+    with pytest.raises(InputError) as caught:
+        resumed(folder, *flags)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_resume_alone_is_the_recorded_run(recorded, token_files):
+    folder = recorded(*RECIPE, "--run_type", "ddp", world_size=2)
+    checked = resumed(folder, world_size=2)
+    words = [*TINY_RUN, *data_flags(token_files), "--checkpoint_path", str(folder), "--run_type", "ddp", *RECIPE]
+    assert checked.settings.as_dict() == typed(words, 2).settings.as_dict()
+    assert str(folder / "effective_config.json") in checked.notes[0]
+
+
+def test_what_is_typed_wins_and_another_run_type_drops_what_only_the_first_has(recorded):
+    folder = recorded(*RECIPE, "--run_type", "optimized", "--zero_stage", "2", world_size=2)
+    checked = resumed(folder, "--run_type", "ddp", "--learning_rate", "0.5", world_size=2)
+    settings, asked = checked.settings, checked.asked
+    assert not asked.typed & asked.configured and "dropout" in asked.configured
+    assert (settings.training.run_type, settings.deepspeed.zero_stage) == ("ddp", None)
+    assert (settings.optimizer.learning_rate, settings.model.dropout) == (0.5, 0.1)
+
+
+def test_where_to_stop_and_what_measured_are_of_one_start(recorded):
+    settings = resumed(recorded("--stop_at_step", "12", "--profile", "--max_train_steps", "16")).settings
+    assert (settings.training.stop_at_step, settings.measuring.profile) == (None, False)
+    assert settings.last_step == 16
+
+
+def test_a_run_that_was_moved_or_is_named_by_a_checkpoint(recorded, tmp_path):
+    folder = recorded(*RECIPE)
+    moved = tmp_path / "moved"
+    shutil.move(folder, moved)
+    assert resumed(moved).settings.checkpointing.checkpoint_path == str(moved)
+    step = moved / "checkpoints" / "step_000005"
+    step.mkdir(parents=True)
+    begun = typed(["--resume", str(step), "--checkpoint_path", str(tmp_path / "new")]).settings
+    assert (begun.model.dropout, begun.checkpointing.checkpoint_path) == (0.1, str(tmp_path / "new"))
+
+
+def test_a_run_that_has_not_begun_takes_the_defaults(token_files, tmp_path):
+    words = [*TINY_RUN, *data_flags(token_files), "--checkpoint_path", str(tmp_path / "new")]
+    assert typed([*words, "--resume"]).settings.as_dict() == typed(words).settings.as_dict()
+
+
+def test_a_refusal_says_that_the_flag_was_recorded(recorded, tmp_path, monkeypatch):
+    folder = recorded(*RECIPE)
+    config = json.loads((folder / "effective_config.json").read_text())
+    (folder / "effective_config.json").write_text(json.dumps(config | {"train_data_path": "gone.bin"}))
+    said = refused_resume(folder)
+    assert "--train_data_path gone.bin" in said and f"from {folder / 'effective_config.json'}" in said
+    (folder / "effective_config.json").write_text(json.dumps(config | {"dropout": "much"}))
+    assert "effective_config.json: dropout cannot be 'much'" in refused_resume(folder)
+
+
+def test_ranks_that_see_another_record_are_told_apart(recorded, tmp_path):
+    one, two = recorded(*RECIPE), recorded("--dropout", "0.2", folder=tmp_path / "two")
+    words = parse_command_line(["--checkpoint_path", str(one), "--resume"])
+    assert check_run(words, launch()).flags_sha256 == check_run(words, launch()).flags_sha256
+    assert check_run(words, launch()).flags_sha256 != resumed(two).flags_sha256
+
+
+@pytest.mark.parametrize(
+    ("variables", "place", "start"),
+    [
+        ({}, Launch(0, 0, 1, 1), "python"),
+        ({"TORCHELASTIC_RUN_ID": "x"}, Launch(0, 0, 2, 2), "torchrun --nproc-per-node 2"),
+        ({"CROSS_RANK": "0"}, Launch(0, 0, 4, 4), "deepspeed --num_gpus 4"),
+        (
+            {"RANK": "0", "MASTER_ADDR": "n1"},
+            Launch(0, 0, 8, 4),
+            "torchrun --nproc-per-node 4 --nnodes 2 --rdzv-backend c10d --rdzv-endpoint n1:29500",
+        ),
+    ],
+)
+def test_the_recorded_command_can_be_pasted(variables, place, start):
+    words = ["src/gpt2.py", "--local_rank=0", "--checkpoint_path", "a b"]
+    assert command_of_start(place, words, variables) == f"{start} src/gpt2.py --checkpoint_path 'a b'"
+
+
+NANO = {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 300, "n_positions": 1024}
+
+
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    """A folder as far as a start looks at it before torch."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(NANO))
+    (folder / "model.safetensors").write_bytes(bytes(8))
+    return folder
+
+
+def start(token_files, weights, *flags: str):
+    return typed(
+        ["--device", "cpu", "--seq_length", "32", *data_flags(token_files), "--init_from", str(weights), *flags]
+    )
+
+
+def test_weights_decide_the_size(token_files, weights):
+    assert start(token_files, weights).settings.model.size == "nano"
+    same = ("--model", "gpt2", "--num_layers", "4", "--num_heads", "4", "--embedding_size", "128")
+    assert start(token_files, weights, *same).settings.model.size == "nano"
+    for model in ("gpt2", "gpt2-xl"):
+        with pytest.raises(InputError, match=rf"^--model {model} does not fit the weights of .* \(nano\); leave"):
+            start(token_files, weights, "--model", model)
+    (weights / "config.json").write_text(json.dumps(NANO | {"n_layer": 3}))
+    assert start(token_files, weights, "--model", "nano", "--num_layers", "3").settings.shape.num_layers == 3
+    with pytest.raises(InputError, match=r"^--model nano does not fit .* \(n_layer=3, n_head=4, n_embd=128\)"):
+        start(token_files, weights, "--model", "nano")
+
+
+def test_runs_of_before_recorded_the_default_size(token_files, weights, tmp_path):
+    now = start(token_files, weights).settings
+    (tmp_path / "effective_config.json").write_text(json.dumps(now.as_config() | {"model": "gpt2"}))
+    assert typed(["--config", str(tmp_path / "effective_config.json")]).settings.model.size == "nano"
+
+
+def test_the_peak_from_scratch_is_said_unless_one_was_given(token_files, weights):
+    (note,) = start(token_files, weights).notes
+    assert "peak learning rate is 0.004, the default for training from scratch" in note
+    assert "--learning_rate 0.0004" in note
+    assert start(token_files, weights, "--learning_rate", "0.004").notes == ()
+    assert start(token_files, weights, "--eval_only").notes == ()
+    assert typed(["--model", "nano", "--seq_length", "32", *data_flags(token_files)]).notes == ()
+
+
+def test_other_tokens_lead_to_the_weights_own_tokenizer(weights, tmp_path):
+    """`--tokenizer bpe:300` would train another BPE of that size."""
+    files = tmp_path / "train.bin", tmp_path / "val.bin"
+    for path in files:
+        with TokenFileWriter(path, 400, "bpe:400", 399) as writer:
+            writer.append_document([*range(390)] * 40)
+    unknown = (
+        f"; tokenize the text with their tokenizer's file, which {weights} lacks: preprocess_small.py --tokenizer FILE"
+    )
+    own = f"; tokenize the text with preprocess_small.py --tokenizer {weights}/tokenizer.json"
+    for name in ("bpe:300", None):
+        (weights / "config.json").write_text(json.dumps(NANO | {"tokenizer": name}))
+        for ending in (unknown, own):
+            with pytest.raises(InputError) as caught:
+                start(files, weights)
+            assert str(caught.value).endswith(ending)
+            (weights / "tokenizer.json").write_text("{}")
+        (weights / "tokenizer.json").unlink()

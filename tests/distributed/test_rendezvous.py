@@ -1,23 +1,44 @@
-"""While a run starts, a rank that died or never came is named, and a rank that lives is waited for."""
+"""Where the ranks meet: a taken port and a useless address are said, a rank that died or never came is named."""
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from support.endings import FAILED, flags_of, started, wait_for
-from support.programs import PROGRAM, python_command
+from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags, python_command, run_program
 
 from testbed.distributed import process_group, rendezvous
-from testbed.distributed.launch import Launch
-from testbed.distributed.rendezvous import RankMissing, StartupWatch, free_port, this_process, wait_for_ranks
-
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="process states as Linux has them")
+from testbed.distributed.launch import Launch, read_launch, threads_per_rank, usable_cores
+from testbed.distributed.rendezvous import (
+    PortTaken,
+    RankMissing,
+    StartupWatch,
+    Unreachable,
+    check_addresses,
+    check_port,
+    free_port,
+    gloo_address,
+    listen,
+    this_process,
+    wait_for_ranks,
+)
+from testbed.errors import InputError
+from testbed.experiments.network_lab import why_impossible
 
 
 class Store(dict):
@@ -27,6 +48,9 @@ class Store(dict):
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self[key].encode() for key in keys]
 
 
 def test_a_rank_that_never_comes_is_named_by_every_rank(monkeypatch):
@@ -175,3 +199,204 @@ def test_a_slow_rank_that_lives_is_waited_for_beyond_the_timeout(token_files, tm
         assert run.codes(60) == [0, 0], run.text
         assert "imed out" not in run.text
         run.mark("RUN_COMPLETE.txt")
+
+
+TWO = Launch(0, 0, 2, 2)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port at which another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def meets_at(monkeypatch):
+    """As a launcher sets it; not torchrun, which holds the port itself."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+
+    def meet(address: str, port: object) -> None:
+        monkeypatch.setenv("MASTER_ADDR", address)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+
+    return meet
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "the.first.node"])
+def test_a_taken_port_is_named_with_a_free_one(taken, meets_at, address):
+    meets_at(address, taken)
+    with pytest.raises(
+        PortTaken, match=rf"MASTER_PORT={taken}, .*Address already in use.* --master_port (\d+), "
+    ) as said:
+        check_port(TWO)
+    free = int(str(said.value).partition("--master_port ")[2].partition(",")[0])
+    meets_at(address, free)
+    check_port(TWO)
+    check_port(TWO)  # it keeps nothing
+
+
+def test_only_who_opens_the_port_asks_for_it(taken, meets_at, monkeypatch):
+    meets_at("127.0.0.1", taken)
+    check_port(Launch(1, 1, 2, 2))
+    check_port(Launch(0, 0, 1, 1))
+    for no_port in ("", "many", "70000", "-1"):  # PyTorch says so
+        meets_at("127.0.0.1", no_port)
+        check_port(TWO)
+    meets_at("127.0.0.1", taken)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    check_port(TWO)
+
+
+@pytest.mark.launches
+def test_the_program_says_so_before_pytorch_is_loaded(taken, token_files, tmp_path):
+    """It said after a while that rank 1 was gone."""
+    folder = tmp_path / "run"
+    flags = [*TINY_RUN, *data_flags(token_files), "--run_type", "ddp", "--checkpoint_path", str(folder)]
+    found = run_program([*python_command(), *flags], 60, env={**os.environ, **TWO.as_variables("127.0.0.1", taken)})
+    assert found.returncode == 2 and "loading PyTorch" not in found.stdout, found.stdout + found.stderr
+    assert found.stderr.startswith(f"gpt2.py: error: MASTER_PORT={taken}, where the ranks meet") and not folder.exists()
+    assert found.stderr.count("\n") == 1 and "rank 1" not in found.stderr
+
+
+def addresses_of(port: int) -> set[str]:
+    connections = psutil.Process().net_connections("inet")
+    return {each.laddr.ip for each in connections if each.laddr.port == port and each.status == psutil.CONN_LISTEN}
+
+
+def test_a_store_on_the_loopback_listens_there_alone(meets_at, monkeypatch):
+    """And both ranks find each other in it."""
+    address = "localhost"
+    port = free_port()
+    meets_at(address, port)
+    monkeypatch.setattr(process_group, "START_TIMEOUT", datetime.timedelta(seconds=30))
+    for name in ("RANK", "WORLD_SIZE"):  # PyTorch reads them itself, and here rank 1 alone asks it
+        monkeypatch.setenv(name, Launch(1, 1, 2, 2).as_variables(address, port)[name])
+    found = {}
+
+    def join(rank: int) -> None:
+        found[rank] = process_group._store_of_this_start(Launch(rank, rank, 2, 2), patience_s=30)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    found[0].set("who", "rank 0")
+    assert found[1].get("who") == b"rank 0" and isinstance(found[0], torch.distributed.PrefixStore)
+    assert addresses_of(port) == {"127.0.0.1"}
+
+
+def test_another_address_is_listened_for_everywhere():
+    """A machine's own name may mean an address of the loopback on that machine alone."""
+    port = free_port()
+    with listen("the.first.node", port):
+        assert addresses_of(port) & {"::", "0.0.0.0"}
+        socket.create_connection(("127.0.0.1", port), 5).close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORLD_SIZE": "\u00b2"}, "WORLD_SIZE='\u00b2' is not a number"),
+        ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE='999"),
+        ({"RANK": "\x1b[2Jone"}, r"RANK='\x1b[2Jone' is not a number"),
+        ({"LOCAL_RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 of LOCAL_WORLD_SIZE=2"),
+    ],
+)
+def test_variables_that_no_launcher_sets_are_one_short_sentence(variables, said):
+    """LOCAL_RANK alone made this rank one of those that refuse in silence."""
+    with pytest.raises(InputError) as caught:
+        read_launch(variables)
+    message = str(caught.value)
+    assert said in message and len(message) < 300 and message.isprintable()
+
+
+def test_numbers_in_other_digits_are_no_threads_and_no_port(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "\u00b2")
+    monkeypatch.setenv("MASTER_PORT", "\u00b2")
+    assert threads_per_rank(Launch(0, 0, 1, 1)) == usable_cores()
+    assert rendezvous.where_ranks_meet()[1] is None
+
+
+@pytest.fixture
+def other_machine(monkeypatch) -> Store:
+    """Rank 1, on a machine of its own with a proper address. Rank 0, this one, is named as Debian names machines."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(rendezvous, "_network", lambda: "this one")
+    monkeypatch.setattr(rendezvous, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    plant_address(monkeypatch, "127.0.1.1")
+    return Store(address_1=json.dumps({"network": "another", "host": "node2", "address": "10.0.0.2"}))
+
+
+def plant_address(monkeypatch, *found: str) -> None:
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+
+
+TWO_NODES = Launch(0, 0, 2, 1)
+
+
+def test_every_rank_names_the_one_at_the_loopback(other_machine, monkeypatch):
+    with pytest.raises(Unreachable, match=r"^rank 0 on node1 .* at 127.0.1.1, its loopback.*set GLOO_SOCKET_IFNAME"):
+        check_addresses(other_machine, TWO_NODES)
+    mine = json.loads(other_machine["address_0"])
+    assert mine == {"network": "this one", "host": "node1", "address": "127.0.1.1"}
+    monkeypatch.setattr(rendezvous, "_network", lambda: "another")
+    plant_address(monkeypatch, "0.0.0.0")  # rank 1, which is named as it should be
+    with pytest.raises(Unreachable, match=r"^rank 0 on node1"):
+        check_addresses(other_machine, Launch(1, 0, 2, 1))
+
+
+def test_the_loopback_does_within_a_machine_and_a_named_interface_is_taken(other_machine, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    check_addresses(other_machine, TWO_NODES)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(rendezvous, "_network", lambda: "another")
+    check_addresses(other_machine, TWO_NODES)
+    check_addresses(Store(), Launch(0, 0, 2, 2))  # one node: nothing is asked
+
+
+def test_gloo_s_address_is_the_first_that_can_be_bound(monkeypatch):
+    plant_address(monkeypatch, "203.0.113.7", "127.0.1.1")  # the first is of no interface here
+    assert gloo_address() == "127.0.1.1"
+    plant_address(monkeypatch, "203.0.113.7")
+    assert gloo_address() == "127.0.0.1", "PyTorch falls back to the loopback"
+
+    def unknown(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert gloo_address() == "127.0.0.1"
+
+
+JOIN = textwrap.dedent(
+    """
+    import torch
+    from testbed.distributed.rendezvous import Unreachable
+    from testbed.distributed.launch import read_launch
+    from testbed.distributed.process_group import start_process_group
+    try:
+        start_process_group(torch.device("cpu"), read_launch(), is_needed=True)
+    except Unreachable as error:
+        print("said:", error)
+    """
+)
+
+
+@pytest.mark.launches
+@pytest.mark.alone
+@pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
+def test_two_hosts_that_are_named_so_both_end_at_once(tmp_path):
+    """In network namespaces, with real gloo. Without the check one of them waits for minutes."""
+    (tmp_path / "join.py").write_text(JOIN)
+    named_so = (
+        f'printf "127.0.0.1 localhost\\n127.0.1.1 $(hostname)\\n" > {tmp_path}/$RANK && mount --bind {tmp_path}/$RANK '
+        f"/etc/hosts && unset GLOO_SOCKET_IFNAME && exec {sys.executable} {tmp_path}/join.py"
+    )
+    lab = [sys.executable, REPOSITORY / "scripts" / "lab" / "network.py", "run", "--hosts", "2"]
+    done = subprocess.run([*lab, "--", "sh", "-c", named_so], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"said: rank (\d) on host(\d) would", done.stdout)
+    assert said == [("0", "1")] * 2, done.stdout

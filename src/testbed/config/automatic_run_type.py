@@ -25,7 +25,7 @@ from testbed.config.run_types import ALL_OPTIONS, PLAIN, REFERENCE, STRATEGIES, 
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
-from testbed.errors import InputError, one_line, value_text
+from testbed.errors import InputError, one_line, refusals_say, value_text
 from testbed.io import holding_together, read_json
 from testbed.typed_json import check as check_types
 
@@ -245,16 +245,12 @@ def _with_work_of(choice: Choice, asked: ParsedFlags) -> tuple[ParsedFlags, str]
 def _checked(taken: Taken, asked: ParsedFlags, launch: Launch, check: Check) -> CheckedRun:
     """Return the run with what is taken, as if a --config file had it."""
     flags = {name: value for name, value in taken.flags.items() if name not in asked.given}
-    kept = {name: asked.values[name] for name in taken.flags.keys() & asked.given}
-    kept = {name: value for name, value in kept.items() if value != taken.flags[name]}
-    try:
+    given = {name: asked.values[name] for name in sorted(taken.flags.keys() & asked.given)}
+    with refusals_say(f"--run_type auto took {taken.run_type}, {taken.why}"):
         checked = check(asked.configured_with(flags).replace({"run_type": taken.run_type}), launch)
-    except InputError as error:
-        raise InputError(f"{error} (--run_type auto took {taken.run_type}, {taken.why})") from None
     name = spelled(taken.run_type, taken.flags)
-    note = f"--run_type auto: {name}, {taken.why}" + "".join(
-        f"; --{flag} {value_text(value)} stays, as it was given" for flag, value in sorted(kept.items())
-    )
+    kept = [f"--{flag} {value_text(value)}" for flag, value in given.items() if value != taken.flags[flag]]
+    note = "; ".join([f"--run_type auto: {name}, {taken.why}", *(f"{each} stays, as it was given" for each in kept)])
     return dataclasses.replace(
         checked,
         settings=checked.settings.with_values(chosen=frozenset({"run_type"})),

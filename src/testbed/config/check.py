@@ -35,7 +35,7 @@ from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
 from testbed.distributed.rendezvous import check_port
 from testbed.distributed.signals import end_on_signals
-from testbed.errors import InputError, one_line
+from testbed.errors import InputError, one_line, refusals_say
 from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
@@ -77,20 +77,16 @@ def check_run(asked: ParsedFlags, launch: Launch, planner: Planner | None = None
         return with_automatic_run_type(asked, launch, _resolve, planner)
     if asked.values["choice"] is not None:
         raise InputError("--choice is for --run_type auto, which takes it; give that, or leave --choice out")
-    try:
+    if not asked.values["eval_only"]:
         return _resolve(asked, launch)
-    except InputError as error:
-        if not asked.values["eval_only"]:
-            raise
-        raise InputError(f"{error} (--eval_only takes what is not typed from the record of --init_from)") from None
+    with refusals_say("--eval_only takes what is not typed from the record of --init_from"):
+        return _resolve(asked, launch)
 
 
 def _resolve_resumed(asked: ParsedFlags, file: Path, launch: Launch) -> CheckedRun:
     """Fill in the settings of a run that is resumed, and say where those that were not typed come from."""
-    try:
+    with refusals_say(f"--resume takes what is not typed from {file}"):
         checked = _resolve(asked, launch)
-    except InputError as error:
-        raise InputError(f"{error} (--resume takes what is not typed from {file})") from None
     note = f"--resume: {asked.values['run_type']}, with the flags of {file} where none is typed"
     # a folder that some nodes do not see would give their ranks other flags
     return dataclasses.replace(checked, notes=(note,), flags_sha256=hash_of(checked.settings.as_config()))
@@ -98,7 +94,9 @@ def _resolve_resumed(asked: ParsedFlags, file: Path, launch: Launch) -> CheckedR
 
 def _resolve(asked: ParsedFlags, launch: Launch) -> CheckedRun:
     """Fill in the settings, with those of DeepSpeed's file."""
-    _check_torch()
+    if not has_torch(OLDEST_TORCH):
+        oldest, found = ".".join(map(str, OLDEST_TORCH)), importlib.metadata.version("torch")
+        raise InputError(f"PyTorch {found} is too old: {oldest} or newer is needed; pip install 'torch>={oldest}'")
     _check_ranks(asked.values["run_type"], launch)
     deepspeed_file = _deepspeed_file(asked)
     if deepspeed_file is None:
@@ -144,12 +142,6 @@ def has_torch(at_least: tuple[int, int]) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return True
     return numbers is None or (int(numbers[1]), int(numbers[2])) >= at_least
-
-
-def _check_torch() -> None:
-    if not has_torch(OLDEST_TORCH):
-        oldest, found = ".".join(map(str, OLDEST_TORCH)), importlib.metadata.version("torch")
-        raise InputError(f"PyTorch {found} is too old: {oldest} or newer is needed; pip install 'torch>={oldest}'")
 
 
 def _check_ranks(run_type: str, launch: Launch) -> None:

@@ -46,40 +46,38 @@ def model_dimensions(
                 f"--train_data_path {train_file.path} has {attribute} {ours} and --val_data_path {val_file.path} has "
                 f"{theirs}; both must come from one run of preprocess_small.py"
             )
-    starting, expected_tokenizer = _start_of(values)
-    base, size = dataclasses.asdict(starting), size_name(starting)
-    if expected_tokenizer is not None and train_file.tokenizer != expected_tokenizer:
-        raise InputError(
-            f"--init_from {values['init_from']} reads ids of the tokenizer {expected_tokenizer}, but {train_file.path} "
-            f"is written with {train_file.tokenizer}; {_tokenize_for(values['init_from'], expected_tokenizer)}"
-        )
-    if values["init_from"] != "scratch":
-        check_same_bpe(
-            *(Path(values["init_from"]), train_file.tokenizer_file, f"--init_from {values['init_from']}"),
-            f"{train_file.path} is written with another {train_file.tokenizer}",
-        )
+    starting, tokenizer = _start_of(values)
     shape = dataclasses.asdict(_overridden(starting, values))
-    if values["vocab_size"] is None and values["init_from"] == "scratch":
-        shape["vocab_size"] = train_file.vocab_size
-    if values["init_from"] != "scratch":
-        changed = [name for name in base if shape[name] != base[name]]
-        if changed:
+    if values["init_from"] == "scratch":
+        shape["vocab_size"] = values["vocab_size"] or train_file.vocab_size
+        check_shape(shape, values["seq_length"])
+        return shape
+    start, way_out = f"--init_from {values['init_from']}", _tokenize_for(values["init_from"], tokenizer)
+    if tokenizer not in (None, train_file.tokenizer):
+        raise InputError(
+            f"{start} reads ids of the tokenizer {tokenizer}, but {train_file.path} is written with "
+            f"{train_file.tokenizer}; {way_out}"
+        )
+    other = f"{train_file.path} is written with another {train_file.tokenizer}"
+    check_same_bpe(Path(values["init_from"]), train_file.tokenizer_file, start, other)
+    base, size = dataclasses.asdict(starting), size_name(starting)
+    for name in base:
+        if shape[name] != base[name]:
             raise InputError(
-                f"--{changed[0]} {shape[changed[0]]} does not fit the weights of --init_from {values['init_from']} "
-                f"({base[changed[0]]}); leave the flag out"
+                f"--{name} {shape[name]} does not fit the weights of {start} ({base[name]}); leave the flag out"
             )
-        if "model" in typed and size_name(_overridden(MODEL_SIZES[values["model"]], values)) != size:
-            raise InputError(
-                f"--model {values['model']} does not fit the weights of --init_from {values['init_from']} "
-                f"({size if size in MODEL_SIZES else starting.describe()}); leave the flag out"
-            )
+    if "model" in typed and size_name(_overridden(MODEL_SIZES[values["model"]], values)) != size:
+        raise InputError(
+            f"--model {values['model']} does not fit the weights of {start} "
+            f"({size if size in MODEL_SIZES else starting.describe()}); leave the flag out"
+        )
     if shape["vocab_size"] < train_file.vocab_size and values["vocab_size"] is None:
         raise InputError(
-            f"--init_from {values['init_from']} knows {shape['vocab_size']} tokens, but {train_file.path} is written "
-            f"with {train_file.vocab_size}; {_tokenize_for(values['init_from'], expected_tokenizer)}"
+            f"{start} knows {shape['vocab_size']} tokens, but {train_file.path} is written with "
+            f"{train_file.vocab_size}; {way_out}"
         )
     check_shape(shape, values["seq_length"])
-    return shape | ({"model": size} if values["init_from"] != "scratch" and size in MODEL_SIZES else {})
+    return shape | ({"model": size} if size in MODEL_SIZES else {})
 
 
 def _tokenize_for(init_from: str, name: str | None) -> str:

@@ -69,13 +69,11 @@ def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[
 def _pairs_in_words(windows: Windows) -> str:
     """Return how many pairs fit, and which share of the tokens are targets."""
     num_pairs, longest = windows.token_file.num_documents, longest_pair(windows.token_file)
-    assert num_pairs is not None  # a file of pairs counts them
-    some = len(windows) < num_pairs
+    fitting = "all" if len(windows) == num_pairs else f"{len(windows):,} of"
     share = windows.num_target_tokens() / max(1, len(windows) * windows.seq_length)
     return (
-        f"pairs: {f'{len(windows):,} of' if some else 'all'} {num_pairs:,} fit whole into --seq_length "
-        f"{windows.seq_length}{', the others are left out' if some else ''}; the longest needs {longest}. {share:.1%} "
-        "of tokens are targets; the rest are prompts and padding"
+        f"pairs: {fitting} {num_pairs:,} fit whole into --seq_length {windows.seq_length}; the longest needs {longest}"
+        f". {share:.1%} of tokens are targets; the rest are prompts and padding"
     )
 
 
