@@ -13,7 +13,6 @@ from testbed.analysis import certificate as certificates
 from testbed.analysis import statistics
 from testbed.analysis.certificate import (
     CERTIFICATE_FILE,
-    KnownNoise,
     certificate_here,
     certificate_of,
     doubts,
@@ -210,21 +209,21 @@ def test_power_is_planned_from_the_certificate_until_runs_of_the_sweep_say_more(
     content = certificate(tmp_path, noise=0.01)
     here = (tmp_path / "c.json", content)
     known = known_noise({"a": [1.0, 1.01], "b": [1.0]}, here)
-    assert known == KnownNoise(largest(content, "planning_noise"), str(here[0]))
+    assert known == (largest(content, "planning_noise"), str(here[0]))
     assert known_noise({}, None) is None
     own = known_noise({"a": [1.0, 1.1, 0.9], "b": [1.0, 1.2, 0.9]}, here)
-    assert own.below > 0.1 and own.source == "6 finished runs of this sweep"
+    assert own[0] > 0.1 and own[1] == "6 finished runs of this sweep"
 
 
 def test_the_lines_say_what_repeats_show_and_what_a_difference_takes():
-    shown, differences, equal = power_lines(KnownNoise(0.012, "c.json"), 5, 60.0)
+    shown, differences, equal = power_lines((0.012, "c.json"), 5, 60.0)
     assert re.match(
         r"5 repeats find a difference of 3\.\d% in 80 % of cases; noise of a run below 1\.2%, from c", shown
     )
     assert "3%: 6 repeats (6 min)" in differences and "10%: 5 repeats (5 min)" in differences
     assert re.match(r"to show that two are equal within 2%: \d+ repeats \(\d+ min\)", equal)
-    assert "make no claim; it takes 5" in power_lines(KnownNoise(0.012, "c.json"), 4, 60.0)[0]
-    assert "1%: more than 1,000 repeats;" in power_lines(KnownNoise(0.3, "c.json"), 5, 60.0)[1]
+    assert "make no claim; it takes 5" in power_lines((0.012, "c.json"), 4, 60.0)[0]
+    assert "1%: more than 1,000 repeats;" in power_lines((0.3, "c.json"), 5, 60.0)[1]
     (unknown,) = power_lines(None, 5, 60.0)
     assert "certify_machine.py" in unknown
 

@@ -115,6 +115,7 @@ def test_a_trace_counts_once_however_many_files_show_it(tmp_path):
     text_file(folder / "profiles", example.stats_csv(), "nsys_all.csv")
     once = summarize(folder)
     assert [row["count"] for row in once["nccl"]["instances"]] == [18, 18]
+    assert once["nvtx_top5"][0]["raw"].startswith("  ")  # of the text, not of the CSV
     text_file(folder / "profiles", example.stats_text("us", trace="nsys_17_node1"), "nsys_stats_node1.txt")
     both = summarize(folder)
     assert [row["count"] for row in both["nccl"]["instances"]] == [36, 36]
@@ -330,6 +331,24 @@ def test_a_summary_that_lacks_what_is_compared_is_one_sentence(tmp_path, before)
         path.write_text(json.dumps(summarize(before) | {"nccl": nccl}))
         with pytest.raises(ValueError, match=said):
             read_summary(path)
+
+
+def test_names_that_text_cuts_are_those_of_csv(tmp_path, before):
+    kept = {}
+    for name, text in (("text", example.stats_text("us")), ("csv", example.stats_csv())):
+        folder = tmp_path / name / "profiles"
+        text_file(folder, text, "nsys_stats.txt" if name == "text" else "nsys.csv")
+        kept[name] = summarize(folder.parent, 3, 2)
+    rows = diff(kept["text"], kept["csv"])["tables"]["cuda_gpu_kern_sum"]
+    assert len(rows) == 3 and all(row["count"][0] == row["count"][1] for row in rows)
+
+
+def test_traces_of_two_machines_cover_the_ranks_of_both(tmp_path, before):
+    """Eight ranks on two machines: a trace is of four."""
+    text = (before / "profiles" / "nsys_stats_node0.txt").read_text()
+    assert summarize(before)["ranks_in_profile"] == 4
+    text_file(before / "profiles", text.replace("[/data/profiles/before", "[/data/profiles/other"), "nsys_stats_b.txt")
+    assert summarize(before)["ranks_in_profile"] == 8
 
 
 def test_summaries_without_a_common_table_do_not_compare(tmp_path, before):

@@ -54,6 +54,8 @@ def test_without_a_plan_an_arm_has_its_own_batch_and_enters_no_other_batch_sizes
     refused = report_of(tmp_path)
     assert refused["status"] == "invalid_comparison" and {row["batch_size"] for row in refused["mismatches"]} == {16}
     assert arm_of(refused, "ddp", 4)["speedup"] is None and arm_of(refused, "ddp", 2)["n"] == 5
+    planned = report_of(tmp_path, cells={path.parent: cell(path.parts[-3][:-2]) for path in tmp_path.rglob("*.json")})
+    assert planned["status"] == "ok" and "no run at one rank" in arm_of(planned, "ddp", 4)["reason"]
 
 
 def test_fields_that_no_file_records_are_one_line(tmp_path):

@@ -58,5 +58,7 @@ def test_the_time_to_loss_protocol_compares_times_whatever_the_batch(tmp_path):
     assert f"| 1.3 [1.2, 1.3] | {arm['time_to_loss']['tokens']['median']:,.0f}" in scaling_table(report)
     with pytest.raises(ValueError, match="--target_val_loss"):
         report_of(tmp_path, "time_to_loss")
+    early = report_of(tmp_path, "time_to_loss", target=6.5)
+    assert "the first validation was already at the target" in arm_of(early, "ddp", 2)["reason"]
     never = report_of(tmp_path, "time_to_loss", target=4.0)
     assert arm_of(never, "ddp", 2)["speedup"] is None and "never reached" in arm_of(never, "ddp", 2)["reason"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -211,7 +210,7 @@ def certificate_of(out_dir: Path, command_line: str) -> dict[str, Any]:
     }
 
 
-def _configuration(name: str, a: Mapping[str, Run], b: Mapping[str, Run]) -> Configuration:
+def _configuration(name: str, a: Mapping[str, Run], b: Mapping[str, Run]) -> dict[str, Any]:
     numbers = sorted((each for each in a if each in b), key=lambda folder: int(folder.rpartition("_")[2]))
     if len(numbers) < MIN_REPEATS:
         raise Failure(f"{name} has {len(numbers)} whole pairs of runs, and a certificate takes {MIN_REPEATS}")
@@ -222,8 +221,14 @@ def _configuration(name: str, a: Mapping[str, Run], b: Mapping[str, Run]) -> Con
         raise InputError(f"the runs of {name} differ in more than chance ({differs}); remove those that do not belong")
     example = runs[0][0]
     config = example.section("training_config")
-    pairs: list[Pair] = [
-        {"number": int(folder.rpartition("_")[2]), "first": _first(one, other), "a": _rate(one), "b": _rate(other)}
+    pairs = [
+        {
+            "number": int(folder.rpartition("_")[2]),
+            # ISO 8601 in UTC: text order is time order
+            "first": "a" if str(one.record.get("timestamp_utc")) <= str(other.record.get("timestamp_utc")) else "b",
+            "a": one.tokens_per_s,
+            "b": other.tokens_per_s,
+        }
         for folder, one, other in zip(numbers, *runs, strict=True)
     ]
     return {
@@ -233,16 +238,6 @@ def _configuration(name: str, a: Mapping[str, Run], b: Mapping[str, Run]) -> Con
         "command_line": example.command_line or "",
         "pairs": pairs,
     }
-
-
-def _first(a: Run, b: Run) -> Literal["a", "b"]:
-    began = [str(run.record.get("timestamp_utc")) for run in (a, b)]  # ISO 8601 in UTC: text order is time order
-    return "a" if began[0] <= began[1] else "b"
-
-
-def _rate(run: Run) -> float:
-    assert run.tokens_per_s is not None, "others were left out"
-    return run.tokens_per_s
 
 
 def machine_of(run: Run) -> Machine:
@@ -284,12 +279,7 @@ def certificates_above(runs: Iterable[Path]) -> dict[Path, dict[str, Any]]:
 # What the repeats of a sweep can show, said before it runs: by the noise of its finished runs, or by the certificate.
 
 
-@dataclass(frozen=True)
-class KnownNoise:
-    """Upper limit of the standard deviation of one run, as a fraction, and in words where it is from."""
-
-    below: float
-    source: str
+KnownNoise = tuple[float, str]  # upper limit of the standard deviation of one run, as a fraction, and where it is from
 
 
 def certificate_here(asked: Path | None, machine: Machine) -> tuple[Path, dict[str, Any]] | None:
@@ -319,10 +309,10 @@ def known_noise(
     if sum(counts) - len(counts) >= MIN_REPEATS - 1:  # as much as one arm says from which a claim is made
         below = noise_of(arms.values())[1]
         assert below is not None, "an arm has two rates"
-        return KnownNoise(below, f"{sum(counts)} finished runs of this sweep")
+        return below, f"{sum(counts)} finished runs of this sweep"
     if certificate is None:
         return None
-    return KnownNoise(largest(certificate[1], "planning_noise"), str(certificate[0]))
+    return largest(certificate[1], "planning_noise"), str(certificate[0])
 
 
 def power_lines(known: KnownNoise | None, repeats: int, seconds_per_repeat: float) -> list[str]:
@@ -332,6 +322,7 @@ def power_lines(known: KnownNoise | None, repeats: int, seconds_per_repeat: floa
             "which difference these repeats can show is not known before some were made; "
             "python scripts/more/certify_machine.py measures the noise of this machine"
         ]
+    below, source = known
 
     def taken(number: int) -> str:
         if number > MOST_REPEATS:
@@ -341,11 +332,11 @@ def power_lines(known: KnownNoise | None, repeats: int, seconds_per_repeat: floa
     if repeats < MIN_REPEATS:
         shown = f"{repeats} repeats make no claim; it takes {MIN_REPEATS}"
     else:
-        shown = f"{repeats} repeats find a difference of {detectable_effect(known.below, repeats):.1%} in 80 % of cases"
-    plans = [f"{effect:.0%}: {taken(repeats_needed(known.below, effect))}" for effect in EFFECTS]
-    equal = taken(repeats_to_show(known.below, DEFAULT_MARGIN))
+        shown = f"{repeats} repeats find a difference of {detectable_effect(below, repeats):.1%} in 80 % of cases"
+    plans = [f"{effect:.0%}: {taken(repeats_needed(below, effect))}" for effect in EFFECTS]
+    equal = taken(repeats_to_show(below, DEFAULT_MARGIN))
     return [
-        f"{shown}; noise of a run below {known.below:.1%}, from {known.source}",
+        f"{shown}; noise of a run below {below:.1%}, from {source}",
         f"to find a difference of {'; '.join(plans)}",
         f"to show that two are equal within {DEFAULT_MARGIN:.0%}: {equal}",
     ]

@@ -322,8 +322,6 @@ def _coverage(inputs: Inputs, tables: dict[str, StatsTable], num_steps: int | No
     ranks, of_ranks = _ranks_in_traces(inputs)
     if num_ranks:
         ranks, of_ranks = num_ranks, given
-    if ranks is None and num_ranges and recorded and num_ranges % recorded == 0:
-        ranks, of_ranks = num_ranges // recorded, f"{num_ranges} {STEP} ranges over {recorded} recorded steps"
     if num_steps:
         return Coverage(num_steps, given, ranks, of_ranks)
     if num_ranges and ranks and num_ranges % ranks == 0:
