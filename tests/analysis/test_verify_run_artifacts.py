@@ -74,8 +74,8 @@ def change(folder: Path, edit) -> None:
     path.write_text(json.dumps(metrics))
 
 
-def claim_more(metrics, section="summary", field="mean_tokens_per_sec_global"):
-    metrics[section][field] = 1.001 * metrics["summary"]["mean_tokens_per_sec_global"]
+def claim_more(metrics):
+    metrics["summary"]["mean_tokens_per_sec_global"] *= 1.001
 
 
 def hide_the_slowest_rank(metrics):
@@ -88,7 +88,6 @@ CONTENT_FAULTS = [
     (lambda m: m["steps"][2].update(is_warmup=False), "missing_warmup", "warm-up"),
     (lambda m: m.update(steps=m["steps"][:-3]), "wrong_number_of_steps", "17 steps, the settings say 20"),
     (claim_more, "inconsistent_throughput", "summary.mean_tokens_per_sec_global"),
-    (lambda m: claim_more(m, "timing", "tokens_per_sec_global"), "inconsistent_throughput", "timing.tokens_per_sec"),
     (hide_the_slowest_rank, "inconsistent_step_time", "slowest rank"),
     (lambda m: m.update(status="running"), "incomplete", "running"),
     (lambda m: m.update(DIED), "failed", "loss is nan"),
@@ -189,8 +188,6 @@ def test_older_versions_are_checked_as_far_as_they_go(tmp_path):
     save(tmp_path / "v1", v1_metrics())
     save(tmp_path / "v20", v20_metrics())
     assert [each.status for each in verify(tmp_path, metrics_only=True)] == ["ok", "ok"]
-    save(tmp_path / "v20", v20_metrics(epochs=[v20_metrics()["epochs"][0] | {"tokens_per_sec_global": 5.0}]))
-    assert verify(tmp_path, metrics_only=True)[1].status == "inconsistent_throughput"
 
 
 def test_the_exit_code_says_whether_all_runs_passed(tmp_path):

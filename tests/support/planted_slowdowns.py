@@ -43,31 +43,24 @@ def with_a_slow_first_collective(synchronise, pause_s: float):
 
 
 def plant(place: str, pause_s: float) -> None:
+    from testbed.metrics.recorder import RunRecorder
+    from testbed.strategies import pipeline
+    from testbed.strategies.allreduce import AllReduce
     from testbed.strategies.baseline import Baseline
     from testbed.train.batches import TrainingBatches
 
-    if place == "loader":
-        TrainingBatches.of_step = slowed(TrainingBatches.of_step, pause_s)
-    elif place == "optimizer":
-        Baseline.update = slowed(Baseline.update, pause_s)
-    elif place == "forward":
-        Baseline.loss_sum = slowed(Baseline.loss_sum, pause_s)
-    elif place == "collective":
-        from testbed.strategies.allreduce import AllReduce
-
-        AllReduce.synchronise_gradients = with_a_slow_first_collective(AllReduce.synchronise_gradients, pause_s)
-    elif place == "writing":  # between the steps
-        from testbed.metrics.recorder import RunRecorder
-
-        RunRecorder.write_if_due = slowed(RunRecorder.write_if_due, pause_s)
-    elif place == "stages":  # forward and backward of every stage take the same time, far more than they compute
-        from testbed.strategies import pipeline
-
-        pipeline._StageModule.forward = slowed(pipeline._StageModule.forward, pause_s)
-        stage = pipeline.PipelineStage
-        stage.backward_one_chunk = slowed(stage.backward_one_chunk, pause_s)
-    else:
-        raise SystemExit(f"no such place: {place}")
+    parts = {
+        "loader": [(TrainingBatches, "of_step")],
+        "optimizer": [(Baseline, "update")],
+        "forward": [(Baseline, "loss_sum")],
+        "collective": [(AllReduce, "synchronise_gradients")],
+        "writing": [(RunRecorder, "write_if_due")],  # between the steps
+        # forward and backward of every stage take the same time, far more than they compute
+        "stages": [(pipeline._StageModule, "forward"), (pipeline.PipelineStage, "backward_one_chunk")],
+    }
+    change = with_a_slow_first_collective if place == "collective" else slowed
+    for owner, name in parts[place]:
+        setattr(owner, name, change(getattr(owner, name), pause_s))
 
 
 def main(folder: Path) -> None:

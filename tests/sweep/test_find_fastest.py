@@ -208,6 +208,15 @@ def test_a_dry_run_writes_nothing(work, runs, tmp_path):
     assert "races: ddp:bucket_cap_mb=5 on 2 ranks; predicted " in done.stdout and "does not race: " in done.stdout
 
 
+def test_a_dry_run_needs_no_data(work, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_here(PROGRAM, "--ranks", 2, "--run_types", "ddp,tensor", "--dry_run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "note: train_small.bin is not here" in done.stdout and list(tmp_path.iterdir()) == [] and runs == []
+    assert done.stdout.count("--train_data_path train_small.bin --val_data_path val_small.bin") == 2
+    assert run_here(PROGRAM, "--ranks", 2, cwd=tmp_path).returncode == 2
+
+
 @pytest.mark.launches
 @pytest.mark.slow
 def test_two_tiny_configurations_race(token_files, tmp_path):

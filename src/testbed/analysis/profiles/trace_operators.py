@@ -75,21 +75,10 @@ def _table(report: str, durations: dict[str, list[int]]) -> StatsTable:
     rows = []
     for name, mine in sorted(durations.items(), key=lambda item: -sum(item[1])):
         total, array = sum(mine), np.array(mine, dtype=float)
+        mean, median = float(array.mean()), float(np.median(array))
         stddev = float(array.std(ddof=1)) if len(mine) > 1 else 0.0
         percent = 100 * total / everything if everything else None
-        rows.append(
-            Row(
-                name,
-                total,
-                len(mine),
-                float(array.mean()),
-                float(np.median(array)),
-                min(mine),
-                max(mine),
-                stddev,
-                percent,
-            )
-        )
+        rows.append(Row(name, total, len(mine), mean, median, min(mine), max(mine), stddev, percent))
     return StatsTable(report, tuple(rows))
 
 

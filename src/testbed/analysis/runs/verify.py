@@ -6,7 +6,6 @@ settings, the number of ranks with the plan, the launcher's record and RUN_COMPL
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import shlex
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed import typed_json
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_text
@@ -123,15 +123,13 @@ def _check(
 def _read_launcher(folder: Path, faults: list[Fault], metrics_only: bool) -> dict:
     path = folder / LAUNCHER
     if not path.exists():
-        if not metrics_only:
-            faults.append(("missing_launcher_metadata", f"no {LAUNCHER}"))
+        faults += [] if metrics_only else [("missing_launcher_metadata", f"no {LAUNCHER}")]
         return {}
-    with contextlib.suppress(ValueError):
-        found = read_json(path)
-        if isinstance(found, dict):
-            return found
-    faults.append(("invalid_launcher_metadata", f"{LAUNCHER} cannot be read"))
-    return {}
+    try:
+        return typed_json.check(read_json(path), dict)
+    except ValueError:
+        faults.append(("invalid_launcher_metadata", f"{LAUNCHER} cannot be read"))
+        return {}
 
 
 def _mark_faults(folder: Path, metrics: dict, needs_log: bool) -> Iterator[Fault]:
@@ -171,11 +169,8 @@ def _is_printed(text: str | None, value: float | None) -> bool:
 
 
 def _content_faults(metrics: dict) -> Iterator[Fault]:
-    """Compare training_metrics.json with itself. The older versions hold too little to contradict much."""
-    version = metrics_version(metrics)
-    if version != "2.2":
-        if version == "2.0":
-            yield from _epoch_rate_faults(metrics["epochs"])
+    """Compare training_metrics.json with itself. Versions before 2.2 hold too little to contradict much."""
+    if metrics_version(metrics) != "2.2":
         return
     if metrics["status"] != "complete":
         why = f": {metrics['failure']['reason']}" if metrics["failure"] else ""
@@ -185,16 +180,6 @@ def _content_faults(metrics: dict) -> Iterator[Fault]:
     if not metrics["settings"].get("eval_only"):
         yield from _step_faults(metrics)
         yield from _throughput_faults(metrics)
-
-
-def _epoch_rate_faults(epochs: list[dict]) -> Iterator[Fault]:
-    for epoch in epochs:
-        tokens, seconds, rate = (
-            epoch.get(name) for name in ("tokens_processed_global", "epoch_wall_time_sec", "tokens_per_sec_global")
-        )
-        # 2.0 wrote its rates with two decimals
-        if tokens and seconds and rate and not math.isclose(tokens / seconds, rate, rel_tol=1e-3):
-            yield "inconsistent_throughput", f"epoch {epoch.get('epoch_idx')}: {tokens / seconds:.2f} is not {rate:.2f}"
 
 
 def _step_faults(metrics: dict) -> Iterator[Fault]:
@@ -222,14 +207,9 @@ def _throughput_faults(metrics: dict) -> Iterator[Fault]:
         yield "no_measured_step", "no step after the warm-up"
         return
     rate = len(measured) * config["global_batch_size"] * config["seq_len"] / math.fsum(measured)
-    stated = {
-        "summary.mean_tokens_per_sec_global": metrics["summary"]["mean_tokens_per_sec_global"],
-    }
-    if "tokens_per_sec_global" in metrics["timing"]:  # files of before 2026-11-23 say it twice
-        stated["timing.tokens_per_sec_global"] = metrics["timing"]["tokens_per_sec_global"]
-    for name, value in stated.items():
-        if value is None or not _same(value, rate):
-            yield "inconsistent_throughput", f"{name} is {value}, the measured rows give {rate:.3f}"
+    stated = metrics["summary"]["mean_tokens_per_sec_global"]
+    if stated is None or not _same(stated, rate):
+        yield "inconsistent_throughput", f"summary.mean_tokens_per_sec_global is {stated}, the rows give {rate:.3f}"
     if metrics["timing"]["num_measured_steps"] != len(measured):
         yield "inconsistent_throughput", f"timing.num_measured_steps is not the {len(measured)} measured rows"
 

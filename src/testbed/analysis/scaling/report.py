@@ -148,7 +148,6 @@ def scaling_report(
         counted = "; ".join(f"{number} x {reason}" for reason, number in reasons.items())
         raise InputError(f"none of the runs can enter a scaling report: {counted}")
     rows = [_arm_row(arm, arms, protocol, target, allow_mismatch, directory) for arm in arms]
-    strategies = _strategies(rows, protocol)
     found = [
         {**{key: row[key] for key in ("name", "strategy", "batch_size", "ranks")}, **item}
         for row in rows
@@ -159,7 +158,7 @@ def scaling_report(
         "status": "ok" if not found else "mismatch_allowed" if allow_mismatch else "invalid_comparison",
         "protocol": {"name": protocol, "target_val_loss": target},
         "mismatches": found,
-        "strategies": strategies,
+        "strategies": _strategies(rows, protocol),
         "arms": rows,
         "left_out": [{"path": _relative(path, directory), "reason": reason} for path, reason in not_shown.items()],
         "warnings": [*_warnings(arms, rows, cells or {}), *_about_instrumented(unfit.values())],
@@ -167,7 +166,7 @@ def scaling_report(
 
 
 def _strategies(rows: Sequence[dict], protocol: str) -> list[dict[str, Any]]:
-    """Return one entry per strategy and batch size: its ranks and the law of its protocol."""
+    """Return one entry per strategy and batch size, with the law of its protocol."""
     series: dict[tuple, list[dict]] = {}
     for row in rows:
         series.setdefault((row["strategy"], row["batch_size"]), []).append(row)
@@ -176,10 +175,6 @@ def _strategies(rows: Sequence[dict], protocol: str) -> list[dict[str, Any]]:
             "strategy": strategy,
             "strategy_name": _name_over_ranks(members),
             "batch_size": batch_size,
-            "batch_size_is": members[0]["batch_size_is"],
-            "ranks": sorted(row["ranks"] for row in members),
-            "reference": members[0]["reference"],
-            "has_enough_repeats": all(row["n"] >= MIN_REPEATS for row in members),
             "fits": _fits(members, rows, protocol),
         }
         for (strategy, batch_size), members in series.items()
@@ -207,8 +202,7 @@ def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[
     at_one = [row for row in rows if (row["strategy"], row["batch_size"], row["ranks"]) == wanted]
     if not at_one:  # a batch that no file records, allowed
         return {law: no_fit(law, "needs runs at one rank with this batch size")}
-    fitted = fit({row["ranks"]: row["tokens_per_s"]["values"] for row in (at_one[0], *fair)})
-    return {law: fitted | {"reference": fair[0]["reference"]}}
+    return {law: fit({row["ranks"]: row["tokens_per_s"]["values"] for row in (at_one[0], *fair)})}
 
 
 def _is_unequal(row: dict) -> bool:
@@ -262,7 +256,6 @@ def _arm_row(
     compared = reference or next(other for other in arms if other.batch_size == arm.batch_size)
     unequal = mismatches(arm.runs, compared.runs, protocol, on_devices=True)
     found = [entry for item in unequal for entry in _mismatch_entries(item)]
-    reached = None if target is None else time_to_loss_of_arm(arm.runs, target, arm.failed)
     row: dict[str, Any] = {
         "name": arm.name,
         "strategy": arm.strategy,
@@ -286,7 +279,7 @@ def _arm_row(
         "mfu": interval_of([run.mfu for run in arm.runs]),
         "final_train_loss": interval_of([run.final_train_loss for run in arm.runs]),
         "final_val_loss": interval_of([run.final_validation_loss for run in arm.runs]),
-        "time_to_loss": reached,
+        "time_to_loss": None if target is None else time_to_loss_of_arm(arm.runs, target, arm.failed),
         "attribution": _mean_attribution(arm.instrumented),
         "utilization": _mean_utilization(arm),
         "mismatches": found,
@@ -374,11 +367,9 @@ def _mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
     steps = [step for found in kept for per_rank in found["per_rank"] for step in per_rank["steps"]]
     if not steps:
         return None
-    names = [name for name in steps[0] if name != "step"]
-    source = sorted({found["source"] for found in kept})
-    columns = {name: [step[name] for step in steps] for name in names}
+    columns = {name: [step[name] for step in steps] for name in steps[0] if name != "step"}
     means = {name: None if None in values else _mean(values) for name, values in columns.items()}
-    return means | {"n_steps": len(steps), "source": source}
+    return means | {"n_steps": len(steps), "source": sorted({found["source"] for found in kept})}
 
 
 def _mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
@@ -386,10 +377,8 @@ def _mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
     measured = [run.record["utilization"] for run in arm.runs if run.record.get("utilization")]
     sampled = measured or [run.record["utilization"] for run in arm.instrumented if run.record.get("utilization")]
     rows = [row for each in sampled for row in each["per_rank"]]
-    if not rows:
-        return None
     names = ("cpu_percent_mean", "gpu_percent_mean")
-    return {name: _mean([row[name] for row in rows if row[name] is not None]) for name in names}
+    return {name: _mean([row[name] for row in rows if row[name] is not None]) for name in names} if rows else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
