@@ -323,7 +323,7 @@ def test_numbers_in_other_digits_are_no_threads_and_no_port(monkeypatch):
 def other_machine(monkeypatch) -> Store:
     """Rank 1, on a machine of its own with a proper address. Rank 0, this one, is named as Debian names machines."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(rendezvous, "_network", lambda: "this one")
+    monkeypatch.setattr(rendezvous, "_namespace", lambda kind: "this one")
     monkeypatch.setattr(rendezvous, "FAREWELL_S", 0.0)
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
     plant_address(monkeypatch, "127.0.1.1")
@@ -343,7 +343,7 @@ def test_every_rank_names_the_one_at_the_loopback(other_machine, monkeypatch):
         check_addresses(other_machine, TWO_NODES)
     mine = json.loads(other_machine["address_0"])
     assert mine == {"network": "this one", "host": "node1", "address": "127.0.1.1"}
-    monkeypatch.setattr(rendezvous, "_network", lambda: "another")
+    monkeypatch.setattr(rendezvous, "_namespace", lambda kind: "another")
     plant_address(monkeypatch, "0.0.0.0")  # rank 1, which is named as it should be
     with pytest.raises(Unreachable, match=r"^rank 0 on node1"):
         check_addresses(other_machine, Launch(1, 0, 2, 1))
@@ -353,7 +353,7 @@ def test_the_loopback_does_within_a_machine_and_a_named_interface_is_taken(other
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     check_addresses(other_machine, TWO_NODES)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    monkeypatch.setattr(rendezvous, "_network", lambda: "another")
+    monkeypatch.setattr(rendezvous, "_namespace", lambda kind: "another")
     check_addresses(other_machine, TWO_NODES)
     check_addresses(Store(), Launch(0, 0, 2, 2))  # one node: nothing is asked
 

@@ -85,8 +85,7 @@ def whole_number(text: str) -> int | None:
 
 
 def launcher(variables: Mapping[str, str] = os.environ) -> str:
-    """Return what started this process: torchrun, deepspeed, another (Slurm, a script), or python, which sets no
-    rank."""
+    """Return what started this process: torchrun, deepspeed, another (Slurm, a script), or python without ranks."""
     if "TORCHELASTIC_RUN_ID" in variables:
         return "torchrun"
     if "CROSS_RANK" in variables:  # DeepSpeed's number of the node
@@ -118,12 +117,9 @@ def command_of_start(launch: Launch, words: Sequence[str], variables: Mapping[st
 
 
 def refuse(launch: Launch | None, message: str) -> int:
-    """Say on local rank 0 why the run cannot start.
+    """Say on local rank 0 why the run cannot start, and return 2, the exit code for what the user typed.
 
     The others wait, so that the launcher does not kill rank 0 before it prints.
-
-    Returns:
-        2, the exit code for what the user typed.
     """
     if launch is None or launch.local_rank == 0:
         say(f"gpt2.py: error: {message}", file=sys.stderr, flush=True)

@@ -47,15 +47,12 @@ def start_process_group(
     patience_s: float = START_TIMEOUT.total_seconds(),
     backend: str = "auto",
 ) -> str | None:
-    """Join the other ranks. A single process that needs a group (DeepSpeed) gets one without a network. Raises
-    RankMissing or Unreachable.
+    """Join the other ranks. A single process that needs a group (DeepSpeed) gets one without a network.
+
+    Returns the backend, or None where no group was needed. Raises RankMissing or Unreachable.
 
     Args:
         patience_s: how long to wait for a rank to come.
-        backend: "auto", "nccl" or "gloo".
-
-    Returns:
-        The backend, or None where no group was needed.
     """
     if not (launch.is_distributed or is_needed):
         return None
@@ -183,11 +180,7 @@ def hybrid_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
 
 
 def seed_of_rank(seed: int, rank: int, *step: int) -> int:
-    """Return the seed of one rank's dropout. No two ranks share it, and none depends on the number of ranks.
-
-    Args:
-        step: where the rank resumes from a step at which it had no random numbers.
-    """
+    """Return the seed of one rank's dropout, whatever the number of ranks. `step`: where it resumes without its own."""
     return int(np.random.SeedSequence([seed, rank, *step]).generate_state(1, np.uint64)[0])
 
 
@@ -217,10 +210,7 @@ def gather_objects(mine: object) -> list:
 
 
 def start_on_rank_0(work: Callable[[], Result]) -> Future[Result] | None:
-    """Start work on rank 0, in a thread, that may take longer than the timeout of a collective.
-
-    All ranks call it. On the others it returns None. `wait_for_work` waits for it.
-    """
+    """Start work on rank 0, in a thread. All ranks call it, and then `wait_for_work`. The others get None."""
     if dist.is_initialized() and dist.get_rank() > 0:
         return None
     # OpenMP keeps the number of threads per thread, and this one is new
@@ -231,21 +221,14 @@ def start_on_rank_0(work: Callable[[], Result]) -> Future[Result] | None:
 
 
 def by_rank_0(work: Callable[[], Result]) -> Result | None:
-    """Do work on rank 0 while the others wait, however long it takes. All ranks call it.
-
-    Returns:
-        The result of the work on rank 0; None on the others.
-    """
+    """Do work on rank 0 while the others wait, however long it takes. All ranks call it. The others get None."""
     mine = start_on_rank_0(work)
     wait_for_work(mine)
     return None if mine is None else mine.result()
 
 
 def wait_for_work(mine: Future | None) -> None:
-    """Wait until every rank's work has ended, with a result or an error. All ranks call it.
-
-    It may take longer than the timeout of a collective, so the ranks ask each other every ASK_EVERY_S.
-    """
+    """Wait until every rank's work has ended. It may outlast a collective's timeout, so ranks ask each other."""
     is_done = False
     while not is_done:
         if mine is not None:
@@ -272,11 +255,7 @@ def log_rank0(message: str) -> None:
 
 
 def wait_for_everyone(before_step: int | None = None) -> None:
-    """Wait until every rank has come here.
-
-    Args:
-        before_step: the optimizer step, counted from 1, that begins afterwards.
-    """
+    """Wait until every rank has come here. `before_step`: the step, counted from 1, that begins afterwards."""
     if before_step is not None:
         watchdog.enter("barrier", before_step)
     if dist.is_initialized():
@@ -302,15 +281,12 @@ def raise_on_any_rank(
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the first line of an error, and its kind where the words are not ours.
-
-    PyTorch's distributed checkpoint wraps each rank's.
-    """
+    """Return the first line of an error, also of one in PyTorch's distributed checkpoint, and its kind if not ours."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     words = next(iter(str(error).splitlines()), "")
     if isinstance(error, InputError):
         return words  # a sentence of ours
-    if "inline_container" in words:  # PyTorch's own writer tells how far it came, not what the system said
+    if "inline_container" in words:  # PyTorch's writer tells how far it came, not what the system said
         words = f"the disk took only a part of a file ({words})"
     return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -59,8 +59,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a program: its exit code, negative for a signal, and whether it was ended because it ran too long or
-    because `Stop` had noted a signal."""
+    """The end of a program: its exit code, negative for a signal, and whether it ran too long or `Stop` ended it."""
 
     exit_code: int
     seconds: float
@@ -72,9 +71,6 @@ def start(command: Sequence[str], output: BinaryIO, **options: Any) -> subproces
     """Start a program that reads nothing and writes everything to `output`.
 
     It leads a session, so that Ctrl-C reaches this program alone, which then ends the other.
-
-    Args:
-        options: of subprocess.Popen.
     """
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, **streams, start_new_session=True, **options)

@@ -1,11 +1,9 @@
 """Check where the ranks meet, and name the rank that does not come, or dies, while a run starts. No torch.
 
-PyTorch reports a taken port after seconds, from rank 0 alone, while the others wait at whatever listens there. And
-gloo listens at the address of the machine's name, and many systems give their own name the loopback (127.0.1.1): other
-machines then connect to themselves, some ranks fail at once, and the rest wait longer than any timeout.
-
-The store's timeout says how many ranks came, not which, and only torchrun ends the ranks that wait for a dead one. No
-collective has a short timeout yet, because rank 0 may read files for minutes while the others wait.
+PyTorch reports a taken port after seconds, from rank 0 alone. gloo listens at the address of the machine's name, which
+many systems give the loopback (127.0.1.1): other machines then connect to themselves and wait longer than any timeout.
+The store's timeout says how many ranks came, not which. No collective has a short timeout yet, because rank 0 may read
+files for minutes while the others wait.
 """
 
 from __future__ import annotations
@@ -81,20 +79,20 @@ def no_answer(trouble: str, patience_s: float) -> RankMissing:
 
 
 def this_process() -> tuple[str, int]:
-    """Return the place where process numbers mean the same, and this process's number.
+    """Return the place where process numbers mean the same, and this process's number."""
+    return f"{socket.gethostname()} {_namespace('pid')}", os.getpid()
 
-    The place is the machine's name; on Linux also its boot (virtual machines of one image have one name) and the
-    namespace of its processes.
+
+def _namespace(kind: str) -> str:
+    """Return the machine's boot, as virtual machines of one image have one name, and the namespace of this process.
+
+    Not Linux: the machine's name.
     """
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115 - no path, a name
-    return " ".join(parts), os.getpid()
-
-
-def _is_dead(process: int) -> bool:
-    return not is_process_alive(process)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(f'/proc/self/ns/{kind}')}"  # noqa: PTH115 - no path, a name
+    except OSError:
+        return socket.gethostname()
 
 
 class StartupWatch:
@@ -110,11 +108,7 @@ class StartupWatch:
         timeout_s: float,
         on_missing: Callable[[str], None],
     ):
-        """Args:
-        processes: `this_process` of every rank.
-        timeout_s: how long a rank may be stopped.
-        on_missing: ends the process, with the sentence about the missing rank.
-        """
+        """Args: processes: `this_process` of every rank. timeout_s: how long a rank may be stopped."""
         here = processes[launch.rank][0]
         self._processes = {
             rank: process for rank, (place, process) in enumerate(processes) if rank != launch.rank and place == here
@@ -141,7 +135,7 @@ class StartupWatch:
 
     def look(self, seconds: float) -> str | None:
         """Count `seconds` more. Returns the sentence about a rank that is dead or stopped, or None."""
-        self._count(self._dead_s, seconds, _is_dead)
+        self._count(self._dead_s, seconds, lambda process: not is_process_alive(process))
         self._count(self._stopped_s, seconds, is_process_stopped)
         if max(list(self._dead_s.values()), default=0.0) >= DEAD_FOR_S:
             return self.dead_rank()
@@ -155,7 +149,7 @@ class StartupWatch:
 
     def dead_rank(self) -> str | None:
         """Describe the rank that died first. None: none is known to be dead."""
-        self._count(self._dead_s, 0.0, _is_dead)
+        self._count(self._dead_s, 0.0, lambda process: not is_process_alive(process))
         first = next(iter(self._dead_s), None)
         if first is None:
             return None
@@ -183,7 +177,7 @@ def check_addresses(store: Store, launch: Launch) -> None:
     """
     if launch.num_nodes == 1:
         return
-    mine = {"network": _network(), "host": socket.gethostname(), "address": None}
+    mine = {"network": _namespace("net"), "host": socket.gethostname(), "address": None}
     if not os.environ.get(INTERFACE):
         mine["address"] = gloo_address()
     store.set(f"address_{launch.rank}", json.dumps(mine))
@@ -215,15 +209,6 @@ def gloo_address() -> str:
             continue
         return str(address[0]).partition("%")[0]
     return "127.0.0.1"
-
-
-def _network() -> str:
-    """Return what processes share that reach each other at the loopback: the boot and the network namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}"  # noqa: PTH115 - no path, a name
-    except OSError:  # not Linux
-        return socket.gethostname()
 
 
 class PortTaken(InputError):

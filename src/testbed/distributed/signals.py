@@ -96,10 +96,7 @@ class StopSignals:
     """
 
     def __init__(self, grace_s: float, on_stuck: Callable[[RunStopped], None], is_speaking: bool = False):
-        """Args:
-        on_stuck: leaves the run's mark when the process is ended from the second thread.
-        is_speaking: this rank says that Ctrl-C was heard, and what another one does.
-        """
+        """Args: on_stuck: leaves the run's mark. is_speaking: this rank says that Ctrl-C was heard."""
         self.number = self.agreed = 0
         self._grace_s, self._on_stuck, self._is_speaking = grace_s, on_stuck, is_speaking
         self._raises = False

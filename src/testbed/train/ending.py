@@ -39,11 +39,9 @@ class RunPreempted(Exception):
 
 
 class RunEnding:
-    """Ends this rank's part of a run: `reasons` says why, `mark_failed` and
-    `mark_preempted` below write it, and this leaves with the exit code.
+    """Ends this rank's part of a run: `reasons` says why, `mark_failed` and `mark_preempted` write it, and this leaves.
 
-    Used as `with RunEnding(...) as ending:`. Afterwards `exit_code` is set, unless there are other ranks: then the
-    process ends there.
+    After `with RunEnding(...) as ending:` `exit_code` is set, or the process ends there, where there are other ranks.
 
     Attributes:
         signals: what may ask the run to end, from now on.

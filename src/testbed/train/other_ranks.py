@@ -82,7 +82,9 @@ class OtherRanks:
 
     def blocking(self) -> str:
         """Describe the rank for which a collective broke or timed out."""
-        return self._wait_for_proof_of_death() or self._longest_at_same_phase() or self._unknown()
+        return (
+            self._wait_for_proof_of_death() or self.missing(watchdog.longest_waiting_at_same_place) or self._unknown()
+        )
 
     def waited(self) -> str:
         """Say where this rank waited."""
@@ -109,11 +111,6 @@ class OtherRanks:
         if self.directory is None:
             return {}
         return watchdog.signs_of_life(self.progress_folder, self.launch.world_size, self.launch.rank)
-
-    def _longest_at_same_phase(self) -> str | None:
-        if self.directory is None or not self.launch.is_distributed:
-            return None
-        return watchdog.longest_waiting_at_same_place(self.progress_folder, self.launch.world_size, self.launch.rank)
 
     def _unknown(self) -> str:
         if self.launch.rank > 0 and self.directory is None and not process_group.is_store_held():
