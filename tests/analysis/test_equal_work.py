@@ -16,7 +16,7 @@ from testbed.analysis.comparison.document import comparison_text, json_of
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.report.build import summary
 from testbed.analysis.runs.arms import Arm
-from testbed.analysis.runs.comparability import differing_work
+from testbed.analysis.runs.comparability import differing_work, mismatches, unlike_skips
 from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.runs.load import Run, load_run
 from testbed.analysis.scaling.report import scaling_report
@@ -132,3 +132,31 @@ def test_steps_that_fp16_skipped_are_unequal_work_in_a_scaling_study_too(tmp_pat
     report = report_of(tmp_path)
     assert [item["field"] for item in report["mismatches"]] == ["steps skipped by fp16 overflow"]
     assert report["status"] == "invalid_comparison"
+
+
+def run_of(folder, *, skipped: int = 0, **more) -> Run:
+    """A run of 20 steps, of which fp16 skipped the first `skipped`."""
+    metrics = metrics_of("baseline", 1, num_steps=20, **more)
+    for row in metrics["steps"][:skipped]:
+        row.update(is_skipped=True, grad_norm=None)
+    return load_run(save(folder, metrics))
+
+
+@pytest.mark.parametrize(("skipped", "is_unequal"), [(0, False), (1, False), (2, False), (3, True), (20, True)])
+def test_where_a_loss_scale_begins_explains_two_steps_and_no_third(tmp_path, skipped, is_unequal):
+    runs = run_of(tmp_path / "a"), run_of(tmp_path / "b", skipped=skipped)
+    for pair in (runs, runs[::-1]):
+        assert bool(unlike_skips(pair)) == is_unequal
+
+
+@pytest.mark.parametrize(
+    ("seeds", "others", "is_equal"),
+    [([1, 2, 3], [1, 2], True), ([1], [1, 2], True), ([1, 2], [2, 3], False), ([1], [2], False)],
+)
+def test_seeds_of_one_list_are_equal_work_and_seeds_of_two_are_not(tmp_path, seeds, others, is_equal):
+    sides = [
+        [run_of(tmp_path / f"{side}{seed}", seed=seed) for seed in values]
+        for side, values in (("a", seeds), ("b", others))
+    ]
+    for a, b in (sides, sides[::-1]):
+        assert [item.field for item in mismatches(a, b)] == ([] if is_equal else ["seed"])
