@@ -17,6 +17,7 @@ cannot be read.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import write_json
 from testbed.program import program
 
@@ -35,6 +36,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--baseline", type=Path, metavar="FILE",
                         help="what all others are compared with (default: the first; in a folder of several, its "
                         "baseline on the fewest ranks)")  # fmt: skip
+    parser.add_argument("--claim", type=float, metavar="RATIO",
+                        help="how many times as fast the second is said to be: 2.9")  # fmt: skip
+    parser.add_argument("--a", metavar="NAME", help="the row of a table that is compared with: a cell, or words of it")
+    parser.add_argument("--b", metavar="NAME", help="the row of a table that is said to be faster")
     parser.add_argument("--details", action="store_true", help="print every finding in full behind the summary")
     parser.add_argument("--columns", action="append", default=[], metavar="QUANTITY=HEADING,...",
                         help="what the columns of a table in Markdown or CSV are, where their headings do not say it: "
@@ -47,10 +52,24 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.audit import claims
+    from testbed.audit.answer import EXIT_CODES
+    from testbed.audit.claim_page import answer_in_json, claim_page
     from testbed.audit.page import details, page
     from testbed.audit.tables.columns import columns_named
 
     columns = columns_named(arguments.columns) if arguments.columns else None
+    if arguments.claim is not None and not 0 < arguments.claim < math.inf:
+        raise InputError(f"--claim {arguments.claim:g}: a ratio is above 0, such as 2.9")
+    answered = claims.answered(arguments.files, arguments.claim, (arguments.a, arguments.b), columns)
+    if answered is not None:
+        say(claim_page(answered))
+        if arguments.details:
+            say(f"\n{details(answered.findings)}")
+        if arguments.json:
+            write_json(arguments.json, answer_in_json(answered), f"--json {arguments.json}")
+        return EXIT_CODES[answered.verdict]
+    if arguments.claim is not None:
+        raise InputError("--claim is about two things: give two files or folders of runs, or --a and --b for two rows")
     findings, num_runs, num_tables, checked = claims.audit_and_count(arguments.files, arguments.baseline, columns)
     say(page(findings, num_runs, num_tables, checked))
     if arguments.details:

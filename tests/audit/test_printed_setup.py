@@ -14,13 +14,13 @@ def test_the_lines_of_a_real_log_are_read(tmp_path):
     one, two = (read_text_log(path)[0] for path in deepspeed_pair(tmp_path))
     assert (one.global_batch_size, one.micro_batch_size, one.world_size) == (8, 8, 1)
     assert (two.global_batch_size, two.micro_batch_size, two.world_size) == (8, 4, 2)
-    assert two.printed_settings == {"offload": "optimizer on the cpu", "precision": "fp32", "ZeRO stage": "2"}
+    assert two.settings == {"offload": "optimizer on the cpu", "precision": "fp32", "ZeRO stage": "2"}
     assert two.batch_is_printed and not any("batch" in words for words in two.unread)
 
 
 def test_a_log_without_such_lines_says_that_the_batch_is_missing(tmp_path):
     item = read_text_log(wandb_pair(tmp_path, 2, {})[0])[0]
-    assert item.global_batch_size is None and not item.batch_is_printed and item.printed_settings == {}
+    assert item.global_batch_size is None and not item.batch_is_printed and item.settings == {}
     assert "batch (this log does not print it)" in item.unread
 
 

@@ -73,14 +73,15 @@ def test_a_row_of_other_work_is_noted(tmp_path):
     rows = ("1 | 4 | 1024 | 100 | 1.0", "4 | 16 | 1024 | 290 | 2.9", "4 | 4 | 2048 | 290 | 2.9")
     path = saved(tmp_path, table("GPUs | global batch | seq len | tokens/s | speedup", *rows))
     said = [(f.severity, f.runs[0][-1], f.message.partition(": ")[2]) for f in audit([path])]
-    assert said == [(NOTE, "4", "global batch 16 against 4"), (NOTE, "5", "seq len 2048 against 1024")]
+    assert said == [(NOTE, "4", "global batch size 4 against 16 (4 times)"),
+                    (NOTE, "5", "sequence length 1024 against 2048")]  # fmt: skip
 
 
 def test_what_has_to_be_guessed_is_not_read(tmp_path):
     known = {"#GPUs": "devices", "Number of GPUs": "devices", "Step time (ms)": "step_s", "tokens/sec/GPU":
              "device_token_rate", "Throughput (tokens/s)": "token_rate", "**Global batch size**": "batch"}  # fmt: skip
     assert {heading: quantity_of(heading) for heading in known} == known
-    for heading in ("Batch size", "latency", "memory", "Projected tokens/s", "Config", "it/s", "relative speed"):
+    for heading in ("latency", "memory", "Projected tokens/s", "Config", "it/s", "relative speed"):
         assert quantity_of(heading) is None, heading
     estimates = SPEED_UP.replace("3.82x", "~4.32x")
     assert audit([saved(tmp_path, estimates)]) == []

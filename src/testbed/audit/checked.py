@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.document.words import counted
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs
 from testbed.audit.reported import Reported
 from testbed.audit.tables.columns import FORM, Grid
-from testbed.audit.tables.rules import num_checked
+from testbed.audit.tables.rules import checks_of
 from testbed.sweep.state import SWEEP_FILE
 
 QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
@@ -26,21 +27,35 @@ class Checked:
     figures: int
     columns: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    rows: int = 0
+    rules: int = 0  # of tables, that had a figure to check
+
+    @property
+    def in_words(self) -> str:
+        """Return what was read of tables, and how much of everything could be checked."""
+        read = f"read {counted(len(self.columns), 'table')}, {counted(self.rows, 'row')}; " if self.columns else ""
+        by = f" by {counted(self.rules, 'rule')}" if self.rules else ""
+        return f"{read}{counted(self.figures, 'figure')} could be checked{by}"
 
 
 def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: Sequence[Path]) -> Checked:
     """Return what could be checked in `items`; `nothing_read` are files of `paths` that say nothing."""
     runs = [item for item in items if item.form != FORM]
     figures = sum(_of_run(item, len(runs) > 1) for item in runs)
-    columns = []
-    for item in (item for item in items if item.form == FORM):
-        grids: tuple[Grid, ...] = item.details["grids"]
-        figures += sum(map(num_checked, grids))
-        columns += [f"{item.name}:{grid.lines[0]}: {_columns_in_words(grid)}" for grid in grids]
+    tables: list[tuple[Reported, Grid]] = [
+        (item, grid) for item in items if item.form == FORM for grid in item.details["grids"]
+    ]
+    counts = [checks_of(item, grid) for item, grid in tables]
     skipped = dict.fromkeys(
         [*nothing_read, *(file for path in paths if path.is_dir() for file in _beside(path, items))]
     )
-    return Checked(figures, tuple(columns), tuple(map(str, skipped)))
+    return Checked(
+        figures + sum(number for number, _ in counts),
+        tuple(f"{item.name}:{grid.lines[0]}: {_columns_in_words(grid)}" for item, grid in tables),
+        tuple(map(str, skipped)),
+        sum(len(grid.lines) for _, grid in tables),
+        max((rules for _, rules in counts), default=0),
+    )
 
 
 def _of_run(item: Reported, is_compared: bool) -> int:
@@ -54,9 +69,14 @@ def _of_run(item: Reported, is_compared: bool) -> int:
 
 
 def _columns_in_words(grid: Grid) -> str:
-    known = [f"'{column.heading}' as {column.quantity}" for column in grid.columns if column.quantity]
-    passed_over = [f"'{column.heading}'" for column in grid.columns if column.quantity is None]
-    return ", ".join(known or ["no column"]) + (f"; not read: {', '.join(passed_over)}" if passed_over else "")
+    known = [f"`{column.heading}` as {column.quantity or column.word}" for column in grid.columns
+             if (column.quantity or column.word) and not column.is_of_words]  # fmt: skip
+    in_rows = [str(column.quantity or column.word) for column in grid.columns if column.is_of_words]
+    passed_over = [f"`{column.heading}`" for column in grid.columns if not column.quantity and not column.word]
+    parts = [", ".join(known or ["no column"])]
+    parts += [f"in the words of its rows: {', '.join(in_rows)}"] if in_rows else []
+    parts += [f"not understood: {', '.join(passed_over)}"] if passed_over else []
+    return "; ".join(parts)
 
 
 def _beside(folder: Path, items: Sequence[Reported]) -> list[Path]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.analysis.runs.arms import group_into_arms
+from testbed.audit.answer import Answer, answer
 from testbed.audit.checked import Checked, checked_in
 from testbed.audit.comparison_rules import CLAIM_RULES
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
@@ -22,8 +23,10 @@ from testbed.audit.readers import read_reported
 from testbed.audit.reported import Claim, Reported, Side
 from testbed.audit.run_rules import METRICS_RULES
 from testbed.audit.tables.columns import FORM as TABLE
+from testbed.audit.tables.rows import row_named
 from testbed.audit.tables.rules import TABLE_RULES
 from testbed.config.run_types import REFERENCE
+from testbed.errors import InputError
 from testbed.sweep.state import sweeps_above
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
@@ -57,6 +60,34 @@ def audit_and_count(
     findings = audit_runs(items, baselines, prefer_baseline=not is_chosen)
     checked = checked_in([*items, *baselines], list(map(Path, paths)), nothing_read)
     return findings, len(items) - num_tables, num_tables, checked
+
+
+def answered(
+    paths: Sequence[Path],
+    claimed: float | None = None,
+    named: tuple[str | None, str | None] = (None, None),
+    columns: Mapping[str, str] | None = None,
+) -> Answer | None:
+    """Return the answer to the claim that two things compare; None: the paths hold more than two.
+
+    They are two files or folders of runs, or two rows of tables that `named` names.
+
+    Raises:
+        InputError: a file cannot be read, or a name is of no row; one sentence that says which.
+    """
+    if any(named):
+        if None in named:
+            raise InputError("--a and --b name two rows of a table: give both")
+        items = [item for item in read_reported(paths, columns) if item.form == TABLE]
+        base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
+        return answer(Claim(base, other), claimed)
+    if len(paths) != 2 or columns:
+        return None
+    sides = [_sides([item for item in read_reported([path]) if item.form != TABLE], False) for path in paths]
+    if [len(side) for side in sides] != [1, 1]:
+        return None
+    protocols = {item.protocol for side in sides for item in side[0].runs}
+    return answer(Claim(sides[0][0], sides[1][0], protocols.pop() if len(protocols) == 1 else None), claimed)
 
 
 def audit_runs(

@@ -6,20 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 
 from testbed.analysis.comparison.confounders import made_first
-from testbed.analysis.runs.comparability import (
-    IN_PROPORTION,
-    LOSS_NOISE,
-    cores_of,
-    differing_validation,
-    differing_work,
-    loss_noise,
-)
+from testbed.analysis.runs.comparability import LOSS_NOISE, cores_of, differing_validation, loss_noise
 from testbed.audit.condition_rules import code_is_the_same, devices_are_the_same, more_devices_are_faster
+from testbed.audit.conditions import DIFFERS, UNKNOWN, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
-from testbed.audit.printed_setup import OFFLOADED, PRECISION
-from testbed.audit.reported import Claim, Reported
+from testbed.audit.reported import DATA, OFFLOADED, Claim, Reported
 from testbed.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
-from testbed.errors import value_text
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
@@ -29,65 +21,17 @@ OWN_LINEAR_TOLERANCE = 0.05
 
 def work_is_equal(claim: Claim) -> Iterator[Finding]:
     base, other = claim.baseline.first, claim.other.first
-    unknown: list[str] = []
-    if base.run and other.run:
-        differing, unknown = _differing_fields(claim)
-    else:
-        pairs = {name: (getattr(base, name), getattr(other, name)) for name in ("global_batch_size", "optimizer_steps")}
-        differing = {name: values for name, values in pairs.items() if None not in values and len(set(values)) > 1}
-        unknown = [name for name, values in pairs.items() if None in values]
-        if claim.protocol == "time_to_loss":  # batch and steps are free
-            differing, unknown = {}, []
-        for name in ("sequence_length", "num_parameters"):  # few formats print them
-            values = (getattr(base, name), getattr(other, name))
-            if None not in values and len(set(values)) > 1:
-                differing[name] = values
-    if list(differing) == ["optimizer_steps"] and base.losses and other.losses:
-        words = _against("optimizer_steps", differing["optimizer_steps"])
-        yield claim.notes(Rule.EQUAL_WORK, f"{words}: the logs compare rates, and neither losses nor whole times")
-    elif differing:
-        words = "; ".join(_against(name, values) for name, values in differing.items())
-        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))
-    if unknown:
-        names = [name.replace("_", " ") for name in unknown]
-        yield claim.cannot_tell(
-            Rule.EQUAL_WORK, f"equal work cannot be shown, not in every file: {', '.join(names)}", *names
-        )
-
-
-def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
-    base, other = claim.baseline.first, claim.other.first
-    assert base.run is not None and other.run is not None  # the caller looked
-    protocol = "time_to_loss" if claim.protocol == "time_to_loss" else "strong"
-    # a printed or recorded number of data ranks counts for the proportion too, so this is asked here
-    exempt = set(IN_PROPORTION) if claim.protocol == "weak" and _batch_is_in_proportion(base, other) else set()
-    base_runs, other_runs = claim.measured_runs
-    seeds, other_seeds = ({run.work.get("seed") for run in runs} for runs in (base_runs, other_runs))
-    if seeds == other_seeds and None not in seeds:
-        exempt.add("seed")  # a protocol may vary it, in both arms alike
-    found = [item for item in differing_work([base.run, other.run], protocol) if item.field not in exempt]
-    differing = {}
-    for item in found:
-        if not item.is_unknown_only:
-            differing[item.field] = item.values if isinstance(item.recorded[0], str) else item.recorded
-    return differing, [item.field for item in found if item.is_unknown_only]
-
-
-def _batch_is_in_proportion(base: Reported, other: Reported) -> bool:
-    def per_rank(item: Reported) -> set[float]:
-        assert item.run is not None
-        ranks = {item.world_size, (item.run.record.get("training_config") or {}).get("data_world_size")}
-        return {item.global_batch_size / count for count in ranks if count and item.global_batch_size}
-
-    return bool(per_rank(base) & per_rank(other))
-
-
-def _against(name: str, values: tuple) -> str:
-    before, after = values
-    words = name.replace("_", " ")
-    if name in ("global_batch_size", "optimizer_steps", "tokens") and before and after:
-        return f"{words} {before:,} against {after:,} ({after / before:.3g} times)"
-    return f"{words} {value_text(before)} against {value_text(after)}"
+    work = [item for item in conditions(claim) if item.is_work]
+    steps = next(item for item in work if item.name == "optimizer steps")
+    if differing := [item.against for item in work if item.spoils]:
+        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {'; '.join(differing)}", _at_equal_updates(claim))
+    elif steps.state == DIFFERS and base.losses and other.losses:
+        words = f"{steps.against}: the logs compare rates, and neither losses nor whole times"
+        yield claim.notes(Rule.EQUAL_WORK, words)
+    is_open = claim.protocol == "time_to_loss" and not (base.run and other.run)  # of a log, batch and steps are free
+    if unknown := [item.name for item in work if item.state == UNKNOWN and item.name != DATA and not is_open]:
+        said = f"equal work cannot be shown, not in every file: {', '.join(unknown)}"
+        yield claim.cannot_tell(Rule.EQUAL_WORK, said, *unknown)
 
 
 def _at_equal_updates(claim: Claim) -> str | None:
@@ -333,13 +277,9 @@ def repeats_are_interleaved(claim: Claim) -> Iterator[Finding]:
         )
 
 
-def printed_settings_are_the_same(claim: Claim) -> Iterator[Finding]:
-    """Compare precision where both logs print it, and offloading, which a log without DeepSpeed has none of."""
-    base, other = (side.first.printed_settings for side in (claim.baseline, claim.other))
-    precisions = base.get(PRECISION), other.get(PRECISION)
-    if None not in precisions and precisions[0] != precisions[1]:
-        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: precision {precisions[0]} against {precisions[1]}")
-    kept = base.get(OFFLOADED), other.get(OFFLOADED)
+def offloading_is_the_same(claim: Claim) -> Iterator[Finding]:
+    """Compare offloading, which a log without DeepSpeed has none of."""
+    kept = [side.first.settings.get(OFFLOADED) for side in (claim.baseline, claim.other)]
     if kept[0] != kept[1]:
         said = " against ".join(value or "nothing offloaded" for value in kept)
         yield claim.notes(Rule.DEVICES, f"{said}, as DeepSpeed prints: what offloading costs is in the ratio")
@@ -368,18 +308,23 @@ def the_loader_fed_the_printed_batch(claim: Claim) -> Iterator[Finding]:
     )
 
 
-CLAIM_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
-    work_is_equal,
+# what the figures of both sides contradict together
+ARITHMETIC_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     rates_of_v1_are_of_all_ranks,
     speed_up_is_not_more_than_linear,
-    faster_is_not_worse,
     ranks_do_not_train_on_the_same_data,
     data_parallel_batch_is_counted_once,
-    code_is_the_same,
-    devices_are_the_same,
     both_leave_the_warm_up_of_the_learning_rate,
     repeats_are_interleaved,
     more_devices_are_faster,
-    printed_settings_are_the_same,
     the_loader_fed_the_printed_batch,
+)
+# these first: the conditions of a comparison
+CLAIM_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
+    work_is_equal,
+    faster_is_not_worse,
+    code_is_the_same,
+    devices_are_the_same,
+    offloading_is_the_same,
+    *ARITHMETIC_RULES,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -16,7 +17,8 @@ from testbed.errors import InputError
 from testbed.io import read_json
 
 STATE, EVENTS, CSV = "trainer_state.json", "TensorBoard event files", "CSV of curves"
-FORMS = (STATE, EVENTS, CSV)
+PRINTED_TRAINER = "log of a transformers Trainer"
+FORMS = (STATE, EVENTS, CSV, PRINTED_TRAINER)
 STEP = ("step", "_step", "steps", "iteration", "iter", "global_step", "trainer/global_step")
 # quantity -> the names of its curves: of transformers, torchtitan, Megatron-LM, nanochat, composer and Lightning
 CURVES: dict[str, tuple[str, ...]] = {
@@ -60,6 +62,37 @@ def read_trainer_state(path: Path) -> list[Reported]:
         rate=number(end.get("train_samples_per_second")),
         rate_unit="samples/s",
     )]  # fmt: skip
+
+
+PRINTED = re.compile(r"\{'(?:loss|eval_loss|train_runtime)': .{1,2000}?\}")
+_HEADER = {
+    "global_batch_size": r"Total train batch size \(w\. parallel.*?\) = ([\d,]+)",
+    "micro_batch_size": r"Instantaneous batch size per device = ([\d,]+)",
+    "accumulation": r"Gradient Accumulation steps = ([\d,]+)",
+    "optimizer_steps": r"Total optimization steps = ([\d,]+)",
+    "num_parameters": r"Number of trainable parameters = ([\d,]+)",
+}
+
+
+def read_printed_trainer(path: Path, text: str) -> list[Reported]:
+    """Read what the Trainer of transformers prints: a dict for each logging step, and its set-up if it logs that.
+
+    Raises:
+        InputError: the dicts have no figures.
+    """
+    rows = [dict(re.findall(r"'(\w+)': '?([-+.\w]+)", found[0])) for found in PRINTED.finditer(text)]
+    end = next((row for row in reversed(rows) if "train_runtime" in row), {})
+    told = [(at, name, value) for at, row in enumerate(rows, start=1) if row is not end for name, value in row.items()]
+    known: dict[str, object] = {}
+    for name, pattern in _HEADER.items():
+        said = set(re.findall(pattern, text))
+        if len(said) == 1 and len(digits := said.pop().replace(",", "")) < 15:
+            known[name] = int(digits)
+    return [replace(reported_of(
+        path, PRINTED_TRAINER, curves_in(told),
+        time_s=number(end.get("train_runtime")), time_meaning="time of the whole train() call",
+        rate=number(end.get("train_samples_per_second")), rate_unit="samples/s", **known,
+    ), losses=())]  # fmt: skip  # steps are not printed with them
 
 
 def is_curves(header: Sequence[str]) -> bool:

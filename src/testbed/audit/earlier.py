@@ -111,7 +111,7 @@ def wandb_log_runs(path: Path, text: str) -> list[Reported]:
         instruments=(*(["a profiler ran (its table is in the log)"] if "ProfilerStep*" in text else []),
                      *printed.instruments),
         global_batch_size=printed.global_batch_size, micro_batch_size=printed.micro_batch_size,
-        batch_is_printed=printed.global_batch_size is not None, printed_settings=printed.settings,
+        batch_is_printed=printed.global_batch_size is not None, settings=printed.settings,
         is_data_parallel_module="DataParallel.forward" in text.replace("DistributedDataParallel.forward", ""),
         details={"logged_steps": sorted({*logged, *step_losses}), "progress_s": seen},
         unread=not_found({"throughput": rates, "iteration time": times, "validation loss": validated,

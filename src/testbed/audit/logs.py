@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from testbed.audit.reported import Reported
+from testbed.audit.printed_setup import plain_precision, printed_setup
+from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, ZERO, Reported
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
@@ -39,6 +40,8 @@ class Program:
     start: str | None = None  # of each stage in one file
     protocol: str | None = None
     time_meaning: str = "time of one iteration"
+    rate_unit: str = "tokens/s"
+    instruments: Mapping[str, str] = field(default_factory=dict)  # pattern -> what it says that slows the run down
 
 
 LLMC_HEADER = {
@@ -50,6 +53,9 @@ LLMC_HEADER = {
     "num_parameters": rf"num_parameters[: |]+{COUNT}",
     "device_name": r"\| device +\| (.{1,80}?) +\|",
     "peak_flops": rf"peak TFlops +\| {NUMBER}",
+    PRECISION: r"\| precision +\| (\w+) +\|",
+    RECOMPUTED: r"\| recompute +\| (\d) +\|",
+    ZERO: r"\| zero_stage +\| (\d) +\|",
 }
 PROGRAMS = (
     Program(
@@ -71,7 +77,11 @@ PROGRAMS = (
             "num_parameters": rf"size: {COUNT} total parameters",
             "device_name": r"\b[A-Z]{3,5} capacity: (.{1,80}?) with",
             "peak_flops": rf"Peak FLOPS used for computing MFU: {NUMBER}",
+            MODEL: r"\bModel (\S.{0,60}?) size: [\d,]+ total",
+            COMPILED: r"(?i)(compiling) each \w+ with torch\.compile",
+            RECOMPUTED: r"(?i)applied (\w+) activation checkpointing",
         },
+        instruments={r"Profiling active\. Traces will be saved": "the profiler of PyTorch ran (Profiling active)"},
         val_loss=r"validate step:\s*\d+\s+loss:\s*(\S+)",
         rate_is_per_rank=True,
         assumed_peak=r"Peak flops undefined for: (.{1,80}?), fallback to A100",
@@ -93,6 +103,12 @@ PROGRAMS = (
             "world_size": rf"using world size: {COUNT}",
             "micro_batch_size": r"(?m)^(?!.*print\]).*\bmicro_batch_size \.{3,} ?(\d+)\s*$",
             "sequence_length": r"(?m)^(?!.*print\]).*\bseq_length \.{3,} ?(\d+)\s*$",
+            PRECISION: r"(?m)\bparams_dtype \.{3,} ?torch\.(\w+)\s*$",
+            RECOMPUTED: r"(?m)\brecompute_granularity \.{3,} ?(\w+)\s*$",
+        },
+        instruments={
+            r"(?m)\bprofile \.{3,} ?True\s*$": "a profiler ran (--profile)",
+            r"(?m)\buse_pytorch_profiler \.{3,} ?True\s*$": "the profiler of PyTorch ran (--use-pytorch-profiler)",
         },
         val_loss=r"validation loss at iteration \d+(?: on validation set)? \|.{0,200}?lm loss value: (\S+)",
         rate_is_per_rank=True,
@@ -166,6 +182,8 @@ PROGRAMS = (
             "step_tokens": rf"tokens per iteration will be: {COUNT}",
             "micro_batch_size": rf"(?m)^\s*(?:Overriding: )?batch_size = {COUNT}",
             "sequence_length": rf"(?m)^\s*(?:Overriding: )?block_size = {COUNT}",
+            PRECISION: r"(?m)^\s*(?:Overriding: )?dtype = '?(\w+)",
+            COMPILED: r"(?m)^(compiling) the model",
         },
         val_loss=r"step \d+: train loss \S+, val loss (\S+)",
         first_step=0,
@@ -187,9 +205,18 @@ PROGRAMS = (
         val_loss=r"(?m)^\d+ val (\S+)",
         first_step=0,
     ),
+    Program(  # of any program that trains with it; its settings are read by printed_setup.py
+        "DeepSpeed",
+        mark=r"global_step=\d+, RunningAvgSamplesPerSec=",
+        line=r"\bglobal_step=(\d{1,12}), RunningAvgSamplesPerSec=",
+        figures={"rate": rf"CurrSamplesPerSec={NUMBER}"},
+        rate_unit="samples/s",
+    ),
 )
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
-KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt or nanoGPT"
+KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT or DeepSpeed"
+SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
+OFF = ("None", "none", "0", "False")
 DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others
 LOOKED_FOR = {
     "number of ranks": "world_size",
@@ -218,6 +245,13 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
     lines = _in_order(lines)
     steps = [step for step, _ in lines]
     known = _settings(others, program)
+    printed = printed_setup(others)
+    settings = printed.settings | known.pop("settings", {})
+    instruments = [words for pattern, words in program.instruments.items() if re.search(pattern, others)]
+    if program.name == "DeepSpeed":
+        of_engine = {"world_size": printed.world_size, "global_batch_size": printed.global_batch_size,
+                     "micro_batch_size": printed.micro_batch_size}  # fmt: skip
+        known |= {name: value for name, value in of_engine.items() if value} | {"batch_is_printed": True}
     losses = [(step, line["loss"]) for step, line in lines if "loss" in line]
     batches = [int(line["batch"]) for _, line in lines if "batch" in line]
     finite = [loss for _, loss in losses if math.isfinite(loss)]
@@ -246,6 +280,9 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         time_meaning=program.time_meaning,
         protocol=program.protocol,
         losses=tuple(losses),
+        settings=settings,
+        instruments=(*printed.instruments, *instruments),
+        rate_unit=program.rate_unit,
         unread=unread,
         **fields,
     )
@@ -327,6 +364,7 @@ def _time_s(lines: Sequence[tuple[int, Line]]) -> float | None:
 def _settings(text: str, program: Program) -> dict:
     """Return the fields of Reported that a header gives. A setting that has two values in one log is unknown."""
     said = {name: found for name, pattern in program.header.items() if (found := _only(pattern, text)) is not None}
+    settings = {name: _setting(name, said.pop(name)) for name in SETTINGS if name in said}
     device, mesh, peak = (said.pop(name, None) for name in ("device_name", "mesh", "peak_flops"))
     counts = {name: value for name, words in said.items() if (value := _count(words))}
     step_tokens, pass_tokens = counts.pop("step_tokens", None), counts.pop("pass_tokens", None)
@@ -345,9 +383,17 @@ def _settings(text: str, program: Program) -> dict:
         known["peak_flops"] = flops * program.peak_unit
     unknown_device = _only(program.assumed_peak, text) if program.assumed_peak else None
     known["device_name"] = device or unknown_device
+    known["settings"] = settings or None
     if unknown_device:
         known["details"] = {"assumes_a_peak": True}
     return {name: value for name, value in known.items() if value is not None}
+
+
+def _setting(name: str, said: str) -> str:
+    """Return a setting as other sources say it."""
+    if name in (COMPILED, RECOMPUTED):
+        return "off" if said in OFF else "on" if name == COMPILED or said == "1" else said
+    return plain_precision(said) if name == PRECISION else said
 
 
 def _mesh(words: str) -> dict[str, int]:

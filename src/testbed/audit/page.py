@@ -54,9 +54,9 @@ def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0, checke
 
 def _what_was_checked(checked: Checked) -> list[str]:
     """Return how many figures were checked, what columns were taken for, and the files that were skipped."""
-    lines = [f"figures checked against others: {checked.figures:,}"] if checked.figures else []
+    lines = [checked.in_words] if checked.figures or checked.columns else []
     for words in checked.columns[:SHOWN_TABLES]:
-        lines += _wrapped(f"columns of {words}", "", "  ")
+        lines += _wrapped(words, "", "  ")
     if len(checked.columns) > SHOWN_TABLES:
         lines.append(f"and {len(checked.columns) - SHOWN_TABLES} more tables")
     if checked.skipped:

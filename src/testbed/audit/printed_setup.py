@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-OFFLOADED, PRECISION, ZERO = "offload", "precision", "ZeRO stage"
+from testbed.audit.reported import OFFLOADED, PRECISION, ZERO
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,14 @@ def _offloaded(text: str) -> str | None:
     return ", ".join(f"{what} on the {place}" for what, place in found) or None
 
 
+def plain_precision(text: str) -> str:
+    """Return the name of a precision in one spelling: torch.bfloat16, BF16 and bfloat16 are bf16."""
+    name = text.strip().lower().removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+    return "fp32" if name in ("fp", "single") else name
+
+
 def _precision(text: str) -> str | None:
     enabled = {name: _setting(f"{name}_enabled", text) for name in ("fp16", "bfloat16")}
     if None in enabled.values():
         return None
-    return next((name for name, value in enabled.items() if value == "True"), "fp32")
+    return plain_precision(next((name for name, value in enabled.items() if value == "True"), "fp32"))

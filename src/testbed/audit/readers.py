@@ -12,7 +12,7 @@ from pathlib import Path
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
 from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
-from testbed.audit.tables.columns import SUFFIXES, tables_in
+from testbed.audit.tables.columns import SUFFIXES, quantity_of, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 from testbed.sweep.state import SWEEP_FILE
@@ -133,24 +133,44 @@ def read_text_log(path: Path) -> list[Reported]:
     """
     whole = text_of(path)
     text = log_lines(whole)
+    tables = tables_in(path, whole)
     if program := logs.program_of(text):
-        found = [logs.read_log(path, text, program)]
+        found = [_with_config(logs.read_log(path, text, program))]
     elif re.search("(?i)timing breakdown", text):
         found = earlier.timing_log_runs(path, text)
+    elif curves.PRINTED.search(text):
+        found = curves.read_printed_trainer(path, text)
     elif re.search("wandb: Run summary|elapsed_time_per_iteration", text):
         found = earlier.wandb_log_runs(path, text)
-    elif tables := tables_in(path, whole):
+    elif tables:
         return tables
     else:
         raise InputError(
-            f"{path} is not a known log: it has neither a 'timing breakdown' of an epoch nor a wandb run summary "
-            f"nor the lines of {logs.KNOWN}, nor a table whose columns are known by their headings (--columns names "
-            f"them); {EXPORT}"
+            f"{path} is not a known log: it has neither a 'timing breakdown' of an epoch nor a wandb run summary nor "
+            f"the lines of {logs.KNOWN} nor those of a transformers Trainer, nor a table with two headings that are "
+            f"known, one of them a result (--columns names them); {EXPORT}"
         )
     named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
-    if runs := [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]:
-        return runs
+    runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
+    if runs or tables:
+        return [*runs, *tables]
     raise InputError(f"{path} {SAYS_NOTHING}")
+
+
+def _with_config(run: Reported) -> Reported:
+    """Return a run whose log W&B stored (files/output.log), with the configuration that it stored beside it."""
+    config = run.path.with_name("config.yaml")
+    if run.path.name != "output.log" or not config.is_file():
+        return run
+    said = re.findall(r"(?m)^([\w.-]{1,60}):\n(?:  \w+:.*\n)*?  value: ['\"]?([\w.,+-]{1,60})['\"]?$", text_of(config))
+    fields = {"batch": "global_batch_size", "micro_batch": "micro_batch_size", "length": "sequence_length",
+              "devices": "world_size", "accumulation": "accumulation"}  # fmt: skip
+    known: dict[str, int] = {}
+    for name, value in said:
+        field = fields.get(quantity_of(name.replace("_", " ").replace("-", " ").lower()) or "")
+        if field and getattr(run, field) is None and value.isdecimal() and 0 < len(value) < 15:
+            known[field] = int(value)
+    return replace(run, **known)  # type: ignore[arg-type]
 
 
 def read_csv(path: Path) -> list[Reported]:

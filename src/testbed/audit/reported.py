@@ -19,6 +19,11 @@ from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
 from testbed.run_folder import LAUNCHER
 
+# names of what `Reported.settings` may hold
+STRATEGY, MODEL, PRECISION, COMPILED, RECOMPUTED = "strategy", "model", "precision", "compiled", "recomputation"
+OFFLOADED, ZERO, DATA, PASS, STATUS = "offload", "ZeRO stage", "data", "kind of pass", "status"
+DEVICE, BATCH = "device", "batch size"  # a batch of which nothing says whether one device has it, or all
+ROW = "row of a table"  # the form of one side that is a row
 SAYS_NOTHING = "says no time, throughput or loss of a run"
 ANY = ()  # rules that read files of every form
 # Next to a run these say that a profiler ran with it.
@@ -36,7 +41,7 @@ class Reported(Audited):
     world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None
     batch_is_printed: bool = False  # it is a setting that a log printed; the loader may have fed other batches
-    printed_settings: dict[str, str] = field(default_factory=dict)  # what a log printed of its set-up, by its name
+    settings: dict[str, str] = field(default_factory=dict)  # what a log or a row says of its set-up, by these names
     optimizer_steps: int | None = None
     time_s: float | None = None  # the time that the source quotes
     time_meaning: str = "training time"

@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from testbed.audit.reported import Reported
+from testbed.audit.reported import (
+    COMPILED,
+    DATA,
+    DEVICE,
+    MODEL,
+    PASS,
+    PRECISION,
+    RECOMPUTED,
+    STATUS,
+    STRATEGY,
+    Reported,
+)
 from testbed.audit.tables.grid import Table, csv_tables, markdown_tables
 from testbed.errors import InputError
 
@@ -27,6 +38,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
+    "any_batch": ("count", ("batch", "batch size", "bs")),  # of one device or of all
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size")),
     "params": ("number", ("parameters", "params")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
@@ -39,16 +51,57 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s")),
     "rate": ("number", ("throughput",)),
     "mfu": ("share", ("mfu",)),
+    "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
     "speedup": ("factor", ("speedup", "speed up")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency")),
+    "val_loss": ("number", ("val loss", "validation loss", "eval loss", "test loss")),
+    "train_loss": ("number", ("loss", "train loss", "training loss", "final loss", "final train loss")),
 }  # fmt: skip
-RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "rate", "mfu", "speedup", "efficiency")
+# what else a row says, in words: name -> its headings
+WORDS: dict[str, tuple[str, ...]] = {
+    STRATEGY: ("strategy", "method", "parallelism", "parallel strategy", "run type", "approach", "framework",
+               "technique", "configuration", "config", "setup", "setting", "experiment", "variant", "mode"),
+    MODEL: ("model", "model size", "model name", "network", "architecture"),
+    PRECISION: ("precision", "dtype", "data type", "datatype", "training precision"),
+    DEVICE: ("gpu type", "gpu model", "hardware", "device type", "accelerator type", "gpu", "device", "accelerator",
+             "machine"),
+    COMPILED: ("compile", "torch.compile", "compiled"),
+    RECOMPUTED: ("activation checkpointing", "gradient checkpointing", "recompute", "recomputation",
+                 "activation recomputation"),
+    DATA: ("dataset", "data"),
+    PASS: ("pass", "phase", "workload", "task"),
+}  # fmt: skip
+RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "rate", "mfu", "tflops", "speedup",
+           "efficiency")  # fmt: skip
 # what --columns takes too
 SHORT = {
     "gpus": "devices", "gpu": "devices", "workers": "devices", "ranks": "devices", "mbs": "micro_batch", "gbs": "batch",
     "seq_len": "length", "time": "time_s", "step_time": "step_s", "throughput": "rate", "accum": "accumulation",
 }  # fmt: skip
+# what a row may say in its words; a quantity or a setting -> its value in a group
+_DEVICES = r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|RTX ?\d{4}(?: ?Ti)?|MI\d{3}X?"
+IN_WORDS = {
+    name: re.compile(pattern, re.I)
+    for name, pattern in {
+        "devices": rf"\b(\d{{1,5}})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b|\b(\d{{1,5}}) ?x ?(?:{_DEVICES})\b",
+        "dp": r"\bdp ?=? ?(\d{1,5})\b",
+        "tp": r"\btp ?=? ?(\d{1,5})\b",
+        "pp": r"\bpp ?=? ?(\d{1,5})\b",
+        "micro_batch": r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?) ?=? ?(\d{1,6})\b",
+        "batch": r"\b(?:gbs|global[- ]batch(?:[- ]size)?) ?=? ?(\d{1,7})\b",
+        "any_batch": r"\b(?:bs|batch(?:[- ]size)?) ?=? ?(\d{1,7})\b",
+        "length": r"\b(?:seq(?:[- ]?len(?:gth)?)?|sequence(?:[- ]length)?|context(?:[- ]length)?) ?=? ?(\d{2,7}k?)\b",
+        MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
+        r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b",
+        PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
+        DEVICE: rf"\b({_DEVICES})\b",
+        STATUS: r"\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated|simulated)\b",
+        RECOMPUTED: r"\b((?:activation|gradient)[- ]checkpointing|recompute)\b",
+        COMPILED: r"\b(torch\.compile|compiled)\b",
+    }.items()
+}  # fmt: skip
 LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
+WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
     "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
@@ -78,6 +131,8 @@ class Column:
     quantity: str | None  # a key of QUANTITIES
     figures: tuple[Figure | None, ...]  # one for each row
     texts: tuple[str, ...]
+    word: str | None = None  # a key of WORDS, of a column without figures
+    is_of_words: bool = False  # no column of the table: read from the words of its rows
 
 
 @dataclass(frozen=True)
@@ -131,15 +186,40 @@ def _grid(table: Table, named: Mapping[str, str]) -> Grid:
     columns = []
     taken: set[str] = {*named}
     for index, heading in enumerate(headings):
+        cells = [row.cells[index] for row in table.rows]
         quantity = chosen.get(heading) or quantity_of(heading)
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
+        column = _column(heading, quantity, cells)
+        word = WORD_OF.get(_canonical(heading)[0]) if len(heading) <= LONGEST else None
+        if word and word not in taken and not any(column.figures):
+            column, quantity = Column(heading, None, column.figures, column.texts, word), word
         taken |= {quantity} if quantity else set()
-        columns.append(_column(heading, quantity, [row.cells[index] for row in table.rows]))
+        columns.append(column)
     for quantity, text in named.items():
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
+    columns += _said_in_words([column for column in columns if column.quantity is None], taken)
     return Grid(tuple(row.line for row in table.rows), tuple(columns))
+
+
+def _said_in_words(columns: Sequence[Column], taken: set[str]) -> list[Column]:
+    """Return a column for each quantity or setting that the words of some rows name: DP=16, 8 GPUs, 4x A100, bf16."""
+    found = []
+    rows = [" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True)]
+    for name, pattern in IN_WORDS.items():
+        cells = [_only(pattern, row) or "" for row in rows]
+        if name in taken or not any(cells):
+            continue
+        column = _column(f"{name} in the row's words", name if name in QUANTITIES else None, cells)
+        found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
+    return found
+
+
+def _only(pattern: re.Pattern[str], text: str) -> str | None:
+    """Return what a pattern finds in a text, its first group that took part; None: nothing, or several values."""
+    found = {next(group for group in match.groups() if group) for match in pattern.finditer(text)}
+    return found.pop() if len(found) == 1 else None
 
 
 def quantity_of(heading: str) -> str | None:

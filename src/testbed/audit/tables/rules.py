@@ -6,12 +6,28 @@ row is reported only where every way to count fails in it and more rows follow t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from testbed.audit.conditions import (
+    DIFFERS,
+    OF_BOTH,
+    OF_STRATEGY,
+    SCALING,
+    UNKNOWN,
+    Condition,
+    conditions,
+    in_words,
+    kind_of,
+    strategy_of,
+)
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
-from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import FORM, Figure, Grid, is_reference
+from testbed.audit.reported import Claim, Reported
+from testbed.audit.tables.columns import FORM, RESULTS, Figure, Grid, is_reference
+from testbed.audit.tables.rows import devices_of, side_of
+from testbed.errors import InputError
+from testbed.memory_model.devices import device_named
 
 Powers = Mapping[str, int]  # quantity -> exponent
 Product = tuple[Powers, float, float]  # and the ends of its value in one row
@@ -20,7 +36,15 @@ LINEAR = 1.01
 DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline ranks)
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
 RATES = {"token_rate": 1, "sample_rate": 1, "rate": 1, "device_token_rate": 1, "step_s": -1, "time_s": -1}
-SAME_WORK = ("length", "params")
+SLOWER = 0.95  # as in condition_rules.py
+RATIOS = ("speedup", "efficiency")
+WORK_OF_A_TOKEN = ("model", "sequence length", "kind of pass", "data")  # which no speed-up is meant to compare
+_FAILED = re.compile(
+    r"\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged|timed? ?out)\b", re.I
+)
+_ESTIMATED = re.compile(
+    r"\b(?:est\.?|estimated?|expected|projected|predicted|extrapolated|theoretical|simulated)(?:\b|$)", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -177,50 +201,169 @@ def _batches(grid: Grid) -> dict[int, tuple[int, int]]:
     return found
 
 
-def limits_are_kept(item: Reported) -> Iterator[Finding]:
-    """Find an MFU over 100 %, and a speed-up by more than the devices that were added."""
+def no_device_does_more_than_its_peak(item: Reported) -> Iterator[Finding]:
+    """Find an MFU over 100 %, and FLOP/s of one device over the peak of the device that the row names."""
     for grid in item.details["grids"]:
-        reference = _reference(grid, "speedup")
         for row in range(len(grid.lines)):
-            mfu, speedup = grid.figure("mfu", row), grid.figure("speedup", row)
-            added = _product(grid, row, reference, {"devices": 1, FIRST + "devices": -1})
+            mfu, tflops = grid.figure("mfu", row), grid.figure("tflops", row)
+            device = side_of(item, grid, row).first.device_name
+            peak = _peak_tflops(device) if device and tflops else None
             if mfu and mfu.low > 1:
-                yield _fails(
-                    item, grid, row, Rule.POSSIBLE, f"{_said(grid, 'mfu', row)}: no device does more than its peak"
-                )
-            if speedup and added and speedup.low > LINEAR * added[1] > LINEAR:
-                said = f"{_said(grid, 'speedup', row)} on {added[1]:g} times the devices is more than linear"
-                yield _fails(item, grid, row, Rule.STEP_CLOCK, said)
+                said = f"{_said(grid, 'mfu', row)}: no device does more than its peak"
+                yield _fails(item, grid, row, Rule.POSSIBLE, said)
+            if tflops and peak and "/gpu" in _heading(grid, "tflops") and tflops.low > peak:
+                said = f"{_said(grid, 'tflops', row)} is more than the {peak:,.0f} TFLOP/s of {device} (data sheet)"
+                yield _fails(item, grid, row, Rule.POSSIBLE, said)
 
 
-def compared_rows_do_the_same_work(item: Reported) -> Iterator[Finding]:
-    """Note a speed-up or an efficiency whose row has another length, model or batch than the reference's."""
+def _peak_tflops(device: str) -> float | None:
+    """Return the fastest dense units of a device, of which sparsity makes twice as much."""
+    try:
+        return 2e-12 * device_named(device).fastest
+    except InputError:
+        return None
+
+
+def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
+    """Answer every speed-up and efficiency against the row that it refers to, and rates against the fewest devices."""
     for grid in item.details["grids"]:
-        for name in ("speedup", "efficiency"):
+        ratios = [name for name in ("speedup", "efficiency") if grid.column(name)]
+        for name in ratios:
             reference = _reference(grid, name)
             if reference is None:
                 continue
+            if failed := _failed(grid, reference):
+                said = f"{grid.column(name).heading} refers to a row that was not measured: {failed}"  # type: ignore[union-attr]
+                yield _fails(item, grid, reference, Rule.POSSIBLE, said)
+                continue
             for row in range(len(grid.lines)):
-                differ = _differing(grid, row, reference) if grid.figure(name, row) else []
-                if differ:
-                    runs = tuple(f"{item.name}:{grid.lines[each]}" for each in (row, reference))
-                    said = f"{_said(grid, name, row)} compares rows of other work: {'; '.join(differ)}"
-                    yield Finding(Rule.EQUAL_WORK, runs, said, NOTE)
+                if row != reference and grid.figure(name, row):
+                    yield from _against_reference(item, grid, name, row, reference)
+        if not ratios and (fewest := _on_fewest_devices(grid)) is not None:
+            for row in range(len(grid.lines)):
+                if row != fewest:
+                    yield from _more_devices(item, grid, row, fewest)
 
 
-def _differing(grid: Grid, row: int, other: int) -> list[str]:
-    """Return what sets the work of two rows apart. One batch of all ranks, or one of each rank, is enough."""
-    batches = [name for name in ("batch", "micro_batch") if _differs(grid, name, row, other) is not None]
-    names = [name for name in SAME_WORK if _differs(grid, name, row, other)]
-    if batches and all(_differs(grid, name, row, other) for name in batches):
-        names.append(batches[0])
-    columns = {name: column for name in names if (column := grid.column(name))}
-    return [f"{_said(grid, name, row)} against {column.texts[other]}" for name, column in columns.items()]
+def _against_reference(item: Reported, grid: Grid, name: str, row: int, reference: int) -> Iterator[Finding]:
+    claim = Claim(side_of(item, grid, reference), side_of(item, grid, row))
+    found = [each for each in conditions(claim) if each.state == DIFFERS]
+    kind, said = kind_of(claim), _said(grid, name, row)
+    runs = tuple(f"{item.name}:{grid.lines[each]}" for each in (row, reference))
+    stated = grid.figure(name, row)
+    assert stated is not None  # the caller looked
+    spoiled = [each for each in found if each.spoils and each.name not in ("ranks", "figures are", "code version")]
+    is_only_change = len(spoiled) == 1 and kind == OF_STRATEGY and not _is_another_strategy(claim)
+    ranks = next((each.against for each in found if each.name == "ranks"), "")
+    if kind == OF_BOTH and any(each.name == "global batch size" for each in spoiled):
+        changes = "; ".join([ranks, *(each.against for each in spoiled)])
+        strategies = " against ".join(str(strategy_of(side)) for side in (claim.other, claim.baseline))
+        message = f"{said} is not of {strategies} alone: {changes}"
+        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS, _per_device(claim))
+    elif _is_weak(claim, spoiled) and (divided := _time_that_is_divided(grid, name, row, reference)):
+        message = f"{said} divides the {divided} of another batch: {'; '.join(each.against for each in spoiled)}"
+        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS, _per_device(claim))
+    elif spoiled and not (is_only_change and spoiled[0].name not in WORK_OF_A_TOKEN):
+        differ = "; ".join(each.against for each in spoiled)
+        yield Finding(Rule.EQUAL_WORK, runs, f"{said} compares rows of other work: {differ}", NOTE, _per_device(claim))
+    loss = next((each for each in found if each.name == "loss"), None)
+    if loss and stated.low > 1 and name == "speedup" and loss.b > loss.a:  # type: ignore[operator]
+        message = f"{said} with loss {in_words(loss.b)} against {in_words(loss.a)}: {loss.effect}"
+        yield Finding(Rule.LOSSES, runs, message, FAILS)
+    is_projected = any(each.name == "figures are" for each in found) or _is_estimated(grid, row, reference)
+    if is_projected and not _ESTIMATED.search(_heading(grid, name)):
+        yield Finding(Rule.POSSIBLE, runs, f"{said} is of a figure that its row calls a projection", NOTE)
+    if name == "speedup":
+        yield from _more_devices(item, grid, row, reference)
 
 
-def _differs(grid: Grid, quantity: str, row: int, other: int) -> bool | None:
-    one, two = grid.figure(quantity, row), grid.figure(quantity, other)
-    return None if one is None or two is None else one.low > two.high or two.low > one.high
+def _more_devices(item: Reported, grid: Grid, row: int, reference: int) -> Iterator[Finding]:
+    """Find more than linear gains, and losses, on more devices; both directions, whichever row is the reference."""
+    claim = Claim(side_of(item, grid, reference), side_of(item, grid, row))
+    if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
+        claim, row, reference = claim.turned, reference, row
+    base, other = claim.baseline.first, claim.other.first
+    if (
+        not base.world_size
+        or not other.world_size
+        or base.world_size == other.world_size
+        or _is_another_strategy(claim)
+    ):
+        return
+    added = other.world_size / base.world_size
+    speedup, at = grid.figure("speedup", row), grid.figure("speedup", reference)
+    runs = tuple(f"{item.name}:{grid.lines[each]}" for each in (row, reference))
+    if speedup and at:
+        gain, low, high, said = (
+            speedup.value / at.value,
+            speedup.low / at.high,
+            speedup.high / at.low,
+            _said(grid, "speedup", row),
+        )
+    elif base.rate and other.rate and base.rate_unit == other.rate_unit and not base.rate_is_per_rank:
+        gain = low = high = other.rate / base.rate
+        said = f"{gain:.2f} times the {base.rate_unit}"
+    else:
+        return
+    if low > LINEAR * added:
+        said = f"{said} on {added:g} times the devices is more than linear"
+        yield Finding(Rule.STEP_CLOCK, runs[:1] if speedup else runs, said, FAILS if speedup else NOTE)
+    elif gain < SLOWER and high <= 1:
+        said = f"more devices were slower: {said} on {other.world_size:,} devices against {base.world_size:,}"
+        yield Finding(Rule.MORE_DEVICES, runs, said, NOTE, f"{gain / added:.0%} efficiency")
+
+
+def _is_another_strategy(claim: Claim) -> bool:
+    names = {strategy_of(claim.baseline), strategy_of(claim.other)}
+    return len(names - {None}) > 1 and kind_of(claim) != SCALING
+
+
+def _is_weak(claim: Claim, spoiled: Sequence[Condition]) -> bool:
+    names = {each.name for each in spoiled}
+    return kind_of(claim) == SCALING and names == {"global batch size"}
+
+
+def _per_device(claim: Claim) -> str | None:
+    """Return what one device does of what one of the reference does, where the devices' number differs."""
+    base, other = claim.baseline.first, claim.other.first
+    if not base.rate or not other.rate or not base.world_size or not other.world_size or base.rate_is_per_rank:
+        return None
+    if base.world_size == other.world_size or base.rate_unit != other.rate_unit:
+        return None
+    each = other.rate / base.rate * base.world_size / other.world_size
+    return f"per device {each:.3g}x = {other.rate / base.rate:.3g}x / {other.world_size / base.world_size:g}"
+
+
+def _time_that_is_divided(grid: Grid, name: str, row: int, reference: int) -> str | None:
+    """Return the heading of the step time whose ratio a speed-up is."""
+    product = _product(grid, row, reference, {name: -1, "step_s": -1, FIRST + "step_s": 1})
+    return _heading(grid, "step_s") if name == "speedup" and product and _holds(product) else None
+
+
+def _failed(grid: Grid, row: int) -> str | None:
+    """Return the cell that says that a row has no result, if no cell has one but ratios."""
+    results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
+    if any(column.figures[row] for column in results):
+        return None
+    return next((column.texts[row] for column in grid.columns if _FAILED.search(column.texts[row])), None)
+
+
+def _is_estimated(grid: Grid, *rows: int) -> bool:
+    """Return whether a time or a rate of these rows is marked as an estimate, or its heading is."""
+    results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
+    return any(_ESTIMATED.search(f"{column.heading} {column.texts[row]}") for column in results for row in rows)
+
+
+def _on_fewest_devices(grid: Grid) -> int | None:
+    devices = [(count, row) for row in range(len(grid.lines)) if (count := devices_of(grid, row))]
+    least = min(devices, default=None)
+    is_one = least is not None and sum(count == least[0] for count, _ in devices) == 1
+    return least[1] if least and is_one and len(devices) > 1 else None
+
+
+def _heading(grid: Grid, quantity: str) -> str:
+    column = grid.column(quantity)
+    return column.heading.lower().replace(" per ", "/").replace("device", "gpu") if column else ""
 
 
 def _said(grid: Grid, quantity: str, row: int) -> str:
@@ -232,23 +375,40 @@ def _fails(item: Reported, grid: Grid, row: int, rule: Rule, message: str) -> Fi
     return Finding(rule, (f"{item.name}:{grid.lines[row]}",), message, FAILS)
 
 
-def num_checked(grid: Grid) -> int:
-    """Return how many figures of a table could contradict another one or a limit, each counted once."""
-    found: set[tuple[str, int | None]] = {("mfu", row) for row in range(len(grid.lines)) if grid.figure("mfu", row)}
-    found |= {(name, row) for row in _batches(grid) for name in ("batch", "micro_batch")}
+def checks_of(item: Reported, grid: Grid) -> tuple[int, int]:
+    """Return how many figures of a table could contradict another one or a limit, and by how many rules."""
+    by_rule: dict[str, set[tuple[str, int | None]]] = {
+        "peak": {("mfu", row) for row in range(len(grid.lines)) if grid.figure("mfu", row)},
+        "whole": {(name, row) for row in _batches(grid) for name in ("batch", "micro_batch")},
+        "reference": set(_compared(item, grid)),
+    }
     for formula in FORMULAS:
         products = _products(grid, formula)
-        if len(products) > 1 or formula.ratio:
-            for row, each in products.items():
-                for name in {name for powers, _, _ in each for name in powers}:
-                    at = _reference(grid, formula.ratio) if name.startswith(FIRST) else row
-                    found.add((name.removeprefix(FIRST), at))
-    return len(found)
+        for row, each in products.items() if len(products) > 1 or formula.ratio else ():
+            for name in {name for powers, _, _ in each for name in powers}:
+                at = _reference(grid, formula.ratio) if name.startswith(FIRST) else row
+                by_rule.setdefault(f"{formula}", set()).add((name.removeprefix(FIRST), at))
+    figures = {figure for found in by_rule.values() for figure in found}
+    return len(figures), sum(bool(found) for found in by_rule.values())
+
+
+def _compared(item: Reported, grid: Grid) -> Iterator[tuple[str, int]]:
+    """Yield the figures of ratios for which their row and the reference's both say some condition."""
+    for name in RATIOS:
+        reference = _reference(grid, name)
+        if reference is None:
+            continue
+        of_reference = side_of(item, grid, reference)
+        for row in range(len(grid.lines)):
+            if row != reference and grid.figure(name, row):
+                found = conditions(Claim(of_reference, side_of(item, grid, row)))
+                if any(each.state != UNKNOWN for each in found):
+                    yield name, row
 
 
 TABLE_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     figures_follow: (FORM,),
     whole_micro_batches: (FORM,),
-    limits_are_kept: (FORM,),
-    compared_rows_do_the_same_work: (FORM,),
+    no_device_does_more_than_its_peak: (FORM,),
+    rows_compare_with_their_reference: (FORM,),
 }

@@ -1,0 +1,391 @@
+"""What decides the meaning of a ratio between two sides: each condition the same, different, or not known.
+
+A condition that differs either spoils the ratio, because it is then of other work, or is what is compared. Rules, the
+page of a claim and the rows of tables all ask here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from testbed.analysis.runs.arms import hardware_of
+from testbed.analysis.runs.comparability import (
+    IN_PROPORTION,
+    LOSS_NOISE_OF_ONE_RUN,
+    Difference,
+    differing_work,
+    loss_noise,
+)
+from testbed.audit.reported import (
+    BATCH,
+    COMPILED,
+    DATA,
+    DEVICE,
+    MODEL,
+    OFFLOADED,
+    PASS,
+    PRECISION,
+    RECOMPUTED,
+    ROW,
+    STATUS,
+    STRATEGY,
+    ZERO,
+    Claim,
+    Reported,
+    Side,
+)
+from testbed.config.run_types import REFERENCE
+from testbed.errors import value_text
+
+SAME, DIFFERS, UNKNOWN = "same", "differs", "unknown"
+SCALING, OF_STRATEGY, OF_BOTH = "more devices", "another strategy", "another strategy on more devices"
+ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none")  # names of a run without a strategy
+COUNTS = ("ranks", "global batch size", "optimizer steps", "tokens")
+MEASURED, PROJECTED, TRAINING = "measured", "projected", "training"
+Value = int | float | str | None
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition of both sides. A value that is None is in no file."""
+
+    name: str
+    a: Value
+    b: Value
+    state: str  # SAME, DIFFERS or UNKNOWN
+    spoils: bool = False  # it differs, and the ratio is therefore of other work or other conditions
+    is_work: bool = False
+    decides: bool = False  # while it is unknown, nobody can say what the ratio means
+    effect: str = ""  # what its difference does
+
+    @property
+    def against(self) -> str:
+        """The two values in words: "global batch size 16 against 64 (4 times)"."""
+        if self.name not in COUNTS or not isinstance(self.a, int) or not isinstance(self.b, int) or not self.a:
+            return f"{self.name} {value_text(self.a)} against {value_text(self.b)}"
+        times = f" ({self.b / self.a:.3g} times)" if abs(self.b / self.a - 1) > 0.005 else ""
+        return f"{self.name} {self.a:,} against {self.b:,}{times}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """How one condition is read. `fields` are the names that our own files' equal work has for it."""
+
+    name: str
+    read: Callable[[Claim], tuple[Value, Value]]
+    effect: str = ""
+    fields: tuple[str, ...] = ()
+    is_work: bool = False
+    decides: bool = False
+    spoils: Callable[[Claim], bool] | None = None  # None: whenever it differs
+    differs: Callable[[Claim, Value, Value], bool] | None = None  # None: whenever the values do
+
+
+def conditions(claim: Claim) -> list[Condition]:
+    """Return every condition of a claim, those of FACTS first, then what else our own files show to differ."""
+    own = {item.field: item for item in differing_fields(claim)} if _are_runs(claim) else {}
+    found = [_condition(fact, claim, own) for fact in FACTS]
+    named = {name for fact in FACTS for name in fact.fields}
+    for name, item in own.items():
+        if name not in named:
+            a, b = item.values if isinstance(item.recorded[0], str) else item.recorded
+            state = UNKNOWN if item.is_unknown_only else DIFFERS
+            found.append(Condition(name.replace("_", " "), a, b, state, state == DIFFERS, is_work=True))
+    return found
+
+
+def _condition(fact: Fact, claim: Claim, own: dict[str, Difference]) -> Condition:
+    a, b = fact.read(claim)
+    of_fact = [own[name] for name in fact.fields if name in own]
+    told = next((item for item in of_fact if not item.is_unknown_only), None)
+    if fact.fields and _are_runs(claim):
+        is_named = a is not None and _text(a) == _text(b)  # an earlier version's file says it in fewer fields
+        state = DIFFERS if told else UNKNOWN if of_fact and not is_named else SAME
+        if told and a == b:  # one of several fields, of which the words of this fact do not show each
+            a, b = told.values
+        spoils = state == DIFFERS
+    else:
+        if a is None or b is None:
+            state = UNKNOWN
+        else:
+            state = DIFFERS if (fact.differs(claim, a, b) if fact.differs else _text(a) != _text(b)) else SAME
+        spoils = state == DIFFERS and (fact.spoils is None or fact.spoils(claim))
+    return Condition(fact.name, a, b, state, spoils, fact.is_work, fact.decides, fact.effect)
+
+
+def _are_runs(claim: Claim) -> bool:
+    return claim.baseline.first.run is not None and claim.other.first.run is not None
+
+
+def differing_fields(claim: Claim) -> list[Difference]:
+    """Return the fields of equal work in which two of our own runs differ or that a file lacks, by the protocol."""
+    base, other = claim.baseline.first, claim.other.first
+    assert base.run is not None and other.run is not None  # the caller looked
+    protocol = "time_to_loss" if claim.protocol == "time_to_loss" else "strong"
+    # a printed or recorded number of data ranks counts for the proportion too, so this is asked here
+    exempt = set(IN_PROPORTION) if claim.protocol == "weak" and batch_is_in_proportion(base, other) else set()
+    seeds, others = ({run.work.get("seed") for run in runs} for runs in claim.measured_runs)
+    if seeds == others and None not in seeds:
+        exempt.add("seed")  # a protocol may vary it, in both arms alike
+    return [item for item in differing_work([base.run, other.run], protocol) if item.field not in exempt]
+
+
+def batch_is_in_proportion(base: Reported, other: Reported) -> bool:
+    """Return whether the global batches are one batch for each device, or for each data rank."""
+
+    def per_rank(item: Reported) -> set[float]:
+        ranks = {item.world_size, item.data_ranks, item.config.get("data_world_size")}
+        return {item.global_batch_size / count for count in ranks if count and item.global_batch_size}
+
+    return bool(per_rank(base) & per_rank(other))
+
+
+def kind_of(claim: Claim) -> str:
+    """Return what the sides differ in on purpose: devices, strategy, or both.
+
+    A run without a strategy on fewer devices is what any strategy scales from.
+    """
+    ranks = claim.baseline.first.world_size, claim.other.first.world_size
+    if None in ranks or ranks[0] == ranks[1]:
+        return OF_STRATEGY
+    fewer = claim.baseline if (ranks[0] or 0) < (ranks[1] or 0) else claim.other
+    names = {strategy_of(claim.baseline), strategy_of(claim.other)}
+    is_plain = strategy_of(fewer) is None or any(word in str(strategy_of(fewer)).lower() for word in ONE_DEVICE)
+    return SCALING if len(names) == 1 or None in names or is_plain else OF_BOTH
+
+
+def strategy_of(side: Side) -> str | None:
+    """Return the name of a side's strategy, as its files give it."""
+    item = side.first
+    if item.run is not None:
+        stage = item.config.get("zero_stage")
+        name = item.run.run_type
+        return f"ZeRO-{stage}" if name != REFERENCE and stage is not None else name
+    if name := item.settings.get(STRATEGY):
+        return name
+    return f"ZeRO-{item.settings[ZERO]}" if ZERO in item.settings else None
+
+
+def loss_of(item: Reported) -> float | None:
+    """Return the loss that tells how well a run learned: validation's, or else training's."""
+    return item.train_loss if item.val_loss is None else item.val_loss
+
+
+def _each(read: Callable[[Side], Value]) -> Callable[[Claim], tuple[Value, Value]]:
+    return lambda claim: (read(claim.baseline), read(claim.other))
+
+
+def _of_runs(read: Callable[[Reported], Value]) -> Callable[[Claim], tuple[Value, Value]]:
+    """Return a reader of both sides: the value that all runs of a side share, or all of their values."""
+
+    def side(side: Side) -> Value:
+        values = list(dict.fromkeys(map(read, side.runs)))
+        if None in values:
+            return None
+        return values[0] if len(values) == 1 else " / ".join(map(in_words, values))
+
+    return _each(side)
+
+
+def _setting(name: str, field: str = "") -> Callable[[Claim], tuple[Value, Value]]:
+    return _of_runs(lambda item: _flag(item.config.get(field)) if item.run else item.settings.get(name))
+
+
+def _flag(value: object) -> str | None:
+    if value is None:
+        return None
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _batch(item: Reported) -> int | None:
+    if item.global_batch_size is not None:
+        return item.global_batch_size
+    factors = item.micro_batch_size, item.accumulation, item.data_ranks or item.world_size
+    return math.prod(factor for factor in factors if factor) if None not in factors else None
+
+
+def _batches(claim: Claim) -> tuple[Value, Value]:
+    """Return the global batches. Two that a table prints under "batch" differ, or are one if the devices are equal."""
+    a, b = _of_runs(_batch)(claim)
+    printed = [side.first.settings.get(BATCH) for side in (claim.baseline, claim.other)]
+    if (a is None or b is None) and printed[0] and printed[1]:
+        is_one = claim.baseline.first.world_size == claim.other.first.world_size
+        is_known = is_one or printed[0] != printed[1]
+        a, b = (int(printed[0]), int(printed[1])) if is_known else (None, None)
+    return a, b
+
+
+def _devices(item: Reported) -> str | None:
+    if item.run is None:
+        return item.device_name or item.settings.get(DEVICE)
+    return hardware_of(item.run, "gpu_name") or hardware_of(item.run, "cpu_name")
+
+
+def _model(claim: Claim) -> tuple[Value, Value]:
+    """Return both models in the same terms: their shapes, their parameters, or their names."""
+    items = claim.baseline.first, claim.other.first
+    for read in (_shape, lambda item: item.num_parameters or item.config.get("num_parameters"),
+                 lambda item: item.settings.get(MODEL) or item.config.get("model_name")):  # fmt: skip
+        a, b = (read(item) for item in items)
+        if a is not None and b is not None:
+            return a, b
+    a, b = (_shape(item) or item.num_parameters or item.settings.get(MODEL) for item in items)
+    return (a, None) if a is not None else (None, b)
+
+
+def _shape(item: Reported) -> str | None:
+    shape = [item.config.get(name) for name in ("num_layers", "num_heads", "embedding_size", "vocab_size")]
+    return "{} layers, {} heads, width {}, vocabulary {}".format(*shape) if None not in shape else None
+
+
+def _steps_decide(claim: Claim) -> bool:
+    """Return whether steps are part of the quoted work: a rate or the time of one iteration is of any number."""
+    items = claim.baseline.first, claim.other.first
+    is_of_any = any(item.losses or item.time_meaning.endswith("iteration") for item in items)
+    return not is_of_any and claim.protocol != "time_to_loss"
+
+
+def _pass(item: Reported) -> str | None:
+    return item.settings.get(PASS, None if item.form == ROW else TRAINING)
+
+
+def _warm_up(item: Reported) -> str | None:
+    if item.run is not None:
+        return "left out" if item.run.num_warmup_steps else "inside"
+    return "left out" if item.losses else None  # of a log, the first line is
+
+
+def _instruments(item: Reported) -> str | None:
+    if item.instruments:
+        return "; ".join(item.instruments)
+    return "none" if item.run is not None else None
+
+
+def _repeats(side: Side) -> str | None:
+    if side.first.form == ROW:
+        return None
+    rates = [item.rate for item in side.runs if item.rate]
+    spread = f", {max(rates) / min(rates) - 1:.1%} apart" if len(rates) > 1 else ""
+    return f"{len(side.runs)}{spread}"
+
+
+def _resumed(item: Reported) -> str | None:
+    segments = item.run.record.get("segments") if item.run else None
+    return None if not segments else "yes" if len(segments) > 1 else "no"
+
+
+def _status(claim: Claim) -> tuple[Value, Value]:
+    """Return whether figures are measured. Beside a row that is marked, one without a mark is meant to be."""
+    items = claim.baseline.first, claim.other.first
+    is_marked = any(STATUS in item.settings for item in items)
+    a, b = (item.settings.get(STATUS) or (None if item.form == ROW and not is_marked else MEASURED) for item in items)
+    return a, b
+
+
+def _code(item: Reported) -> str | None:
+    return (item.run.git_commit or "")[:10] or None if item.run else None
+
+
+def _losses(claim: Claim) -> tuple[Value, Value]:
+    """Return the losses of both sides at equal tokens, as far as the files tell."""
+    at_equal = _at_equal_tokens(claim.baseline.first, claim.other.first)
+    if at_equal is not None:
+        return at_equal
+    a, b = (_middle_loss(side) for side in (claim.baseline, claim.other))
+    tokens = [_tokens(side.first) for side in (claim.baseline, claim.other)]
+    is_of_other_tokens = None not in tokens and abs(tokens[0] / tokens[1] - 1) > 0.01  # type: ignore[operator]
+    return (None, None) if is_of_other_tokens and claim.protocol != "time_to_loss" else (a, b)
+
+
+def _middle_loss(side: Side) -> float | None:
+    of_validation = side.middle("val_loss")
+    return side.middle("train_loss") if of_validation is None else of_validation
+
+
+def _tokens(item: Reported) -> float | None:
+    length = item.sequence_length or item.config.get("seq_len")
+    batch = _batch(item)
+    return batch * length * item.optimizer_steps if batch and length and item.optimizer_steps else None
+
+
+def _at_equal_tokens(base: Reported, other: Reported) -> tuple[float, float] | None:
+    """Return the training losses of two logs at the largest number of tokens that both reached."""
+    curves = []
+    for item in (base, other):
+        length = item.sequence_length or item.config.get("seq_len")
+        batch = _batch(item)
+        points = [(step, loss) for step, loss in item.losses if math.isfinite(loss)]
+        if not batch or not length or len(points) < 3 * NEAR:
+            return None
+        curves.append(([step * batch * length for step, _ in points], [loss for _, loss in points]))
+    last = min(curve[0][-1] for curve in curves)
+    found = []
+    for tokens, losses in curves:
+        at = bisect.bisect_right(tokens, last)
+        if at < NEAR:
+            return None
+        found.append(median(losses[at - NEAR : at]))
+    return found[0], found[1]
+
+
+def losses_differ(claim: Claim, a: Value, b: Value) -> bool:
+    """Return whether two losses are further apart than seeds and single runs explain."""
+    assert isinstance(a, float | int) and isinstance(b, float | int)
+    runs = [[loss for item in side.runs if (loss := loss_of(item)) is not None]
+            for side in (claim.baseline, claim.other)]  # fmt: skip
+    noise = loss_noise(*runs)[0] if all(len(losses) > 1 for losses in runs) else LOSS_NOISE_OF_ONE_RUN
+    return abs(a - b) > noise
+
+
+def in_words(value: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else value_text(value)
+
+
+def _text(value: Value) -> str:
+    return in_words(value).strip().lower()
+
+
+NEAR = 5  # points of a training curve whose median stands for the loss at their end
+_COSTS = "a token costs another time"
+FACTS: tuple[Fact, ...] = (
+    Fact("ranks", _of_runs(lambda item: item.world_size), "the ratio has their work in it",
+         decides=True, spoils=lambda claim: kind_of(claim) == OF_BOTH),
+    Fact("devices", _of_runs(_devices), "each computes at another rate"),
+    Fact("model", _model, _COSTS, ("num_layers", "num_heads", "embedding_size", "vocab_size"), is_work=True,
+         decides=True),
+    Fact("global batch size", _batches, "an update is of another number of sequences",
+         ("global_batch_size",), is_work=True, decides=True,
+         spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
+    Fact("sequence length", _of_runs(lambda item: item.sequence_length or item.config.get("seq_len")), _COSTS,
+         ("seq_len",), is_work=True, decides=True),
+    Fact("precision", _setting(PRECISION, "precision"), "the arithmetic is another", ("precision",), is_work=True,
+         decides=True),
+    Fact("optimizer steps", _of_runs(lambda item: item.optimizer_steps), "the time is of another number of updates",
+         ("optimizer_steps",), is_work=True, spoils=_steps_decide),
+    Fact("data", _setting(DATA, "dataset_name"), "other data are other work", is_work=True),
+    Fact("kind of pass", _of_runs(_pass), "a forward pass is a third of a step", is_work=True),
+    Fact("warm-up", _of_runs(_warm_up), "the start-up of one side alone is in the ratio"),
+    Fact("compile", _setting(COMPILED, "compile"), "the compiler's gain is in the ratio",
+         spoils=lambda claim: strategy_of(claim.baseline) != strategy_of(claim.other)),
+    Fact("recomputation", _setting(RECOMPUTED, "activation_checkpointing"), "a third more is computed for one update",
+         spoils=lambda claim: strategy_of(claim.baseline) == strategy_of(claim.other)),
+    Fact("offloading", _setting(OFFLOADED, "offload"), "what offloading costs is in the ratio",
+         spoils=lambda claim: False),
+    Fact("instrumentation", _of_runs(_instruments), "its times are not those of the plain program"),
+    Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=lambda claim: False,
+         differs=losses_differ),
+    Fact("repeats", _each(_repeats), spoils=lambda claim: False,
+         differs=lambda claim, a, b: str(a).split(",")[0] != str(b).split(",")[0]),
+    Fact("resumed", _of_runs(_resumed), "a start in the middle is in the times", spoils=lambda claim: False),
+    Fact("figures are", _status, "a projection is no measurement"),
+    Fact("code version", _of_runs(_code),
+         "the code changed too", spoils=lambda claim: False),
+)  # fmt: skip

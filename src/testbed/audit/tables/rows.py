@@ -1,0 +1,121 @@
+"""Take a row of a table as one side of a comparison: its figures, and what its words say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from testbed.audit.printed_setup import plain_precision
+from testbed.audit.reported import BATCH, DEVICE, PRECISION, ROW, STATUS, STRATEGY, Reported, Side
+from testbed.audit.tables.columns import Figure, Grid
+from testbed.errors import InputError
+
+SHOWN = 12  # rows that a refusal lists
+RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s"}
+# what a name of a strategy does not have: numbers of devices and their kind, batches
+_NOT_OF_A_NAME = re.compile(
+    r"\(.*?\)|\b(?:on|with|x|gpus?|devices?|ranks?|single|one|nodes?)\b|[\d.,x=:]+|\b(?:bs|batch|dp|tp|pp)\b", re.I
+)
+
+
+def side_of(item: Reported, grid: Grid, row: int) -> Side:
+    """Return a row as a side with one run."""
+
+    def value(quantity: str) -> float | None:
+        figure = grid.figure(quantity, row)
+        return figure.value if figure else None
+
+    def count(quantity: str) -> int | None:
+        read = value(quantity)
+        return round(read) if read else None
+
+    rated = next((name for name in RATES if value(name)), None)
+    unit = RATES.get(rated or "", "tokens/s")
+    rate, is_per_rank = (value(rated), rated == "device_token_rate") if rated else (value("speedup"), False)
+    words = {column.word: column.texts[row] for column in grid.columns if column.word and column.texts[row]}
+    if name := _strategy(words.get(STRATEGY, "")):
+        words[STRATEGY] = name
+    else:
+        words.pop(STRATEGY, None)
+    words |= {PRECISION: plain_precision(words[PRECISION])} if PRECISION in words else {}
+    words |= {STATUS: "projected"} if STATUS in words else {}
+    words |= {BATCH: str(count("any_batch"))} if count("any_batch") else {}
+    is_step = value("step_s") is not None
+    fields = {
+        "world_size": devices_of(grid, row), "global_batch_size": count("batch"), "micro_batch_size":
+        count("micro_batch"), "accumulation": count("accumulation"), "sequence_length": count("length"),
+        "num_parameters": count("params"), "optimizer_steps": count("steps"), "val_loss": value("val_loss"),
+        "train_loss": value("train_loss"), "mfu": value("mfu"),
+    }  # fmt: skip
+    run = Reported(
+        path=item.path,
+        name=f"{item.name}:{grid.lines[row]}",
+        form=ROW,
+        time_s=value("step_s") if is_step else value("time_s"),
+        time_meaning="time of one iteration" if is_step else "training time",
+        rate=rate,
+        rate_unit=unit if rated else "speed-up",
+        rate_is_per_rank=is_per_rank,
+        device_name=words.pop(DEVICE, None),
+        settings={str(key): text for key, text in words.items()},
+        **fields,  # type: ignore[arg-type]
+    )
+    return Side(run.name, (run,))
+
+
+def devices_of(grid: Grid, row: int) -> int | None:
+    """Return the devices of a row: its own count, or else the product of its parallel sizes."""
+    figure = grid.figure("devices", row)
+    sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]
+    if figure is None and sizes and grid.column("dp") and None not in sizes:
+        return round(_product(sizes))
+    return round(figure.value) if figure else None
+
+
+def _product(figures: Sequence[Figure | None]) -> float:
+    product = 1.0
+    for figure in figures:
+        product *= figure.value if figure else 1.0
+    return product
+
+
+def _strategy(text: str) -> str:
+    """Return the name of a strategy without the devices and sizes beside it: "ZeRO-2 (4x A100)" is ZeRO-2."""
+    stage = re.search(r"(?i)\bzero[ _-]?(?:stage ?)?([0-3])\b", text)
+    rest = _NOT_OF_A_NAME.sub(" ", text)
+    name = " ".join(re.sub(r"[^\w+/-]+", " ", rest).split()).strip(" -/+")
+    return f"{name}-{stage[1]}" if stage and name else name
+
+
+def label_of(grid: Grid, row: int) -> str:
+    """Return the words of a row: the cells that hold no figure that is read."""
+    texts = [column.texts[row] for column in grid.columns if not column.is_of_words and not column.figures[row]]
+    return ", ".join(text for text in texts if text)
+
+
+def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
+    """Return the row that a name means: a cell is the name, or else one row alone has it among its words.
+
+    Raises:
+        InputError: no row or several rows have it; one sentence that lists what there is.
+    """
+    rows = [(item, grid, row) for item in items for grid in item.details["grids"] for row in range(len(grid.lines))]
+    wanted = " ".join(name.lower().split())
+
+    def cells(grid: Grid, row: int) -> list[str]:
+        return [" ".join(column.texts[row].lower().split()) for column in grid.columns if not column.is_of_words]
+
+    line = re.fullmatch(r".*:(\d{1,9})", name)  # as findings name a row
+    for is_meant in (
+        lambda grid, row: line is not None and grid.lines[row] == int(line[1]),
+        lambda grid, row: wanted in cells(grid, row),
+        lambda grid, row: wanted in " ".join(cells(grid, row)),
+    ):
+        found = [(item, grid, row) for item, grid, row in rows if is_meant(grid, row)]
+        if len(found) == 1:
+            return side_of(*found[0])
+        if found:
+            lines = ", ".join(f":{grid.lines[row]}" for _, grid, row in found[:SHOWN])
+            raise InputError(f"{flag} '{name}' is in {len(found)} rows; give the line of one of them: {lines}")
+    labels = ", ".join(f"'{label_of(grid, row)}'" for _, grid, row in rows[:SHOWN])
+    raise InputError(f"{flag} '{name}' is in no row of a table that is read; there are {labels or 'none'}")

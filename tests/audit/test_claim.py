@@ -1,0 +1,228 @@
+"""A claim is answered: it stands, it does not, or the files cannot tell. Each condition is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.audit_cases import CASES, edited, ours
+from support.programs import run_here
+
+from testbed.audit.answer import FALLS, OPEN, STANDS, Answer
+from testbed.audit.claims import answered, audit
+from testbed.audit.conditions import DIFFERS, SAME, UNKNOWN
+from testbed.errors import InputError
+
+PROGRAM = "scripts/audit_runs.py"
+
+
+def table(tmp_path, header: str, *rows: str):
+    width = header.count("|") + 1
+    path = tmp_path / "table.md"
+    lines = (header, " | ".join(["---"] * width), *rows)
+    path.write_text("\n".join(f"| {line} |" for line in lines) + "\n", encoding="utf-8")
+    return path
+
+
+def of_rows(tmp_path, header: str, *rows: str, claimed: float | None = None) -> Answer:
+    """The answer to the claim that the last row is faster than the first."""
+    path = table(tmp_path, header, *rows)
+    found = answered([path], claimed, (":3", f":{2 + len(rows)}"))
+    assert found is not None
+    return found
+
+
+def states(found: Answer) -> dict[str, str]:
+    return {each.name: each.state for each in found.conditions}
+
+
+FULL = "Strategy | GPUs | GPU type | Model | Global batch size | Seq len | Precision | tokens/s | Loss"
+DDP = "DDP | 4 | A100 | 124M | 16 | 1024 | bf16 | 10000 | 3.20"
+
+
+def test_the_claim_that_began_it_does_not_stand(tmp_path):
+    """ZeRO-2 on 4 GPUs with batch 16 against DDP on 1 GPU with batch 4."""
+    header = "Strategy | GPUs | Batch | Speedup"
+    found = of_rows(tmp_path, header, "DDP | 1 | 4 | 1.0x", "ZeRO-2 | 4 | 16 | 2.9x", claimed=2.9)
+    assert found.verdict == FALLS
+    assert found.reasons[0].startswith("Ranks 1 against 4 (4 times): ZeRO-2 and DDP differ")
+    assert found.reasons[1].startswith("Global batch size 4 against 16 (4 times)")
+    assert found.instead == ("2.9x on 4 times the devices, 0.725x for one device.",)
+    done = run_here(PROGRAM, tmp_path / "table.md", "--claim", "2.9", "--a", "DDP", "--b", "zero-2")
+    assert done.returncode == 1
+    assert done.stdout.startswith("ZeRO-2 against DDP on 4 devices against 1, 2.9x: does not stand\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "condition"),
+    [
+        ("ZeRO-2 | 8 | A100 | 124M | 16 | 1024 | bf16 | 18000 | 3.20", "ranks"),
+        ("ZeRO-2 | 4 | H100 | 124M | 16 | 1024 | bf16 | 29000 | 3.20", "devices"),
+        ("ZeRO-2 | 4 | A100 | 355M | 16 | 1024 | bf16 | 29000 | 3.20", "model"),
+        ("ZeRO-2 | 4 | A100 | 124M | 64 | 1024 | bf16 | 29000 | 3.20", "global batch size"),
+        ("ZeRO-2 | 4 | A100 | 124M | 16 | 512 | bf16 | 29000 | 3.20", "sequence length"),
+        ("ZeRO-2 | 4 | A100 | 124M | 16 | 1024 | fp32 | 29000 | 3.20", "precision"),
+        ("ZeRO-2 (projected) | 4 | A100 | 124M | 16 | 1024 | bf16 | 29000 | 3.20", "figures are"),
+        ("ZeRO-2 | 4 | A100 | 124M | 16 | 1024 | bf16 | 29000 | 3.95", "loss"),
+    ],
+)
+def test_each_condition_that_differs_spoils_a_claim(tmp_path, row, condition):
+    sound = of_rows(tmp_path, FULL, DDP, "ZeRO-2 | 4 | A100 | 124M | 16 | 1024 | torch.bfloat16 | 29000 | 3.21")
+    assert (sound.verdict, sound.reasons) == (STANDS, ())
+    assert [name for name, state in states(sound).items() if state == DIFFERS] == []
+    found = of_rows(tmp_path, FULL, DDP, row)
+    assert found.verdict == FALLS and len(found.reasons) == 1
+    assert [name for name, state in states(found).items() if state == DIFFERS] == [condition]
+    turned = answered([tmp_path / "table.md"], None, ("table.md:4", "table.md:3"))
+    assert turned is not None and turned.verdict == FALLS
+
+
+def test_what_no_column_says_is_asked_for(tmp_path):
+    found = of_rows(tmp_path, "Strategy | GPUs | tokens/s", "DDP | 4 | 100", "FSDP | 4 | 210")
+    assert found.verdict == OPEN
+    assert found.ask[:4] == ("model", "global batch size", "sequence length", "precision")
+    assert states(found)["model"] == UNKNOWN and states(found)["ranks"] == SAME
+    done = run_here(PROGRAM, tmp_path / "table.md", "--a", "DDP", "--b", "FSDP")
+    assert done.returncode == 3 and "It cannot be known without: model" in done.stdout
+
+
+def test_the_claimed_ratio_is_held_against_the_figures(tmp_path):
+    faster = "ZeRO-2 | 4 | A100 | 124M | 16 | 1024 | bf16 | 29000 | 3.20"
+    assert of_rows(tmp_path, FULL, DDP, faster, claimed=2.9).verdict == STANDS
+    found = of_rows(tmp_path, FULL, DDP, faster, claimed=3.4)
+    assert found.verdict == FALLS and found.reasons[0].startswith("The files give 2.9x")
+
+
+def test_single_rows_a_few_per_cent_apart_prove_nothing(tmp_path):
+    found = of_rows(tmp_path, FULL, DDP, "ZeRO-2 | 4 | A100 | 124M | 16 | 1024 | bf16 | 10400 | 3.20")
+    assert found.verdict == OPEN and "repeats of both sides" in found.ask
+
+
+def test_one_device_without_a_strategy_is_what_any_strategy_scales_from(tmp_path):
+    header = FULL
+    one = "Single GPU | 1 | A100 | 124M | 16 | 1024 | bf16 | 10000 | 3.20"
+    assert of_rows(tmp_path, header, one, DDP.replace("10000", "36000")).verdict == STANDS
+    weak = of_rows(tmp_path, header, one, DDP.replace("10000", "36000").replace("| 16 |", "| 64 |"))
+    assert weak.verdict == FALLS and "weak scaling" in weak.reasons[0]
+
+
+def test_two_arms_of_a_sound_sweep_stand_with_their_interval(tmp_path):
+    ours(tmp_path)
+    found = answered([tmp_path / "first", tmp_path / "other"])
+    assert found is not None and found.verdict == STANDS
+    question = found.in_question
+    assert question is not None and question.low is not None and 1 < question.low < question.ratio
+    done = run_here(PROGRAM, tmp_path / "first", tmp_path / "other", "--json", tmp_path / "answer.json")
+    assert done.returncode == 0 and f"{question.ratio_in_words}: stands" in done.stdout.splitlines()[0]
+    written = json.loads((tmp_path / "answer.json").read_text())
+    assert written["verdict"] == STANDS and written["measures"][0]["low"] == pytest.approx(question.low)
+
+
+def test_equal_arms_are_no_speed_up(tmp_path):
+    ours(tmp_path, {"step_time_s": 0.2})
+    found = answered([tmp_path / "first", tmp_path / "other"])
+    assert found is not None and found.verdict == FALLS
+    assert found.reasons[0].startswith("No detectable difference")
+
+
+def test_unequal_work_of_our_own_runs_names_every_field(tmp_path):
+    edited(ours(tmp_path)[5:], lambda m: m["training_config"].update(lr=1e-3, precision="bf16"))
+    found = answered([tmp_path / "first", tmp_path / "other"])
+    assert found is not None and found.verdict == FALLS
+    assert {name for name, state in states(found).items() if state == DIFFERS} == {"precision", "lr"}
+
+
+@pytest.mark.parametrize(
+    ("case", "claimed", "instead"),
+    [
+        ("unequal batch and steps", 3.5, "3.47x on 4 times the devices, 0.868x for one device."),
+        ("v1: a rate of one rank", 3.5, "4 x 11,213.5 = 44,854 tokens/s over all ranks, 3.47x the first"),
+        ("more than linear", 4.25, "2.95x = 2,082.29 s / 706.41 s by the slowest rank, instead of 4.25x."),
+        ("DataParallel counts its batch for each device", 4.75, "1.19x = 0.8362 s / 0.7035 s instead of 4.75x."),
+        ("identical batches on both ranks", 1.91, "Counted once, 8.068 TFLOP/s are useful: 0.96x the first"),
+    ],
+)
+def test_the_headlines_of_the_earlier_projects_do_not_stand(tmp_path, case, claimed, instead):
+    found = answered(CASES[case][3](tmp_path), claimed)
+    assert found is not None and found.verdict == FALLS
+    assert any(instead in sentence for sentence in found.instead), found.instead
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("DDP", "nothing"), "--b 'nothing' is in no row of a table that is read; there are 'DDP"),
+        (("D", "ZeRO-2"), "--a 'D' is in 2 rows; give the line of one of them: :3, :4"),
+        (("DDP", None), "--a and --b name two rows of a table: give both"),
+    ],
+)
+def test_a_row_that_is_not_clear_is_refused(tmp_path, words, said):
+    path = table(tmp_path, "Strategy | GPUs | tokens/s", "DDP | 1 | 10", "ZeRO-2 D | 2 | 19")
+    with pytest.raises(InputError) as error:
+        answered([path], None, words)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "words"),
+    [
+        ("Setup | GPUs | Speedup | Efficiency", ("DDP | 1 | 1.0x | 100%", "DDP | 2 | 6.6x | 330%"),
+         "Speedup 6.6x on 2 times the devices is more than linear"),
+        ("GPUs | Speedup", ("1 | 1.0", "2 | 0.9", "4 | 0.8"), "more devices were slower: Speedup 0.8 on 4 devices"),
+        ("Strategy | Speedup | Loss", ("DDP | 1.0x | 3.20", "ZeRO-2 | 2.9x | 3.95"),
+         "Speedup 2.9x with loss 3.95 against 3.2"),
+        ("Strategy | GPUs | Batch | Speedup", ("DDP | 1 | 4 | 1.0x", "ZeRO-2 | 4 | 16 | 2.9x"),
+         "Speedup 2.9x is not of ZeRO-2 against DDP alone"),
+        ("GPUs | Global batch size | Step time (s) | Speedup", ("1 | 8 | 0.50 | 1.0", "4 | 32 | 0.40 | 1.25"),
+         "Speedup 1.25 divides the step time (s) of another batch"),
+        ("Config | tokens/s | Speedup", ("baseline | OOM | 1.0", "ours | 500 | 2.3"),
+         "refers to a row that was not measured: OOM"),
+        ("Config | GPUs | tokens/s | Speedup", ("ddp | 1 | 100 | 1.0", "ddp projected | 8 | 780 | 7.8"),
+         "Speedup 7.8 is of a figure that its row calls a projection"),
+        ("Model | GPUs | tokens/s | Speedup", ("124M | 1 | 100 | 1.0", "355M | 1 | 250 | 2.5"),
+         "compares rows of other work: model 124M against 355M"),
+        ("Config | GPUs | Speedup", ("TP=1 depth 16 | 8 | 1.0", "TP=2 depth 12 | 8 | 1.4"),
+         "compares rows of other work: model depth 16 against depth 12"),
+        ("GPU | TFLOP/s/GPU | MFU", ("A100 | 400 | 41%", "A100 | 150 | 48%"), None),
+        ("GPU | TFLOP/s/GPU | MFU", ("A100 | 700 | 41%", "A100 | 150 | 48%"), "is more than the 624 TFLOP/s of A100"),
+    ],
+)  # fmt: skip
+def test_a_table_is_answered_row_by_row(tmp_path, header, rows, words):
+    found = audit([table(tmp_path, header, *rows)])
+    assert [words in finding.message for finding in found] == ([True] if words else [])
+
+
+def test_a_sound_table_of_each_kind_is_left_alone(tmp_path):
+    for header, *rows in (
+        ("Strategy | GPUs | Global batch size | Speedup | Loss", "DDP | 4 | 16 | 1.0x | 3.20",
+         "FSDP | 4 | 16 | 1.3x | 3.21"),
+        ("GPU type | GPUs | Speedup", "A100 | 8 | 1.0", "H100 | 8 | 2.1"),
+        ("Precision | tokens/s | Speedup", "fp32 | 100 | 1.0", "bf16 | 210 | 2.1"),
+        ("GPUs | tokens/s", "1 | 100", "2 | 195", "8 | 700"),
+    ):  # fmt: skip
+        assert audit([table(tmp_path, header, *rows)]) == [], header
+
+
+def test_a_page_with_a_log_and_a_table_gives_both(tmp_path):
+    log = "\n".join(f"iter {step}: loss {4 - step / 100:.4f}, time 600.00ms, mfu 30.00%" for step in range(0, 100, 10))
+    (tmp_path / "page.md").write_text(f"| GPUs | Speedup |\n|---|---|\n| 1 | 1.0 |\n| 2 | 6.6 |\n\n{log}\n")
+    done = run_here(PROGRAM, tmp_path / "page.md")
+    assert "1 run and 1 file of tables" in done.stdout and "more than linear" in done.stdout
+
+
+def test_what_logs_print_of_their_set_up_is_compared(tmp_path):
+    def log(name: str, dtype: str, extra: str = ""):
+        lines = [f"iter {step}: loss {4 - step / 100:.4f}, time 600.00ms, mfu 30.00%" for step in range(0, 200, 10)]
+        head = f"batch_size = 8\nblock_size = 64\ndtype = '{dtype}'\ntokens per iteration will be: 4,096\n{extra}"
+        (tmp_path / name).write_text(head + "\n".join(lines) + "\n")
+        return tmp_path / name
+
+    a, b = log("a.log", "bfloat16", "compiling the model... (takes a ~minute)\n"), log("b.log", "float16")
+    found = answered([a, b])
+    assert found is not None and found.verdict == FALLS
+    values = {each.name: (each.a, each.b) for each in found.conditions}
+    assert values["precision"] == ("bf16", "fp16") and values["compile"] == ("on", None)
+    lines = [f" iteration {step}/ 9 | elapsed time per iteration (ms): 100.0 | lm loss: 2.0 |" for step in range(1, 9)]
+    (tmp_path / "m.log").write_text("profile ................... True\n" + "\n".join(lines))
+    found = answered([tmp_path / "m.log", tmp_path / "m.log"])
+    assert found is not None and "a profiler ran" in str(found.conditions)
