@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Audit measurements, our own and others': what the files contradict, which rule it breaks, and the corrected figure.
+"""Answer a claim about training speed, ours or others': it stands, it does not stand, or the files cannot tell.
 
-    python scripts/audit_runs.py checkpoint/baseline checkpoint/optimized   # every run against the first
-    python scripts/audit_runs.py results/sweep                              # arms of a sweep, by its protocol
-    python scripts/audit_runs.py their/1gpu.json their/4gpu.json --json findings.json
+    python scripts/audit_runs.py checkpoint/baseline checkpoint/optimized --claim 2.9   # or folders of repeats
+    python scripts/audit_runs.py README.md --a DDP --b ZeRO-2 --claim 2.9                # two rows of a table
+    python scripts/audit_runs.py results/sweep                              # every arm of a sweep, by its protocol
+    python scripts/audit_runs.py README.md results.csv their_logs           # what files contradict
 
-Prints one page: the claims that do not stand, corrected figures, what cannot be known. --details adds every finding.
-Reads training_metrics.json 1 and 2.0 to 2.2, timing logs (an epoch's "timing breakdown"),
-rank<r>_results_epoch<e>.json, wandb logs and CSV exports, scaling_report.json, trainer_state.json, TensorBoard's event
-files, a CSV with a column of steps, logs of other trainers, and tables in Markdown or CSV.
-docs/audit.md lists the rules.
-Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand, or --json cannot be written. 2: a file
-cannot be read.
+The page of a claim has the ratio in question, each condition of both sides (same, differs, unknown), and the reasons.
+That of other files has the claims that do not stand, corrected figures, what cannot be known, and what was read.
+docs/audit.md lists the files that are read, and the rules.
+Exit code 0: the claim stands, or no claim of the files falls. 1: a claim does not stand, or --json cannot be written.
+2: a file or a name is wrong. 3: the files cannot tell whether the claim stands.
 """
 
 from __future__ import annotations

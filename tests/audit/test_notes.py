@@ -20,7 +20,7 @@ def test_single_runs_give_no_verdict_and_their_table_says_what_the_audit_notes(t
     table = run_here("generate_charts.py", "--runs", *paths, "--output-dir", tmp_path / "charts").stdout
     said = " ".join(table.split())
     assert "One run each, no verdict" in said and "quickstart.sh --repeats 5" in said
-    assert "[1] and [3]: 2.20x (throughput) on 2 times the cores is more than linear" in said
+    assert "[1] and [3]: 2.20x (throughput of all devices) on 2 times the cores is more than linear" in said
     assert "[1] and [2]: cpu threads per rank 1 against 2" in said
     assert notes_on_single_runs(load_runs(paths[:1])) == [], "one run compares nothing"
 

@@ -285,7 +285,7 @@ CASES = {
         "2.95x = 2,082.29 s / 706.41 s by the slowest rank, instead of 4.25x",
         lambda t: logs(t, (2082.29,), (706.41, 418.27, 415.71, 418.10)),
         lambda t: logs(t, (2082.29,), (706.41, 706.41, 706.41, 706.41))),
-    "more than linear in 2.0": ("step clock", "2.13x (throughput) on 2 times the ranks", None,
+    "more than linear in 2.0": ("step clock", "2.13x (throughput of all devices) on 2 times the ranks", None,
         lambda t: [v20(t / "a"), v20(t / "b", world=2, wall_s=470)],
         lambda t: [v20(t / "a"), v20(t / "b", world=2, wall_s=520)]),
     "a mean over ranks as a step's time": ("step clock", "a step is done when its slowest rank is", "by the slowest",

@@ -6,14 +6,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from testbed.analysis.scaling.time_to_loss import time_to_loss
-from testbed.analysis.statistics import compare
 from testbed.audit.comparison_rules import ARITHMETIC_RULES
 from testbed.audit.conditions import (
     DIFFERS,
-    NEAR,
     OF_BOTH,
     SCALING,
     UNKNOWN,
@@ -26,33 +22,14 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
 from testbed.audit.foreign_rules import FOREIGN_RULES, what_could_not_be_read
-from testbed.audit.reported import Claim, Reported, Side
+from testbed.audit.measures import PER_DEVICE, Measure, measures
+from testbed.audit.reported import Claim
 from testbed.audit.run_rules import METRICS_RULES
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
 EXIT_CODES = {STANDS: 0, FALLS: 1, OPEN: 3}
-ENOUGH_REPEATS = 5
 SINGLE_RUN_NOISE = 0.1  # one run of each side may differ by so much without a cause
 ROUNDING = 0.01
-# names of what a rate is about
-ALL, PER_DEVICE, PRINTED = "throughput of all devices", "throughput of one device", "speed-up, as printed"
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One quantity of both sides; `ratio` says how many times as fast B is. `low` and `high` hold its 95 % interval."""
-
-    name: str
-    a: float
-    b: float
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def ratio_in_words(self) -> str:
-        bounds = f" ({self.low:.3g} to {self.high:.3g})" if self.low is not None else ""
-        return f"{self.ratio:.3g}x{bounds}"
 
 
 @dataclass(frozen=True)
@@ -77,8 +54,8 @@ class Answer:
 
 def answer(claim: Claim, claimed: float | None = None) -> Answer:
     """Answer the claim that the other side is faster than the baseline, `claimed` times as fast where it is given."""
-    measures = tuple(_measures(claim))
-    question = measure_in_question(measures, claimed)
+    ratios = tuple(measures(claim))
+    question = measure_in_question(ratios, claimed)
     found = conditions(claim)
     findings = tuple(_findings(claim))
     reasons = list(_reasons(claim, claimed, question, found, findings))
@@ -90,88 +67,20 @@ def answer(claim: Claim, claimed: float | None = None) -> Answer:
     verdict = FALLS if reasons else OPEN if ask else STANDS
     ask += [each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile")]
     notes = tuple(dict.fromkeys(item.message for item in findings if item.severity == NOTE and not item.unknown))
-    instead = tuple(_instead(claim, measures, question, findings, verdict))
-    return Answer(claim, claimed, verdict, measures, tuple(found), tuple(reasons), instead, tuple(ask), notes, findings)
+    instead = tuple(_instead(claim, ratios, question, findings, verdict))
+    return Answer(claim, claimed, verdict, ratios, tuple(found), tuple(reasons), instead, tuple(ask), notes, findings)
 
 
-def measure_in_question(measures: Sequence[Measure], claimed: float | None) -> Measure | None:
+def measure_in_question(ratios: Sequence[Measure], claimed: float | None) -> Measure | None:
     """Return the measure that a claim is about: the nearest to its figure, or else the first."""
-    if claimed is None or not measures:
-        return measures[0] if measures else None
-    return min(measures, key=lambda each: abs(math.log(each.ratio / claimed)))
+    if claimed is None or not ratios:
+        return ratios[0] if ratios else None
+    return min(ratios, key=lambda each: abs(math.log(each.ratio / claimed)))
 
 
 def claim_needs_repeats(claim: Claim, question: Measure) -> bool:
     """Return whether single runs could differ so much by chance."""
     return question.low is None and abs(math.log(question.ratio)) < math.log1p(SINGLE_RUN_NOISE)
-
-
-def _measures(claim: Claim) -> Iterator[Measure]:
-    base, other = claim.baseline, claim.other
-    a, b = _rate_of_all(base), _rate_of_all(other)
-    units = base.first.rate_unit, other.first.rate_unit
-    if a and b and units[0] == units[1]:
-        is_printed = units[0] == "speed-up"
-        yield _rate(PRINTED if is_printed else f"{ALL}, {units[0]}", base, other, a, b)
-    a, b = _rate_of_one(base), _rate_of_one(other)
-    if a and b and units[0] == units[1]:
-        yield _rate(PER_DEVICE if units[0] == "speed-up" else f"{PER_DEVICE}, {units[0]}", base, other, a, b)
-    a, b = base.middle("time_s"), other.middle("time_s")
-    meanings = base.first.time_meaning, other.first.time_meaning
-    if a and b and min(a, b) > 0 and meanings[0].endswith("iteration") == meanings[1].endswith("iteration"):
-        yield Measure(f"{meanings[0]}, s", a, b, a / b)
-    if times := _times_to_one_loss(base.first, other.first):
-        yield Measure(f"time to a loss of {times[2]:.3f}, s", times[0], times[1], times[0] / times[1])
-
-
-def _rate(name: str, base: Side, other: Side, a: float, b: float) -> Measure:
-    rates = [[item.rate for item in side.runs if item.rate] for side in (base, other)]
-    ratio = compare(rates[1], rates[0]) if all(len(each) >= ENOUGH_REPEATS for each in rates) else None
-    scale = (b / a) / ratio.ratio if ratio else 1.0
-    low, high = (ratio.low, ratio.high) if ratio else (None, None)
-    return Measure(name, a, b, b / a, low * scale if low else None, high * scale if high else None)
-
-
-def _rate_of_all(side: Side) -> float | None:
-    rate, item = side.middle("rate"), side.first
-    if rate is None or not item.rate_is_per_rank or item.is_data_parallel_module:
-        return rate
-    return rate * item.world_size if item.world_size else None
-
-
-def _rate_of_one(side: Side) -> float | None:
-    rate, item = side.middle("rate"), side.first
-    if rate is None or (item.rate_is_per_rank and not item.is_data_parallel_module):
-        return rate
-    return rate / item.world_size if item.world_size else None
-
-
-def _times_to_one_loss(base: Reported, other: Reported) -> tuple[float, float, float] | None:
-    """Return the seconds of training to the higher of the two final losses, and that loss; None: no curves."""
-    curves = [_curve(item) for item in (base, other)]
-    if min(map(len, curves)) < 2:
-        return None
-    target = max(min(loss for _, loss in curve) for curve in curves)
-    times = [next(time_s for time_s, loss in curve if loss <= target) for curve in curves]
-    return (times[0], times[1], target) if min(times) > 0 else None
-
-
-def _curve(item: Reported) -> list[tuple[float, float]]:
-    """Return (seconds of training, loss): validations of our runs, medians of NEAR training losses of a log."""
-    if item.run is not None:
-        found = []
-        for point in item.run.validation_losses:
-            reached = time_to_loss(item.run, point.loss)
-            if reached and reached.train_time_s:
-                found.append((reached.train_time_s, point.loss))
-        return found
-    if not item.time_s or not item.time_meaning.endswith("iteration"):
-        return []
-    points = [(step, loss) for step, loss in item.losses if math.isfinite(loss)]
-    return [
-        (points[at - 1][0] * item.time_s, median(loss for _, loss in points[at - NEAR : at]))
-        for at in range(NEAR, len(points) + 1)
-    ]
 
 
 def _findings(claim: Claim) -> Iterator[Finding]:
@@ -227,15 +136,15 @@ def _is_what_was_claimed(claimed: float, question: Measure) -> bool:
 
 
 def _instead(
-    claim: Claim, measures: Sequence[Measure], question: Measure | None, findings: Sequence[Finding], verdict: str
+    claim: Claim, ratios: Sequence[Measure], question: Measure | None, findings: Sequence[Finding], verdict: str
 ) -> Iterator[str]:
     """Yield what may be said in place of a claim that does not stand, or beside one that does."""
     base, other = claim.baseline.first, claim.other.first
-    per_device = next((each for each in measures if each.name.startswith(PER_DEVICE)), None)
+    per_device = next((each for each in ratios if each.name.startswith(PER_DEVICE)), None)
     added = other.world_size / base.world_size if other.world_size and base.world_size else 1.0
     if verdict == FALLS and question and per_device and added != 1:
         yield f"{question.ratio:.3g}x on {added:g} times the devices, {per_device.ratio:.3g}x for one device."
-    to_loss = next((each for each in measures if each.name.startswith("time to a loss")), None)
+    to_loss = next((each for each in ratios if each.name.startswith("time to a loss")), None)
     if verdict == FALLS and to_loss:
         yield f"{to_loss.ratio:.3g}x by the {to_loss.name.removesuffix(', s')}."
     for corrected in dict.fromkeys(item.corrected for item in findings if item.corrected and item.severity == FAILS):

@@ -10,6 +10,7 @@ from testbed.analysis.runs.comparability import LOSS_NOISE, cores_of, differing_
 from testbed.audit.condition_rules import code_is_the_same, devices_are_the_same, more_devices_are_faster
 from testbed.audit.conditions import DIFFERS, UNKNOWN, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.audit.measures import gain
 from testbed.audit.reported import DATA, OFFLOADED, Claim, Reported
 from testbed.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
 
@@ -84,7 +85,7 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
     if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
         claim = claim.turned
     base, other = claim.baseline.first, claim.other.first
-    speed_up, by = _speed_up(claim)
+    speed_up, by = gain(claim)
     if speed_up is None or not base.world_size or not other.world_size:
         return
     is_of_iterations = by == "time" and base.time_meaning.endswith("iteration")
@@ -132,24 +133,9 @@ def _cores(claim: Claim) -> tuple[int, int] | None:
     return (known[0], known[1]) if len(known) == 2 and known[0] and known[1] else None
 
 
-def _speed_up(claim: Claim) -> tuple[float | None, str]:
-    """Return the ratio that the sources suggest, and of what: rates of all ranks where both are, or else times."""
-    base, other = claim.baseline, claim.other
-    same_unit = base.first.rate_unit == other.first.rate_unit
-    if same_unit and not base.first.rate_is_per_rank and not other.first.rate_is_per_rank:
-        rates = base.middle("rate"), other.middle("rate")
-        if rates[0] and rates[1]:
-            return rates[1] / rates[0], "throughput"
-    times = base.middle("time_s"), other.middle("time_s")
-    is_iteration = [side.first.time_meaning.endswith("iteration") for side in (base, other)]
-    if times[0] and times[1] and is_iteration[0] == is_iteration[1]:
-        return times[0] / times[1], "time"
-    return None, ""
-
-
 def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
     """Compare validation losses at the end. Under weak scaling arms train with other batches, so nothing is said."""
-    speed_up, by = _speed_up(claim)
+    speed_up, by = gain(claim)
     base, other = claim.baseline.first, claim.other.first
     if by == "time" and base.time_meaning.endswith("iteration") and base.world_size != other.world_size:
         return  # an iteration of more ranks can be of more data

@@ -9,7 +9,8 @@ from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVIC
 from testbed.analysis.runs.arms import configuration
 from testbed.analysis.runs.comparability import cores_of
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
-from testbed.audit.reported import Claim, Side
+from testbed.audit.measures import gain
+from testbed.audit.reported import Claim
 
 _THREADS = "cpu threads per rank"
 # of the runs of one side that say it
@@ -85,7 +86,7 @@ def more_devices_are_faster(claim: Claim) -> Iterator[Finding]:
         claim, few, many = claim.turned, many, few
     if few is None or many is None or few == many or claim.protocol == "time_to_loss" or not _compares(claim):
         return
-    ratio, by = _gain(claim)
+    ratio, by = gain(claim)
     is_a_ratio = ratio is not None and 0 < ratio < math.inf and few > 0  # numbers that a run can have
     if ratio is None or not is_a_ratio or (ratio >= SLOWER and ratio >= HALF * many / few):
         return
@@ -125,44 +126,3 @@ def _compares(claim: Claim) -> bool:
     work = [item.run.work if item.run else {} for item in (base, other)]
     pairs = [(work[0].get(name), work[1].get(name)) for name in COST_OF_A_TOKEN]
     return not any(None not in pair and pair[0] != pair[1] for pair in pairs)
-
-
-def _gain(claim: Claim) -> tuple[float | None, str]:
-    """Return the ratio of the rates of all devices, else of times for the same work; None: the files give neither."""
-    sides = claim.baseline, claim.other
-    if _is_one_batch_split(claim):
-        one_s, split_s = (side.middle("time_s") for side in sides)
-        return (one_s / split_s if one_s and split_s else None), "time of the one batch that DataParallel splits"
-    rates = [_rate_of_all(side) for side in sides]
-    if rates[0] and rates[1] and sides[0].first.rate_unit == sides[1].first.rate_unit:
-        return rates[1] / rates[0], "throughput of all devices"
-    times = [side.middle("time_s") for side in sides]
-    is_iteration = [side.first.time_meaning.endswith("iteration") for side in sides]
-    if not times[0] or not times[1] or is_iteration[0] != is_iteration[1]:
-        return None, ""
-    batches = [side.first.global_batch_size for side in sides]
-    if is_iteration[0]:
-        if not batches[0] or not batches[1] or any(side.first.batch_is_printed for side in sides):
-            return None, ""
-        return batches[1] / times[1] * times[0] / batches[0], "batch / time"
-    steps = [side.first.optimizer_steps for side in sides]
-    if None not in (*batches, *steps):
-        work = [batch * count for batch, count in zip(batches, steps, strict=True) if batch and count]
-        if len(work) < 2 or abs(work[1] / work[0] - 1) > 0.01:
-            return None, ""
-    return times[0] / times[1], "time"
-
-
-def _is_one_batch_split(claim: Claim) -> bool:
-    """Return whether a log credits each device of DataParallel with the whole batch, so that rates do not add up."""
-    base, other = claim.baseline.first, claim.other.first
-    work = base.work_per_iteration, other.work_per_iteration
-    is_alike = bool(work[0] and work[1] and abs(work[1] / work[0] - 1) <= 0.05)
-    return other.is_data_parallel_module and base.world_size == 1 and is_alike
-
-
-def _rate_of_all(side: Side) -> float | None:
-    rate, ranks = side.middle("rate"), side.first.world_size
-    if not side.first.rate_is_per_rank:
-        return rate
-    return rate * ranks if rate and ranks else None

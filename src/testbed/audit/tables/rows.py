@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from testbed.audit.measures import SPEED_UP
 from testbed.audit.printed_setup import plain_precision
 from testbed.audit.reported import BATCH, DEVICE, PRECISION, ROW, STATUS, STRATEGY, Reported, Side
 from testbed.audit.tables.columns import Figure, Grid
@@ -54,7 +55,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         time_s=value("step_s") if is_step else value("time_s"),
         time_meaning="time of one iteration" if is_step else "training time",
         rate=rate,
-        rate_unit=unit if rated else "speed-up",
+        rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
         device_name=words.pop(DEVICE, None),
         settings={str(key): text for key, text in words.items()},
