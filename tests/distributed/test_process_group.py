@@ -66,15 +66,15 @@ def test_a_network_without_a_way_for_gloo_is_named(monkeypatch):
 OTHER = {"a bit": {"wte": torch.tensor([1.0, 1.0, 1.0000001])}, "a name": {"wpe": torch.ones(3)}, "nothing": {}}
 
 
-@pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
-def test_a_rank_with_other_weights_ends_the_run_with_a_way_out(monkeypatch, other):
+@pytest.mark.parametrize("theirs", OTHER.values(), ids=OTHER)
+def test_a_rank_with_other_weights_ends_the_run_with_a_way_out(monkeypatch, theirs):
     mine = {"wte": torch.ones(3)}
     monkeypatch.setattr(process_group.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(process_group.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(process_group, "gather_objects", lambda sent: [sent, hashes_of(mine)])
     process_group.check_identical(mine, "initial weights")
     with pytest.raises(RanksDiffer, match=r"initial weights of rank 1.*--init_from"):
-        process_group.check_identical(other, "initial weights")
+        process_group.check_identical(theirs, "initial weights")
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 100, 10**6])

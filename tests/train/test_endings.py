@@ -122,7 +122,7 @@ def test_a_closed_terminal_costs_no_mark(files, tmp_path):
         wait_for(lambda: (place := watchdog.read_place(folder, 0)) is not None and place.step >= 2, 150)
         os.close(reader)
         process.send_signal(signal.SIGHUP)
-        assert process.wait(60) == 143
+        assert process.wait(150) == 143
     finally:
         process.kill()
         process.wait()
