@@ -18,6 +18,7 @@ from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, ZERO,
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
+MOST_LINES, LAST_LINES = 50_000, 1000  # of steps, whose figures are read
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 LONGEST_COUNT = 15  # digits
 
@@ -192,7 +193,7 @@ PROGRAMS = (
     Program(  # main.log: losses, and no times
         "llm.c",
         mark=r"(?m)^s:\d+ (?:tel|trl|eval):",
-        line=r"^s:(\d{1,12}) trl:",
+        line=r"(?m)^s:(\d{1,12}) trl:",
         figures={"loss": r"trl:(\S+)"},
         val_loss=r"(?m)^s:\d+ tel:(\S+)",
         first_step=0,
@@ -200,7 +201,7 @@ PROGRAMS = (
     Program(  # log/log.txt: losses, and no times
         "build-nanogpt",
         mark=r"(?m)^0 (?:val|train) \d+\.\d+$|^\d{1,12} train \d+\.\d{6}$",
-        line=r"^(\d{1,12}) train ",
+        line=r"(?m)^(\d{1,12}) train ",
         figures={"loss": r"train (\S+)"},
         val_loss=r"(?m)^\d+ val (\S+)",
         first_step=0,
@@ -299,21 +300,29 @@ def _longest_stage(text: str, program: Program) -> str:
 def _lines(text: str, program: Program) -> tuple[list[tuple[int, Line]], str]:
     """Return step and figures of each line of a step, and the text of the other lines.
 
-    Of two lines in one, nothing says whose a figure is: both are left out.
+    Of two lines in one, nothing says whose a figure is: both are left out. Of more than MOST_LINES lines every n-th is
+    read, and the last ones: what is told of them are medians and ends.
     """
     start = re.compile(program.line)
+    found: list[tuple[int, int, int]] = []  # of each line: step, where its figures begin and where it ends
+    others = []
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        match = start.search(text, at, end) if end - at <= LONGEST_LINE else None
+        if not match:
+            others.append(text[at : min(end, at + LONGEST_LINE)])
+        elif not start.search(text, match.end(), end):
+            found.append((int(match[1]), match.start(), end))
+        at = end + 1
+    every = 1 + len(found) // MOST_LINES
+    kept = [*found[:-LAST_LINES:every], *found[-LAST_LINES:]]
     patterns = {name: re.compile(pattern) for name, pattern in program.figures.items()}
-    lines, others = [], []
-    for line in text.splitlines():
-        found = start.search(line) if len(line) <= LONGEST_LINE else None
-        if not found:
-            others.append(line[:LONGEST_LINE])
-            continue
-        if start.search(line, found.end()):
-            continue
-        rest = line[found.start() :]
-        figures = {name: _figure(name, pattern, rest) for name, pattern in patterns.items()}
-        lines.append((int(found[1]), {name: value for name, value in figures.items() if value is not None}))
+    lines = []
+    for step, begin, end in kept:
+        figures = {name: _figure(name, pattern, text[begin:end]) for name, pattern in patterns.items()}
+        lines.append((step, {name: value for name, value in figures.items() if value is not None}))
     return lines, "\n".join(others)
 
 

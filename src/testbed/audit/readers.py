@@ -25,6 +25,7 @@ _CONTROL = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])"
     r"|(?:\^\[|\u241b)?\[(?:0|1|[349]\d)(?:;\d{1,3})*m"
 )
+LOOKED_AT = 1_000_000  # characters at either end of a log, where marks of a terminal show
 Read = Callable[[Path], list[Reported]]
 
 
@@ -225,7 +226,9 @@ def text_of(path: Path) -> str:
         if content.startswith(beginning):
             raise InputError(f"{path} cannot be read: {program} packed it; unpack it first")
     encoding = next((name for beginning, name in _BEGINNINGS.items() if content.startswith(beginning)), "utf-8")
-    text = io.StringIO(content.decode(encoding, "replace"), newline=None).read()
+    text = content.decode(encoding, "replace")
+    del content  # of a large log two copies are much
+    text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
     if re.search(r"\d{400}", text):  # beyond what a float holds, and soon beyond what Python reads
         raise InputError(f"{path} cannot be read: it holds a number with hundreds of digits")
     return text
@@ -233,7 +236,8 @@ def text_of(path: Path) -> str:
 
 def log_lines(text: str) -> str:
     """Return a log without the marks of a terminal, damaged lines, and the number in whose digits the file may end."""
-    text = _CONTROL.sub("", text.replace("\r", "\n"))
+    if any(_CONTROL.search(part) for part in (text[:LOOKED_AT], text[-LOOKED_AT:])) or "\x1b" in text:
+        text = _CONTROL.sub("", text)
     text = re.sub(r"(?m)^.*\0.*\n?", "", text) if "\0" in text else text
     return text if text.endswith("\n") else re.sub(r"[\d.,eE+-]+\Z", "", text)
 
