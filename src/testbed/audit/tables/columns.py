@@ -38,17 +38,20 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
-    "any_batch": ("count", ("batch", "batch size", "bs")),  # of one device or of all
+    "any_batch": ("count", ("batch", "batch size", "batchsize", "bs")),  # of one device or of all
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size")),
     "params": ("number", ("parameters", "params")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed")),
-    "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step")),
+    "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step", "ms/step",
+                        "s/iteration", "ms/iteration", "s/it", "ms/it", "s/iter", "ms/iter", "seconds/step",
+                        "step duration")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
-                        "epoch time")),
+                        "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed")),
     "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
     "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs")),
     "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s")),
+    "step_rate": ("number", ("steps/s", "it/s", "iter/s", "iters/s", "iterations/s")),
     "rate": ("number", ("throughput",)),
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
@@ -71,7 +74,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     DATA: ("dataset", "data"),
     PASS: ("pass", "phase", "workload", "task"),
 }  # fmt: skip
-RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "rate", "mfu", "tflops", "speedup",
+RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops", "speedup",
            "efficiency")  # fmt: skip
 # what --columns takes too
 SHORT = {
@@ -227,6 +230,8 @@ def quantity_of(heading: str) -> str | None:
     if len(heading) > LONGEST:
         return None
     name, unit = _canonical(heading)
+    name = name if name in _HEADING else re.sub(r"^(?:avg\.?|average|mean|median|measured|achieved|overall) ", "", name)
+    name = re.sub(rf"^(?:{_DEVICES.lower()}) (?=gpus?$)", "", name)
     if name in ("throughput", "speed", "rate") and unit in _HEADING:
         return _HEADING[unit]
     return _HEADING.get(name)
@@ -290,6 +295,7 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
     if quantity is None:
         return Column(heading, None, (None,) * len(texts), texts)
     kind, unit = QUANTITIES[quantity][0], _canonical(heading)[1]
+    unit = "ms" if kind == "time" and _canonical(heading)[0].startswith("ms/") else unit
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
     last = _last_place(texts)
     figures = [figure_of(text, kind, scale, last) for text in texts]

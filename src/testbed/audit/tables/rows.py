@@ -12,7 +12,8 @@ from testbed.audit.tables.columns import Figure, Grid
 from testbed.errors import InputError
 
 SHOWN = 12  # rows that a refusal lists
-RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s"}
+RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
+         "step_rate": "steps/s"}  # fmt: skip
 # what a name of a strategy does not have: numbers of devices and their kind, batches
 _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on|with|x|gpus?|devices?|ranks?|single|one|nodes?)\b|[\d.,x=:]+|\b(?:bs|batch|dp|tp|pp)\b", re.I

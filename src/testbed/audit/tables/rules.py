@@ -35,7 +35,8 @@ SLACK = 1.01  # beyond rounding: times and rates are averaged over windows that 
 LINEAR = 1.01
 DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline ranks)
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
-RATES = {"token_rate": 1, "sample_rate": 1, "rate": 1, "device_token_rate": 1, "step_s": -1, "time_s": -1}
+RATES = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
+         "step_s": -1, "time_s": -1}  # fmt: skip
 SLOWER = 0.95  # as in condition_rules.py
 RATIOS = ("speedup", "efficiency")
 WORK_OF_A_TOKEN = ("model", "sequence length", "kind of pass", "data")  # which no speed-up is meant to compare
