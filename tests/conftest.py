@@ -79,10 +79,11 @@ def pytest_runtest_call(item):
 @pytest.fixture(scope="session", autouse=True)
 def quiet_environment(tmp_path_factory):
     """Set one thread per process, no network, and a build cache of this run of the suite, which a killed run cannot
-    leave locked for others. Ctrl-C works in what tests start: a suite in the background of a script would hand down
-    that it is ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    leave locked for others. Ctrl-C and a closed terminal reach what tests start: a suite in the background of a
+    script, or under nohup, would hand down that they are ignored."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"
     folder = tmp_path_factory.getbasetemp()

@@ -339,3 +339,24 @@ def test_a_side_that_met_a_busy_machine_is_named_with_the_cores_that_it_used(tmp
     assert "runs of A met" not in said
     table = comparison_table([load_run(tmp_path / name / "training_metrics.json") for name in "ab"])
     assert "[2]: it used 1.0 of its 2 cores" in " ".join(table.split())
+
+
+def test_where_both_losses_differ_the_validation_loss_says_who_learns_worse(tmp_path):
+    """An arm that fits its training data better and generalises worse has learnt worse."""
+    sides = []
+    for name, train, validation in (("a", -0.5, 0.5), ("b", 0.0, 0.0)):
+        metrics = example_metrics(num_steps=6)
+        for row in metrics["steps"]:
+            row["loss"] += train
+        for row in metrics["evaluations"]:
+            row["val_loss"] += validation
+        folder = arm(tmp_path / name, evaluations=metrics["evaluations"])
+        for path in folder.rglob("training_metrics.json"):
+            content = json.loads(path.read_text())
+            for row, changed in zip(content["steps"], metrics["steps"], strict=True):
+                row["loss"] = changed["loss"]
+            save(path.parent, content)
+        sides.append(Arm(name, tuple(load_run(path) for path in sorted(folder.iterdir()))))
+    assert [loss.is_unequal for loss in compare_arms(*sides).losses] == [True, True]
+    assert compare_arms(*sides).worse_side == "a"
+    assert compare_arms(*reversed(sides)).worse_side == "b"

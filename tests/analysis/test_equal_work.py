@@ -16,7 +16,7 @@ from testbed.analysis.comparison.document import comparison_text, json_of
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.report.build import summary
 from testbed.analysis.runs.arms import Arm
-from testbed.analysis.runs.comparability import differing_work, mismatches, unlike_skips
+from testbed.analysis.runs.comparability import compiler_with_strategy, differing_work, mismatches, unlike_skips
 from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.runs.load import Run, load_run
 from testbed.analysis.scaling.report import scaling_report
@@ -160,3 +160,13 @@ def test_seeds_of_one_list_are_equal_work_and_seeds_of_two_are_not(tmp_path, see
     ]
     for a, b in (sides, sides[::-1]):
         assert [item.field for item in mismatches(a, b)] == ([] if is_equal else ["seed"])
+
+
+@pytest.mark.parametrize(("stages", "found"), [((1, 2), ["compile, of unlike run types"]), ((2, 2), [])])
+def test_another_zero_stage_is_another_strategy_where_one_alone_was_compiled(tmp_path, stages, found):
+    config = {"run_type": "optimized", "deepspeed_enabled": True}
+    runs = [
+        run_of(tmp_path / name, training_config=config | {"zero_stage": stage, "compile": name == "a"})
+        for name, stage in zip("ab", stages, strict=True)
+    ]
+    assert [item.field for item in compiler_with_strategy(runs)] == found

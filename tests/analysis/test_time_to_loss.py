@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from support.metrics_examples import save
 from support.scaling_examples import arm_of, report_of, run_with_losses
 
 from testbed.analysis.runs.load import load_run
@@ -62,3 +65,17 @@ def test_the_time_to_loss_protocol_compares_times_whatever_the_batch(tmp_path):
     assert "the first validation was already at the target" in arm_of(early, "ddp", 2)["reason"]
     never = report_of(tmp_path, "time_to_loss", target=4.0)
     assert arm_of(never, "ddp", 2)["speedup"] is None and "never reached" in arm_of(never, "ddp", 2)["reason"]
+
+
+def test_a_failed_run_that_validated_nothing_counts_as_one_that_never_arrived(tmp_path):
+    def run(name: str, losses: list[float], **more):
+        return load_run(run_with_losses(tmp_path / name, losses, **more))
+
+    crashed = run("crashed", [6.0], status="failed", failure={"reason": "killed", "step": 3}, completion=None)
+    path = tmp_path / "crashed" / "training_metrics.json"
+    save(path.parent, json.loads(path.read_text()) | {"evaluations": []})
+    failed = [load_run(path), run("arrived", [6.0, 5.0], status="failed", completion=None,
+                                  failure={"reason": "killed", "step": 20}), crashed]  # fmt: skip
+    found = time_to_loss_of_arm([run("whole", [6.0, 5.0])], 5.5, failed)
+    assert (found["num_reached"], found["num_never_reached"]) == (1, 2)
+    assert "2 of 3 runs never reached the target (2 failed)" in found["reason"]

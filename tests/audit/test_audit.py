@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from support import foreign_examples as foreign
@@ -11,7 +12,9 @@ from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, run_here
 
 from testbed.audit.claims import FAILS, NOTE, Finding, audit
+from testbed.audit.condition_rules import more_devices_are_faster
 from testbed.audit.finding import Rule
+from testbed.audit.reported import Claim, Reported, Side
 
 PROGRAM = "scripts/audit_runs.py"
 
@@ -323,3 +326,19 @@ def test_every_rule_of_the_audit_is_explained_in_its_page():
     page = (REPOSITORY / "docs" / "audit.md").read_text(encoding="utf-8")
     for rule in Rule:
         assert f"| {rule} |" in page, rule
+
+
+@pytest.mark.parametrize(("four_s", "said"), [(1.6, None), (3.2, "efficiency is under 50 %: 1.25x (batch / time)")])
+def test_iterations_of_other_batches_are_compared_by_the_sequences_of_a_second(four_s, said):
+    """Of 8 sequences in 1 s on one device, and of 32 on four."""
+
+    def side(ranks: int, batch: int, seconds: float) -> Side:
+        name, meaning = f"{ranks} devices", "time of one iteration"
+        run = Reported(Path(name), name, "wandb log", world_size=ranks, global_batch_size=batch, time_s=seconds,
+                       time_meaning=meaning)  # fmt: skip
+        return Side(name, (run,))
+
+    one, four = side(1, 8, 1.0), side(4, 32, four_s)
+    for claim in (Claim(one, four), Claim(four, one)):
+        found = [finding.message for finding in more_devices_are_faster(claim)]
+        assert len(found) == bool(said) and all(said in message for message in found)

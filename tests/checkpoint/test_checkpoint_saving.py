@@ -257,3 +257,25 @@ def test_a_full_disk_ends_the_run_in_one_sentence_with_whole_files(token_files, 
     metrics = read_metrics(directory / "training_metrics.json")
     assert metrics["status"] == "failed" and len(metrics["steps"]) == 3
     assert "step 3" in (directory / "RUN_FAILED.txt").read_text()
+
+
+def test_the_loop_waits_for_the_copy_and_at_the_next_save_for_the_disk(clock, token_files, tmp_path, monkeypatch):
+    """5 s for each copy, and 1 s whenever the ranks wait for each other: twice in a save, once for an earlier one."""
+
+    class Slow(Weights):
+        def save_checkpoint(self, directory: Path, in_background: bool = False):
+            clock[0] += 5
+            return super().save_checkpoint(directory, in_background)
+
+    plain, strategy = checkpoint.process_group.wait_for_work, Slow()
+    strategy.background.set_result(None)
+
+    def wait_for_work(work) -> None:
+        clock[0] += 1
+        plain(work)
+
+    monkeypatch.setattr(checkpoint.process_group, "wait_for_work", wait_for_work)
+    recorder = Folder(token_files, tmp_path / "run").train(
+        range(1, 5), {2, 4}, "--async_mode", "async", strategy=strategy
+    )
+    assert [row["blocking_s"] for row in recorder.metrics["checkpoints"]] == [8, 7]

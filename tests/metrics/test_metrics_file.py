@@ -9,8 +9,9 @@ from typing import Annotated, NotRequired
 import msgspec
 import pytest
 from support.metrics_examples import as_2_1, example_metrics, save, v1_metrics, v20_metrics
+from support.settings import settings_of
 
-from testbed.metrics import fields_page, file
+from testbed.metrics import derived, fields_page, file, segments
 from testbed.metrics.fields.metrics_file import TrainingMetrics
 from testbed.metrics.fields.training import DeepSpeedConfig
 from testbed.metrics.fields.types import Count
@@ -229,3 +230,27 @@ def test_a_field_is_one_line(monkeypatch):
 
 def test_an_example_that_breaks_nothing_is_not_refused_for_its_size():
     check_metrics(example_metrics(num_steps=3000, world_size=4))
+
+
+def test_the_wall_clock_runs_from_the_begin_of_the_first_measured_step_to_the_end_of_the_last(token_files):
+    """After 9 s of warm-up steps of 1, 2 and 4 s, with a second of validation before the last one: 8 s."""
+    settings = settings_of(token_files, "--timing_warmup_steps", "1")
+    rows = [
+        {"is_warmup": seconds == 9.0, "step_time_s": seconds, "data_wait_s": 0.0} for seconds in (9.0, 1.0, 2.0, 4.0)
+    ]
+    found = derived.timing(rows, [9.0, 10.0, 12.0, 17.0], None, settings)
+    assert found["wall_clock_tokens_per_sec_global"] == 3 * settings.tokens_per_step / 8
+
+
+def test_a_start_on_other_ranks_has_its_own_number_from_its_first_row_on():
+    before, now = (example_metrics(num_steps=4, world_size=ranks) for ranks in (1, 2))
+    start = segments.new_segment(now)
+    now["segments"] = [
+        start | {"world_size": 1, "last_step": 2, "ended": "preempted"},
+        start | {"first_step": 3, "last_step": 4, "ended": "complete"},
+    ]
+    now["steps"][:2] = before["steps"][:2]
+    check_metrics(now)
+    now["steps"][2] = before["steps"][2]
+    with pytest.raises(ValueError, match=r"steps\[2\]\.per_rank_step_time_s has 1 entries, hardware\.world_size is 2"):
+        check_metrics(now)

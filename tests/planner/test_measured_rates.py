@@ -29,7 +29,7 @@ from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic,
 from testbed.planner.constants import Constants, calibrated_constants, constants_of_calibration
 from testbed.planner.machines import as_measured, machine_here, machine_named
 from testbed.planner.measured_rates import Calibrated, MeasuredRates, Tables, along, interpolated
-from testbed.planner.residuals import GROUPS, kind_of
+from testbed.planner.residuals import GROUPS, Residuals, kind_of
 from testbed.planner.step_time import StepTime, step_time
 
 FLOPS, BANDWIDTH, LINK = 40e9, 8e9, 1.5e9  # of the made-up machine
@@ -406,3 +406,11 @@ def test_a_value_of_another_type_is_refused_before_anything_is_computed(tmp_path
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"--calibration .*make it again with scripts/plan\.py --calibrate"):
         calibrated_constants(path, HERE)
+
+
+@pytest.mark.parametrize(("errors", "left_out"), [(19, 0), (39, 1), (59, 2)])
+def test_the_interval_leaves_one_error_in_twenty_out_at_each_end(errors, left_out):
+    """Of n errors the k-th from each end, k = 0.05 (n + 1): a new step lies between them in 90 % of cases."""
+    most = errors // 2
+    low, high = Residuals({}, tuple(place / 1000 for place in range(-most, most + 1))).interval()
+    assert (math.log(low), math.log(high)) == pytest.approx(((left_out - most) / 1000, (most - left_out) / 1000))

@@ -247,3 +247,9 @@ def test_a_lock_of_a_killed_build_is_told_from_one_that_is_held(tmp_path, monkey
     assert console.abandoned_locks() == [lock]
     assert [str(lock) in line for line in console.warnings_of_locks("optimized")] == [True]
     assert console.warnings_of_locks("ddp") == []
+
+
+def test_a_rank_that_fails_after_the_run_was_stopped_takes_the_mark_of_the_stop_away(tmp_path):
+    marks.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path / "checkpoints" / "step_000003")
+    marks.mark_failed(tmp_path, 1, "late")
+    assert [path.name for path in tmp_path.glob("RUN_*.txt")] == [FAILED]
