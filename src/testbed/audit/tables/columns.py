@@ -74,8 +74,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     DATA: ("dataset", "data"),
     PASS: ("pass", "phase", "workload", "task"),
 }  # fmt: skip
-RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops", "speedup",
-           "efficiency")  # fmt: skip
+RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops",
+           "speedup", "efficiency")  # fmt: skip
 # what --columns takes too
 SHORT = {
     "gpus": "devices", "gpu": "devices", "workers": "devices", "ranks": "devices", "mbs": "micro_batch", "gbs": "batch",
