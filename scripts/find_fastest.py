@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_types import duration, percentage
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import run_types_with
 from testbed.config.sweep_flags import add_flags, check_out_dir, parse_before_dashes, parser_of, relative
 from testbed.errors import Failure, InputError, counted, say
 from testbed.program import program, recorded_command
@@ -65,8 +65,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--ranks", metavar="LIST", help="numbers of ranks (default: 1, and as many as there are devices or cores)")
     add("--budget", type=duration, default=900.0, metavar="TIME", help="time for all runs: 90s, 15m, 2h (default: 15m)")
-    text = "run types, with flags as in scripts/run_scaling_benchmarks.py (default: all)"
-    add("--run_types", default=",".join(STRATEGIES), metavar="LIST", help=text)
+    text = "run types, with flags as in scripts/run_scaling_benchmarks.py (default: all that do the baseline's work)"
+    add("--run_types", default=",".join(run_types_with(equals_baseline=True)), metavar="LIST", help=text)
     text = (
         "what else may vary, one flag at a time: micro_batch, compile, zero_stage, bucket, recompute, schedule "
         "(default: nothing)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -21,6 +22,7 @@ from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.runs.load import Run, load_run
 from testbed.analysis.scaling.report import scaling_report
 from testbed.analysis.scaling.tables import scaling_table
+from testbed.config.run_types import STRATEGIES
 from testbed.errors import InputError
 from testbed.sweep.request import PROTOCOLS
 
@@ -170,3 +172,14 @@ def test_another_zero_stage_is_another_strategy_where_one_alone_was_compiled(tmp
         for name, stage in zip("ab", stages, strict=True)
     ]
     assert [item.field for item in compiler_with_strategy(runs)] == found
+
+
+def test_the_ranks_of_a_strategy_that_differs_are_work(tmp_path, monkeypatch):
+    other = dataclasses.replace(STRATEGIES["allreduce"], equals_baseline=False, differs_because="weights are averaged")
+    a, b = (
+        load_run(save(tmp_path / str(ranks), metrics_of("allreduce", ranks))) for ranks in (2, 4)
+    )  # as ddp is, of equal work on any ranks
+    assert differing_work([a, b]) == []
+    monkeypatch.setitem(STRATEGIES, "allreduce", other)
+    assert [item.recorded for item in differing_work([a, b])] == [(2, 4)]
+    assert differing_work([a, a]) == [] and differing_work([a, b], "time_to_loss") == []

@@ -17,6 +17,7 @@ from testbed.analysis.runs.load import WORK_FIELDS, recorded_work
 from testbed.config.flag import OF_RUN_TYPE, Kind, row
 from testbed.config.run_types import STRATEGIES, StrategyEntry
 from testbed.config.table import FLAGS
+from testbed.strategies.baseline import Baseline
 
 OWN_FILES = {f"src/testbed/strategies/{entry.module}.py" for entry in STRATEGIES.values()}
 REGISTRY = "src/testbed/config/run_types.py"
@@ -106,6 +107,18 @@ def what_is_missing(entry: StrategyEntry) -> list[str]:
 
 def test_no_strategy_lacks_what_it_needs():
     assert {name: missing for name, entry in STRATEGIES.items() if (missing := what_is_missing(entry))} == {}
+
+
+def test_every_strategy_has_a_row():
+    """A class of strategies/ that no row names, and that no class of a row is built on, cannot be asked for."""
+    used = {base for entry in STRATEGIES.values() for base in class_of(entry).__mro__}
+    written = {
+        value
+        for path in (REPOSITORY / "src/testbed/strategies").glob("*.py")
+        for value in vars(importlib.import_module(f"testbed.strategies.{path.stem}")).values()
+        if isinstance(value, type) and issubclass(value, Baseline)
+    }
+    assert written - used == set()
 
 
 def unlike() -> StrategyEntry:

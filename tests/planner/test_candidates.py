@@ -66,6 +66,14 @@ def test_every_run_type_is_a_candidate_somewhere():
     assert found == set(STRATEGIES)
 
 
+def test_a_strategy_that_does_other_work_is_a_candidate_only_by_name(monkeypatch):
+    other = dataclasses.replace(STRATEGIES["allreduce"], equals_baseline=False, differs_because="weights are averaged")
+    monkeypatch.setitem(STRATEGIES, "allreduce", other)
+    for given, is_there in (({}, False), ({"run_type": "allreduce"}, True)):
+        found = {job.run_type for job in candidates(GPT2, 1024, 64, machine(4), given)}
+        assert ("allreduce" in found) == is_there
+
+
 def test_a_run_type_without_a_candidate_says_why():
     jobs, refused = possible(MODEL_SIZES["gpt2-xl"], 1024, 512, machine(8))
     assert "tensor" not in {job.run_type for job in jobs}

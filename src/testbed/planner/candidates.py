@@ -13,7 +13,7 @@ from typing import Any
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type, spread_over_ranks
-from testbed.config.run_types import REFERENCE, STRATEGIES
+from testbed.config.run_types import REFERENCE, STRATEGIES, run_types_with
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, job_of
@@ -60,7 +60,7 @@ def possible(
     refused: dict[str, str] = {}
     asked = given.get("run_type")
     typed = frozenset(given) if asked else frozenset()  # else they are for the run types that have them
-    for run_type in [asked] if asked else STRATEGIES:
+    for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
         found: list[Job] = []
         if asked and (reason := _why_not(run_type, machine)):
             refused[run_type] = reason

@@ -15,6 +15,7 @@ from testbed.analysis.document.words import joined, ranges
 from testbed.analysis.runs.arms import DEVICE_FIELDS, hardware_of, rank_count
 from testbed.analysis.runs.load import TASK_FIELDS, VALIDATION_FIELDS, WORK_FIELDS, Run
 from testbed.analysis.statistics import all_known
+from testbed.config.run_types import STRATEGIES
 from testbed.errors import value_text
 
 UNKNOWN = "unknown"
@@ -64,7 +65,7 @@ def differing_work(runs: Sequence[Run], protocol: str = "strong") -> list[Differ
         return [*found, *compiler_with_strategy(runs)]
     ranks = {number: rank_count(run) for number, run in numbered} if protocol == "weak" else {}
     work = _differences({number: run.work for number, run in numbered}, WORK_FIELDS, ranks)
-    return [*work, *unlike_skips(runs), *compiler_with_strategy(runs)]
+    return [*work, *unlike_skips(runs), *compiler_with_strategy(runs), *ranks_of_another_mathematics(runs)]
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,15 @@ def compiler_with_strategy(runs: Sequence[Run]) -> list[Difference]:
         return []
     values = tuple("on" if config["compile"] else "off" for config in recorded.values())
     return [Difference("compile, of unlike run types", values, tuple(recorded))]
+
+
+def ranks_of_another_mathematics(runs: Sequence[Run]) -> list[Difference]:
+    """Return a difference where the ranks of a strategy that does not equal the baseline differ: so does its work."""
+    counts = tuple(map(rank_count, runs))
+    unlike = {name for name, entry in STRATEGIES.items() if not entry.equals_baseline}
+    if len(set(counts)) < 2 or not any(run.run_type in unlike for run in runs):
+        return []
+    return [Difference("ranks, on which what this strategy computes depends", counts, tuple(range(1, len(runs) + 1)))]
 
 
 def _strategy(config: dict) -> tuple:
