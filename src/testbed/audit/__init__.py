@@ -15,6 +15,9 @@ of all such findings into one paragraph. What a file does not record is None, an
 names of the rules stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has
 a fault of each kind and its sound twin.
 
+conditions.py reads every condition of two sides (FACTS), measures.py their ratios, answer.py gives the verdict on a
+claim. To add a condition, add its row to FACTS: rules, the page of a claim and the rows of tables then have it.
+
 readers.py says what reads which file: earlier.py the files of the five earlier projects, logs.py the logs of other
 programs by one table of patterns, curves.py curves, tables/ tables. To add a format, give what is there, and name in
 `Reported.unread` what was looked for and not found.
