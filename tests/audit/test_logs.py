@@ -26,7 +26,7 @@ EXPECTED = {
     "nanochat": {
         "form": "nanochat log", "world_size": 8, "global_batch_size": 256, "micro_batch_size": 32,
         "sequence_length": 2048, "num_parameters": 560_988_160, "optimizer_steps": 20, "rate": 1_072_288.0,
-        "time_s": 0.48894, "train_loss": 6.758566, "val_loss": None, "mfu": 0.4732,
+        "time_s": 0.48894, "train_loss": 6.758566, "val_loss": 3.3013, "mfu": 0.4732,
     },
     "nanogpt": {
         "form": "nanoGPT log", "global_batch_size": 512, "micro_batch_size": 64, "sequence_length": 512,

@@ -73,8 +73,9 @@ def test_a_row_of_other_work_is_noted(tmp_path):
     rows = ("1 | 4 | 1024 | 100 | 1.0", "4 | 16 | 1024 | 290 | 2.9", "4 | 4 | 2048 | 290 | 2.9")
     path = saved(tmp_path, table("GPUs | global batch | seq len | tokens/s | speedup", *rows))
     said = [(f.severity, f.runs[0][-1], f.message.partition(": ")[2]) for f in audit([path])]
-    assert said == [(NOTE, "4", "global batch size 4 against 16 (4 times)"),
-                    (NOTE, "5", "sequence length 1024 against 2048")]  # fmt: skip
+    devices = "ranks 1 against 4 (4 times)"
+    assert said == [(NOTE, "4", f"{devices}; global batch size 4 against 16 (4 times); 0.725x per device"),
+                    (NOTE, "5", f"{devices}; sequence length 1024 against 2048; 0.725x per device")]  # fmt: skip
 
 
 def test_what_has_to_be_guessed_is_not_read(tmp_path):

@@ -22,8 +22,8 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
 from testbed.audit.foreign_rules import FOREIGN_RULES, what_could_not_be_read
-from testbed.audit.measures import PER_DEVICE, Measure, measures
-from testbed.audit.reported import Claim
+from testbed.audit.measures import PER_DEVICE, PRINTED, Measure, measures
+from testbed.audit.reported import STATUS, Claim
 from testbed.audit.run_rules import METRICS_RULES
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
@@ -106,6 +106,9 @@ def _reasons(
     low, high = (question.low, question.high) if question is not None else (None, None)
     if question is not None and low is not None and high is not None and low <= 1 <= high:
         yield f"No detectable difference: {question.ratio_in_words} has 1 in its interval."
+    for side in (claim.baseline, claim.other):
+        if side.first.settings.get(STATUS, "").startswith("failed"):
+            yield f"{side.name} has no result: {side.first.settings[STATUS]}."
     ranks = next(each for each in found if each.name == "ranks")
     if kind_of(claim) == OF_BOTH:
         yield (f"{_sentence(ranks.against)}: {strategy_of(claim.other)} and {strategy_of(claim.baseline)} differ, and "
@@ -119,7 +122,8 @@ def _reasons(
             effect = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
         yield f"{_sentence(each.against)}: {effect}."
     loss = next(each for each in found if each.name == "loss")
-    if loss.state == DIFFERS and question is not None and claim.protocol not in ("weak", "time_to_loss"):
+    is_planned = claim.protocol in ("weak", "time_to_loss") and claim.other.first.run is not None
+    if loss.state == DIFFERS and question is not None and not is_planned:
         worse_is_faster = (loss.b > loss.a) == (question.ratio > 1)  # type: ignore[operator]
         if worse_is_faster:
             yield f"Loss {in_words(loss.b)} against {in_words(loss.a)} where it is faster: {loss.effect}."
@@ -140,12 +144,13 @@ def _instead(
 ) -> Iterator[str]:
     """Yield what may be said in place of a claim that does not stand, or beside one that does."""
     base, other = claim.baseline.first, claim.other.first
-    per_device = next((each for each in ratios if each.name.startswith(PER_DEVICE)), None)
+    per_device = next((each for each in ratios if each.name.startswith((PER_DEVICE, f"{PRINTED}, for"))), None)
     added = other.world_size / base.world_size if other.world_size and base.world_size else 1.0
-    if verdict == FALLS and question and per_device and added != 1:
+    is_possible = not any(item.severity == FAILS for item in findings)  # else the figures themselves are in question
+    if verdict == FALLS and question and per_device and added != 1 and is_possible:
         yield f"{question.ratio:.3g}x on {added:g} times the devices, {per_device.ratio:.3g}x for one device."
     to_loss = next((each for each in ratios if each.name.startswith("time to a loss")), None)
-    if verdict == FALLS and to_loss:
+    if verdict == FALLS and to_loss and is_possible and question and abs(to_loss.ratio / question.ratio - 1) > 0.02:
         yield f"{to_loss.ratio:.3g}x by the {to_loss.name.removesuffix(', s')}."
     for corrected in dict.fromkeys(item.corrected for item in findings if item.corrected and item.severity == FAILS):
         yield _sentence(corrected) + "."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -44,6 +45,11 @@ from testbed.errors import value_text
 SAME, DIFFERS, UNKNOWN = "same", "differs", "unknown"
 SCALING, OF_STRATEGY, OF_BOTH = "more devices", "another strategy", "another strategy on more devices"
 ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none")  # names of a run without a strategy
+# what stands beside the name of a strategy: numbers of devices and their kind, sizes, what is in brackets
+_NOT_OF_A_NAME = re.compile(
+    r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
+    r"|\bx ?\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
+)
 COUNTS = ("ranks", "global batch size", "optimizer steps", "tokens")
 MEASURED, PROJECTED, TRAINING = "measured", "projected", "training"
 Value = int | float | str | None
@@ -153,9 +159,15 @@ def kind_of(claim: Claim) -> str:
     if None in ranks or ranks[0] == ranks[1]:
         return OF_STRATEGY
     fewer = claim.baseline if (ranks[0] or 0) < (ranks[1] or 0) else claim.other
-    names = {strategy_of(claim.baseline), strategy_of(claim.other)}
-    is_plain = strategy_of(fewer) is None or any(word in str(strategy_of(fewer)).lower() for word in ONE_DEVICE)
-    return SCALING if len(names) == 1 or None in names or is_plain else OF_BOTH
+    is_plain = any(word in str(strategy_of(fewer)).lower() for word in ONE_DEVICE)
+    return SCALING if not is_another_strategy(claim) or is_plain else OF_BOTH
+
+
+def is_another_strategy(claim: Claim) -> bool:
+    """Return whether both sides name a strategy, and not the same: the devices and sizes beside a name are no part."""
+    names = [strategy_of(side) for side in (claim.baseline, claim.other)]
+    plain = [" ".join(re.sub(r"[^\w+]+", " ", _NOT_OF_A_NAME.sub(" ", (name or "").lower())).split()) for name in names]
+    return bool(plain[0] and plain[1]) and plain[0] != plain[1]
 
 
 def strategy_of(side: Side) -> str | None:
@@ -211,7 +223,7 @@ def _batch(item: Reported) -> int | None:
 def _batches(claim: Claim) -> tuple[Value, Value]:
     """Return the global batches. Two that a table prints under "batch" differ, or are one if the devices are equal."""
     a, b = _of_runs(_batch)(claim)
-    printed = [side.first.settings.get(BATCH) for side in (claim.baseline, claim.other)]
+    printed = [side.first.settings.get(BATCH) or side.first.micro_batch_size for side in (claim.baseline, claim.other)]
     if (a is None or b is None) and printed[0] and printed[1]:
         is_one = claim.baseline.first.world_size == claim.other.first.world_size
         is_known = is_one or printed[0] != printed[1]
@@ -292,12 +304,14 @@ def _code(item: Reported) -> str | None:
 
 def _losses(claim: Claim) -> tuple[Value, Value]:
     """Return the losses of both sides at equal tokens, as far as the files tell."""
-    at_equal = _at_equal_tokens(claim.baseline.first, claim.other.first)
-    if at_equal is not None:
-        return at_equal
     a, b = (_middle_loss(side) for side in (claim.baseline, claim.other))
     tokens = [_tokens(side.first) for side in (claim.baseline, claim.other)]
     is_of_other_tokens = None not in tokens and abs(tokens[0] / tokens[1] - 1) > 0.01  # type: ignore[operator]
+    both_validate = None not in (claim.baseline.middle("val_loss"), claim.other.middle("val_loss"))
+    if both_validate and not is_of_other_tokens:
+        return a, b
+    if (at_equal := _at_equal_tokens(claim.baseline.first, claim.other.first)) is not None:
+        return at_equal
     return (None, None) if is_of_other_tokens and claim.protocol != "time_to_loss" else (a, b)
 
 
@@ -374,9 +388,9 @@ FACTS: tuple[Fact, ...] = (
     Fact("kind of pass", _of_runs(_pass), "a forward pass is a third of a step", is_work=True),
     Fact("warm-up", _of_runs(_warm_up), "the start-up of one side alone is in the ratio"),
     Fact("compile", _setting(COMPILED, "compile"), "the compiler's gain is in the ratio",
-         spoils=lambda claim: strategy_of(claim.baseline) != strategy_of(claim.other)),
+         spoils=is_another_strategy),
     Fact("recomputation", _setting(RECOMPUTED, "activation_checkpointing"), "a third more is computed for one update",
-         spoils=lambda claim: strategy_of(claim.baseline) == strategy_of(claim.other)),
+         spoils=lambda claim: not is_another_strategy(claim)),
     Fact("offloading", _setting(OFFLOADED, "offload"), "what offloading costs is in the ratio",
          spoils=lambda claim: False),
     Fact("instrumentation", _of_runs(_instruments), "its times are not those of the plain program"),
@@ -385,7 +399,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("repeats", _each(_repeats), spoils=lambda claim: False,
          differs=lambda claim, a, b: str(a).split(",")[0] != str(b).split(",")[0]),
     Fact("resumed", _of_runs(_resumed), "a start in the middle is in the times", spoils=lambda claim: False),
-    Fact("figures are", _status, "a projection is no measurement"),
+    Fact("figures are", _status, "only measurements compare"),
     Fact("code version", _of_runs(_code),
          "the code changed too", spoils=lambda claim: False),
 )  # fmt: skip

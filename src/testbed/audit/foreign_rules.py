@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
+from testbed.audit import logs
 from testbed.audit.finding import Finding, Rule
 from testbed.audit.reported import ANY, Reported
 from testbed.audit.run_rules import is_exact
 from testbed.model.flops import PEAK_FLOPS_PER_S
 
 SAME_PEAK = 0.02  # data sheets and programs round a board's peak
+APART = 0.15  # medians of rates and of times are of other lines
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
 
 
@@ -165,6 +167,22 @@ def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
         yield item.fails(Rule.FOLLOWS, f"{said} (data sheet, dense bfloat16)")
 
 
+def rate_agrees_with_time(item: Reported) -> Iterator[Finding]:
+    """Check rate x time of an iteration against batch x length: the tokens of a step, of all ranks or of one."""
+    length, batch, ranks = item.sequence_length, item.global_batch_size, item.world_size or 1
+    if not item.rate or not item.time_s or not length or not batch or item.rate_unit != "tokens/s":
+        return
+    if not item.time_meaning.endswith("iteration") or item.batch_is_printed:
+        return
+    factor = item.rate * item.time_s / (batch * length)
+    if min(abs(factor - 1), abs(factor * ranks - 1), abs(factor / ranks - 1)) > APART:
+        yield item.fails(
+            Rule.FOLLOWS,
+            f"{item.rate:,.0f} tokens/s x {item.time_s:.4g} s is {item.rate * item.time_s:,.0f} tokens, a step has "
+            f"{batch:,} x {length:,} = {batch * length:,}: {factor:.3g} times that",
+        )
+
+
 def losses_are_numbers(item: Reported) -> Iterator[Finding]:
     at_end = list(takewhile(lambda point: math.isnan(point[1]), reversed(item.losses)))
     if at_end:
@@ -207,6 +225,7 @@ FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     iteration_time_agrees_with_progress: ("wandb log",),
     batch_is_the_product_of_its_factors: ANY,
     mfu_is_of_its_device: ANY,
+    rate_agrees_with_time: logs.FORMS,
     losses_are_numbers: ANY,
     scaling_report_compares_like_with_like: ("scaling report",),
     what_could_not_be_read: ANY,

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from testbed.audit.printed_setup import plain_precision, printed_setup
-from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, ZERO, Reported
+from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, STRATEGY, ZERO, Reported
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
@@ -104,6 +104,8 @@ PROGRAMS = (
             "world_size": rf"using world size: {COUNT}",
             "micro_batch_size": r"(?m)^(?!.*print\]).*\bmicro_batch_size \.{3,} ?(\d+)\s*$",
             "sequence_length": r"(?m)^(?!.*print\]).*\bseq_length \.{3,} ?(\d+)\s*$",
+            "tp": rf"tensor-model-parallel size: {COUNT}",
+            "pp": rf"pipeline-model-parallel size: {COUNT}",
             PRECISION: r"(?m)\bparams_dtype \.{3,} ?torch\.(\w+)\s*$",
             RECOMPUTED: r"(?m)\brecompute_granularity \.{3,} ?(\w+)\s*$",
         },
@@ -134,6 +136,7 @@ PROGRAMS = (
             "device_name": r"GPU: (.{1,80}?) \| Peak FLOPS",
             "peak_flops": rf"Peak FLOPS \(BF16\): {NUMBER}",
         },
+        val_loss=r"Validation bpb: (\S+)",
         first_step=0,
         start=r"(?m)^Autodetected device type: \w+",
     ),
@@ -374,6 +377,9 @@ def _settings(text: str, program: Program) -> dict:
     """Return the fields of Reported that a header gives. A setting that has two values in one log is unknown."""
     said = {name: found for name, pattern in program.header.items() if (found := _only(pattern, text)) is not None}
     settings = {name: _setting(name, said.pop(name)) for name in SETTINGS if name in said}
+    tp, pp = said.pop("tp", None), said.pop("pp", None)
+    if tp and pp:
+        settings[STRATEGY] = f"tensor {tp}, pipeline {pp}"
     device, mesh, peak = (said.pop(name, None) for name in ("device_name", "mesh", "peak_flops"))
     counts = {name: value for name, words in said.items() if (value := _count(words))}
     step_tokens, pass_tokens = counts.pop("step_tokens", None), counts.pop("pass_tokens", None)

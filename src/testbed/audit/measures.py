@@ -42,18 +42,24 @@ def measures(claim: Claim) -> Iterator[Measure]:
     if unit == other.first.rate_unit:
         is_split = is_one_batch_split(claim)  # then the rate that is credited to each device is that of all
         of_all = (rate_of_all(base), other.middle("rate") if is_split else rate_of_all(other))
-        yield from _rate(PRINTED if unit == SPEED_UP else f"{ALL}, {unit}", base, other, of_all)
+        yield from _rate(_named(ALL, unit), base, other, of_all)
         sizes = base.first.world_size, other.first.world_size
         of_one = [rate / size if rate and size else None for rate, size in zip(of_all, sizes, strict=True)]
         if None in of_all and base.first.rate_is_per_rank and other.first.rate_is_per_rank:
             of_one = [base.middle("rate"), other.middle("rate")]
-        yield from _rate(PER_DEVICE if unit == SPEED_UP else f"{PER_DEVICE}, {unit}", base, other, of_one)
+        yield from _rate(_named(PER_DEVICE, unit), base, other, of_one)
     a, b = base.middle("time_s"), other.middle("time_s")
     meanings = base.first.time_meaning, other.first.time_meaning
     if a and b and min(a, b) > 0 and meanings[0].endswith("iteration") == meanings[1].endswith("iteration"):
         yield Measure(f"{meanings[0]}, s", a, b, a / b)
     if times := _times_to_one_loss(base.first, other.first):
         yield Measure(f"time to a loss of {times[2]:.3f}, s", times[0], times[1], times[0] / times[1])
+
+
+def _named(what: str, unit: str) -> str:
+    if unit == SPEED_UP:
+        return PRINTED if what == ALL else f"{PRINTED}, for each device"
+    return what if unit == "throughput" else f"{what}, {unit}"
 
 
 def _rate(name: str, base: Side, other: Side, both: Sequence[float | None]) -> Iterator[Measure]:

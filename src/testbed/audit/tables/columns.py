@@ -34,7 +34,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
     "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "local batch size", "batch/gpu",
-                              "batch size/gpu", "per gpu batch size", "batch size per rank")),
+                              "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
+                              "micro batch size/gpu", "per gpu batch size", "batch size per rank")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
@@ -56,14 +57,17 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
     "speedup": ("factor", ("speedup", "speed up")),
-    "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency")),
-    "val_loss": ("number", ("val loss", "validation loss", "eval loss", "test loss")),
+    "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
+                             "scaling eff", "weak scaling efficiency", "strong scaling efficiency")),
+    "val_loss": ("number", ("val loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb", "bits/byte")),
+    "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl")),
     "train_loss": ("number", ("loss", "train loss", "training loss", "final loss", "final train loss")),
 }  # fmt: skip
 # what else a row says, in words: name -> its headings
 WORDS: dict[str, tuple[str, ...]] = {
     STRATEGY: ("strategy", "method", "parallelism", "parallel strategy", "run type", "approach", "framework",
-               "technique", "configuration", "config", "setup", "setting", "experiment", "variant", "mode"),
+               "technique", "configuration", "config", "setup", "setting", "experiment", "variant", "mode", "run",
+               "name", "optimization", "optimizer", "attention", "implementation", "algorithm", "kernel", "backend"),
     MODEL: ("model", "model size", "model name", "network", "architecture"),
     PRECISION: ("precision", "dtype", "data type", "datatype", "training precision"),
     DEVICE: ("gpu type", "gpu model", "hardware", "device type", "accelerator type", "gpu", "device", "accelerator",
@@ -202,21 +206,26 @@ def _grid(table: Table, named: Mapping[str, str]) -> Grid:
     for quantity, text in named.items():
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
-    columns += _said_in_words([column for column in columns if column.quantity is None], taken)
+    columns += _said_in_words(columns, taken)
     return Grid(tuple(row.line for row in table.rows), tuple(columns))
 
 
 def _said_in_words(columns: Sequence[Column], taken: set[str]) -> list[Column]:
     """Return a column for each quantity or setting that the words of some rows name: DP=16, 8 GPUs, 4x A100, bf16."""
     found = []
-    rows = [" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True)]
+    of_all = _rows_of(columns)
+    of_words = _rows_of([column for column in columns if column.quantity is None])
     for name, pattern in IN_WORDS.items():
-        cells = [_only(pattern, row) or "" for row in rows]
+        cells = [_only(pattern, row) or "" for row in (of_all if name == STATUS else of_words)]
         if name in taken or not any(cells):
             continue
         column = _column(f"{name} in the row's words", name if name in QUANTITIES else None, cells)
         found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
     return found
+
+
+def _rows_of(columns: Sequence[Column]) -> list[str]:
+    return [" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True)]
 
 
 def _only(pattern: re.Pattern[str], text: str) -> str | None:
@@ -239,7 +248,8 @@ def quantity_of(heading: str) -> str | None:
 
 def _canonical(heading: str) -> tuple[str, str]:
     """Return a heading in the words of QUANTITIES, and what stands behind it in brackets."""
-    name = " ".join(re.sub(r"[*`#_-]", " ", heading).lower().split())
+    name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
+    name = re.sub(r"(?<=\w)( @ ?\w+| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
     name = re.sub(r"^(no\.|num|number|total number|n)( of)? (?=gpu|device|rank|worker|acc)", "", name)
     name = re.sub(r"^of (?=gpu|device|rank)", "", name)
     name = re.sub(r" ?(/| per ) ?", "/", name)
@@ -320,6 +330,9 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
     """
     if len(text) > LONGEST or _MARKED.search(text):
         return None
+    if kind == "time" and (clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text.strip())):
+        seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
+        return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
     text = re.sub(r"\([^()]*\)", "", text).strip()
     match = _NUMBER.match(text)
     if not match:

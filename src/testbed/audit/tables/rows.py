@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
 from testbed.audit.measures import SPEED_UP
 from testbed.audit.printed_setup import plain_precision
-from testbed.audit.reported import BATCH, DEVICE, PRECISION, ROW, STATUS, STRATEGY, Reported, Side
-from testbed.audit.tables.columns import Figure, Grid
+from testbed.audit.reported import BATCH, DEVICE, MODEL, PRECISION, ROW, STATUS, STRATEGY, Reported, Side
+from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid
 from testbed.errors import InputError
 
+RATIOS = ("speedup", "efficiency")
 SHOWN = 12  # rows that a refusal lists
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
          "step_rate": "steps/s"}  # fmt: skip
-# what a name of a strategy does not have: numbers of devices and their kind, batches
-_NOT_OF_A_NAME = re.compile(
-    r"\(.*?\)|\b(?:on|with|x|gpus?|devices?|ranks?|single|one|nodes?)\b|[\d.,x=:]+|\b(?:bs|batch|dp|tp|pp)\b", re.I
-)
+_FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
+_SIZE = IN_WORDS[MODEL]
 
 
 def side_of(item: Reported, grid: Grid, row: int) -> Side:
@@ -35,18 +35,23 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     unit = RATES.get(rated or "", "tokens/s")
     rate, is_per_rank = (value(rated), rated == "device_token_rate") if rated else (value("speedup"), False)
     words = {column.word: column.texts[row] for column in grid.columns if column.word and column.texts[row]}
-    if name := _strategy(words.get(STRATEGY, "")):
-        words[STRATEGY] = name
-    else:
-        words.pop(STRATEGY, None)
+    if size := _SIZE.search(words.get(MODEL, "")):  # "350M with Adam" names a model and a run
+        words.setdefault(STRATEGY, words[MODEL])
+        words[MODEL] = next(group for group in size.groups() if group)
+    words.setdefault(STRATEGY, _first_words(grid, row))
+    if not words[STRATEGY]:
+        del words[STRATEGY]
     words |= {PRECISION: plain_precision(words[PRECISION])} if PRECISION in words else {}
     words |= {STATUS: "projected"} if STATUS in words else {}
+    words |= {STATUS: f"failed ({failed})"} if (failed := failure_of(grid, row)) else {}
     words |= {BATCH: str(count("any_batch"))} if count("any_batch") else {}
     is_step = value("step_s") is not None
+    ppl = value("perplexity")
     fields = {
         "world_size": devices_of(grid, row), "global_batch_size": count("batch"), "micro_batch_size":
         count("micro_batch"), "accumulation": count("accumulation"), "sequence_length": count("length"),
-        "num_parameters": count("params"), "optimizer_steps": count("steps"), "val_loss": value("val_loss"),
+        "num_parameters": count("params"), "optimizer_steps": count("steps"), "val_loss": value("val_loss") or
+        (math.log(ppl) if ppl else None),
         "train_loss": value("train_loss"), "mfu": value("mfu"),
     }  # fmt: skip
     run = Reported(
@@ -81,12 +86,21 @@ def _product(figures: Sequence[Figure | None]) -> float:
     return product
 
 
-def _strategy(text: str) -> str:
-    """Return the name of a strategy without the devices and sizes beside it: "ZeRO-2 (4x A100)" is ZeRO-2."""
-    stage = re.search(r"(?i)\bzero[ _-]?(?:stage ?)?([0-3])\b", text)
-    rest = _NOT_OF_A_NAME.sub(" ", text)
-    name = " ".join(re.sub(r"[^\w+/-]+", " ", rest).split()).strip(" -/+")
-    return f"{name}-{stage[1]}" if stage and name else name
+def _first_words(grid: Grid, row: int) -> str:
+    """Return the first cell of a row where it has no figure and nothing else is known of its column."""
+    first = grid.columns[0]
+    is_name = not first.quantity and not first.word and not first.is_of_words
+    text = first.texts[row]
+    return text if is_name and text and not text[0].isdigit() else ""
+
+
+def failure_of(grid: Grid, row: int) -> str | None:
+    """Return the cell that says that a row has no result: OOM, failed."""
+    results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
+    of_status = [column for column in grid.columns if column.heading.lower() in ("status", "result", "outcome")]
+    has_figures = any(column.figures[row] for column in results)
+    looked_at = of_status if has_figures else grid.columns
+    return next((column.texts[row] for column in looked_at if _FAILED.search(column.texts[row])), None)
 
 
 def label_of(grid: Grid, row: int) -> str:

@@ -19,13 +19,14 @@ from testbed.audit.conditions import (
     Condition,
     conditions,
     in_words,
+    is_another_strategy,
     kind_of,
     strategy_of,
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.reported import Claim, Reported
 from testbed.audit.tables.columns import FORM, RESULTS, Figure, Grid, is_reference
-from testbed.audit.tables.rows import devices_of, side_of
+from testbed.audit.tables.rows import RATIOS, devices_of, failure_of, side_of
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
 
@@ -38,11 +39,7 @@ FIRST = "first "  # before a quantity: its figure in the row that a ratio refers
 RATES = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
          "step_s": -1, "time_s": -1}  # fmt: skip
 SLOWER = 0.95  # as in condition_rules.py
-RATIOS = ("speedup", "efficiency")
 WORK_OF_A_TOKEN = ("model", "sequence length", "kind of pass", "data")  # which no speed-up is meant to compare
-_FAILED = re.compile(
-    r"\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged|timed? ?out)\b", re.I
-)
 _ESTIMATED = re.compile(
     r"\b(?:est\.?|estimated?|expected|projected|predicted|extrapolated|theoretical|simulated)(?:\b|$)", re.I
 )
@@ -99,12 +96,26 @@ FORMULAS = (
 def figures_follow(item: Reported) -> Iterator[Finding]:
     for grid in item.details["grids"]:
         for formula in FORMULAS:
-            checked = _products(grid, formula)
+            checked = _products(grid, formula, _reference(grid, formula.ratio))
             apart = {row: found for row, found in checked.items() if not any(map(_holds, found))}
-            is_only_one = formula.ratio is not None and len(checked) == 1
-            if len(apart) < len(checked) - len(apart) or is_only_one:
+            holding = len(checked) - len(apart)
+            others = _other_reference(grid, formula) if formula.ratio and len(apart) > 1 and not holding else None
+            if others is not None and formula.ratio and (reference := _reference(grid, formula.ratio)) is not None:
+                said = f"each {formula.ratio} is relative to line {grid.lines[others]}, and the 1 stands here"
+                yield _fails(item, grid, reference, Rule.FOLLOWS, said)
+            # of a ratio one row against one is enough: the two do not go together
+            elif len(apart) < holding or (formula.ratio is not None and len(apart) == max(holding, 1)):
                 for row, found in apart.items():
                     yield _does_not_follow(item, grid, row, formula, found[0])
+
+
+def _other_reference(grid: Grid, formula: Formula) -> int | None:
+    """Return the row to which every figure of a ratio is relative, which is not the one with 1."""
+    for row in range(len(grid.lines)):
+        products = _products(grid, formula, row)
+        if len(products) > 1 and all(any(map(_holds, found)) for found in products.values()):
+            return row
+    return None
 
 
 def _does_not_follow(item: Reported, grid: Grid, row: int, formula: Formula, product: Product) -> Finding:
@@ -126,9 +137,8 @@ def _does_not_follow(item: Reported, grid: Grid, row: int, formula: Formula, pro
     return replace(_fails(item, grid, row, Rule.FOLLOWS, said), corrected=f"{column.heading} {value} would follow")
 
 
-def _products(grid: Grid, formula: Formula) -> dict[int, list[Product]]:
+def _products(grid: Grid, formula: Formula, reference: int | None) -> dict[int, list[Product]]:
     """Return the rows that have all figures of a formula, with its product in each way to count."""
-    reference = _reference(grid, formula.ratio)
     found = {}
     for row in range(len(grid.lines)):
         if formula.ratio is None or (reference is not None and row != reference):
@@ -233,7 +243,7 @@ def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
             reference = _reference(grid, name)
             if reference is None:
                 continue
-            if failed := _failed(grid, reference):
+            if failed := failure_of(grid, reference):
                 said = f"{grid.column(name).heading} refers to a row that was not measured: {failed}"  # type: ignore[union-attr]
                 yield _fails(item, grid, reference, Rule.POSSIBLE, said)
                 continue
@@ -254,19 +264,25 @@ def _against_reference(item: Reported, grid: Grid, name: str, row: int, referenc
     stated = grid.figure(name, row)
     assert stated is not None  # the caller looked
     spoiled = [each for each in found if each.spoils and each.name not in ("ranks", "figures are", "code version")]
-    is_only_change = len(spoiled) == 1 and kind == OF_STRATEGY and not _is_another_strategy(claim)
-    ranks = next((each.against for each in found if each.name == "ranks"), "")
-    if kind == OF_BOTH and any(each.name == "global batch size" for each in spoiled):
-        changes = "; ".join([ranks, *(each.against for each in spoiled)])
+    is_only_change = len(spoiled) == 1 and kind == OF_STRATEGY and not is_another_strategy(claim)
+    differ = "; ".join(each.against for each in found if each in spoiled or each.name == "ranks")
+    per_device = _per_device(claim)
+    if kind == OF_BOTH:
         strategies = " against ".join(str(strategy_of(side)) for side in (claim.other, claim.baseline))
-        message = f"{said} is not of {strategies} alone: {changes}"
-        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS, _per_device(claim))
+        is_batch = any(each.name == "global batch size" for each in spoiled)
+        message = f"{said} is not of {strategies} alone: {differ}{per_device}"
+        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS if is_batch else NOTE)
     elif _is_weak(claim, spoiled) and (divided := _time_that_is_divided(grid, name, row, reference)):
-        message = f"{said} divides the {divided} of another batch: {'; '.join(each.against for each in spoiled)}"
-        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS, _per_device(claim))
-    elif spoiled and not (is_only_change and spoiled[0].name not in WORK_OF_A_TOKEN):
-        differ = "; ".join(each.against for each in spoiled)
-        yield Finding(Rule.EQUAL_WORK, runs, f"{said} compares rows of other work: {differ}", NOTE, _per_device(claim))
+        message = f"{said} divides the {divided} of another batch: {differ}{per_device}"
+        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS)
+    elif (
+        spoiled
+        and not (is_only_change and spoiled[0].name not in WORK_OF_A_TOKEN)
+        and not (name == "efficiency" and _is_weak(claim, spoiled))  # which is what weak scaling reports
+    ):
+        yield Finding(Rule.EQUAL_WORK, runs, f"{said} compares rows of other work: {differ}{per_device}", NOTE)
+    if name == "speedup" and (rates := _contradicting_rates(grid, row, reference)):
+        yield Finding(Rule.FOLLOWS, runs, f"{said} with {rates}", FAILS)
     loss = next((each for each in found if each.name == "loss"), None)
     if loss and stated.low > 1 and name == "speedup" and loss.b > loss.a:  # type: ignore[operator]
         message = f"{said} with loss {in_words(loss.b)} against {in_words(loss.a)}: {loss.effect}"
@@ -284,12 +300,7 @@ def _more_devices(item: Reported, grid: Grid, row: int, reference: int) -> Itera
     if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
         claim, row, reference = claim.turned, reference, row
     base, other = claim.baseline.first, claim.other.first
-    if (
-        not base.world_size
-        or not other.world_size
-        or base.world_size == other.world_size
-        or _is_another_strategy(claim)
-    ):
+    if not base.world_size or not other.world_size or base.world_size == other.world_size or is_another_strategy(claim):
         return
     added = other.world_size / base.world_size
     speedup, at = grid.figure("speedup", row), grid.figure("speedup", reference)
@@ -314,39 +325,39 @@ def _more_devices(item: Reported, grid: Grid, row: int, reference: int) -> Itera
         yield Finding(Rule.MORE_DEVICES, runs, said, NOTE, f"{gain / added:.0%} efficiency")
 
 
-def _is_another_strategy(claim: Claim) -> bool:
-    names = {strategy_of(claim.baseline), strategy_of(claim.other)}
-    return len(names - {None}) > 1 and kind_of(claim) != SCALING
-
-
 def _is_weak(claim: Claim, spoiled: Sequence[Condition]) -> bool:
     names = {each.name for each in spoiled}
     return kind_of(claim) == SCALING and names == {"global batch size"}
 
 
-def _per_device(claim: Claim) -> str | None:
-    """Return what one device does of what one of the reference does, where the devices' number differs."""
+def _contradicting_rates(grid: Grid, row: int, reference: int) -> str | None:
+    """Return a rate that is lower in a row with a speed-up over 1, or higher in one under 1."""
+    stated, one, two = grid.figure("speedup", row), devices_of(grid, row), devices_of(grid, reference)
+    for quantity in ("token_rate", "sample_rate", "step_rate", "rate"):
+        at, before = grid.figure(quantity, row), grid.figure(quantity, reference)
+        column = grid.column(quantity)
+        if not stated or not at or not before or not column or one != two:
+            continue
+        if (stated.low > 1 and at.high < before.low) or (stated.high < 1 and at.low > before.high):
+            return f"{_said(grid, quantity, row)} against {column.texts[reference]}"
+    return None
+
+
+def _per_device(claim: Claim) -> str:
+    """Return in words what one device does of what one of the reference does, where the devices' number differs."""
     base, other = claim.baseline.first, claim.other.first
     if not base.rate or not other.rate or not base.world_size or not other.world_size or base.rate_is_per_rank:
-        return None
+        return ""
     if base.world_size == other.world_size or base.rate_unit != other.rate_unit:
-        return None
+        return ""
     each = other.rate / base.rate * base.world_size / other.world_size
-    return f"per device {each:.3g}x = {other.rate / base.rate:.3g}x / {other.world_size / base.world_size:g}"
+    return f"; {each:.3g}x per device"
 
 
 def _time_that_is_divided(grid: Grid, name: str, row: int, reference: int) -> str | None:
     """Return the heading of the step time whose ratio a speed-up is."""
     product = _product(grid, row, reference, {name: -1, "step_s": -1, FIRST + "step_s": 1})
     return _heading(grid, "step_s") if name == "speedup" and product and _holds(product) else None
-
-
-def _failed(grid: Grid, row: int) -> str | None:
-    """Return the cell that says that a row has no result, if no cell has one but ratios."""
-    results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
-    if any(column.figures[row] for column in results):
-        return None
-    return next((column.texts[row] for column in grid.columns if _FAILED.search(column.texts[row])), None)
 
 
 def _is_estimated(grid: Grid, *rows: int) -> bool:
@@ -384,7 +395,7 @@ def checks_of(item: Reported, grid: Grid) -> tuple[int, int]:
         "reference": set(_compared(item, grid)),
     }
     for formula in FORMULAS:
-        products = _products(grid, formula)
+        products = _products(grid, formula, _reference(grid, formula.ratio))
         for row, each in products.items() if len(products) > 1 or formula.ratio else ():
             for name in {name for powers, _, _ in each for name in powers}:
                 at = _reference(grid, formula.ratio) if name.startswith(FIRST) else row
