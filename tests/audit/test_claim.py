@@ -226,3 +226,42 @@ def test_what_logs_print_of_their_set_up_is_compared(tmp_path):
     (tmp_path / "m.log").write_text("profile ................... True\n" + "\n".join(lines))
     found = answered([tmp_path / "m.log", tmp_path / "m.log"])
     assert found is not None and "a profiler ran" in str(found.conditions)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "words"),
+    [
+        ("Run | GPUs | samples/s | Speed-up", ("FSDP bs=4 | 2 | 11.2 | 1x", "FSDP + offload bs=16 | 2 | 19.0 | 1.7x"),
+         "global batch size 4 against 16 (4 times)"),
+        ("Optimization | Batch size / GPU | Speedup", ("Baseline | 8 | 1.00x", "+ checkpointing | 32 | 1.81x"),
+         "global batch size 8 against 32 (4 times)"),
+        ("Setup | Speedup", ("DDP (2x RTX 3090) | 1.0x", "FSDP (4x RTX 3090) | 1.8x"), "ranks 2 against 4 (2 times)"),
+        ("Variant | Val PPL | Speedup", ("a | 21.3 | 1.0x", "b | 29.8 | 1.5x"), "with loss 3.395 against 3.059"),
+        ("Strategy | Eval loss \N{DOWNWARDS ARROW} | Speedup \N{UPWARDS ARROW}", ("a | 1.92 | 1.0x", "b | 2.35 | 1.4x"),
+         "with loss 2.35 against 1.92"),
+        ("#GPUs | tok/s | Speedup vs 1 GPU", ("1 | 100 | 1.00", "2 | 195 | 1.95", "4 | 381 | 4.9", "8 | 730 | 7.3"),
+         "Speedup vs 1 GPU 4.9 does not follow"),
+        ("#GPUs | Runtime | Speedup", ("1 | 2:22:01 | 1", "4 | 0:46:52 | 3.65"), "Speedup 3.65 does not follow"),
+        ("Attention | tokens/s | Speedup", ("e | 182 | -", "s | 273 | 1.0x", "f2 | 364 | 2.0x", "f3 | 455 | 2.5x"),
+         "each speedup is relative to line 3, and the 1 stands here"),
+        ("Library | samples/s | Relative speed", ("a | 1210 | 1.00x", "b | 1105 | 1.22x", "c | 1331 | 1.10x"),
+         "Relative speed 1.22x with samples/s 1105 against 1210"),
+        ("GPUs | tokens/s | Speedup", ("8 | 90,000 | 1.0", "64 (projected) | 690,000 | 7.7"), "a projection"),
+    ],
+)  # fmt: skip
+def test_a_table_is_read_as_people_write_it(tmp_path, header, rows, words):
+    said = [finding.message for finding in audit([table(tmp_path, header, *rows)])]
+    assert any(words in message for message in said), said
+
+
+def test_weak_scaling_is_no_other_work_for_an_efficiency(tmp_path):
+    header = "GPUs | Batch/GPU | Global batch | Step time (s) | Efficiency"
+    rows = ("1 | 16 | 16 | 0.500 | 100%", "8 | 16 | 128 | 0.532 | 94%", "32 | 16 | 512 | 0.556 | 90%")
+    assert audit([table(tmp_path, header, *rows)]) == []
+
+
+def test_a_row_without_a_result_is_no_reference(tmp_path):
+    path = table(tmp_path, "Strategy | GPUs | Tokens/s | Speedup", "DDP | 8 | OOM | 1.0x", "ZeRO-3 | 8 | 31,500 | 2.1x")
+    found = answered([path], 2.1, ("DDP", "ZeRO-3"))
+    assert found is not None and found.verdict == FALLS
+    assert found.reasons == ("Figures are not measured: OOM against measured: only measurements compare.",)

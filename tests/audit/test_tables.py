@@ -82,7 +82,7 @@ def test_what_has_to_be_guessed_is_not_read(tmp_path):
     known = {"#GPUs": "devices", "Number of GPUs": "devices", "Step time (ms)": "step_s", "tokens/sec/GPU":
              "device_token_rate", "Throughput (tokens/s)": "token_rate", "**Global batch size**": "batch"}  # fmt: skip
     assert {heading: quantity_of(heading) for heading in known} == known
-    for heading in ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative speed"):
+    for heading in ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative cost"):
         assert quantity_of(heading) is None, heading
     estimates = SPEED_UP.replace("3.82x", "~4.32x")
     assert audit([saved(tmp_path, estimates)]) == []

@@ -23,7 +23,7 @@ from testbed.audit.conditions import (
 from testbed.audit.finding import FAILS, NOTE, Finding
 from testbed.audit.foreign_rules import FOREIGN_RULES, what_could_not_be_read
 from testbed.audit.measures import PER_DEVICE, PRINTED, Measure, measures
-from testbed.audit.reported import STATUS, Claim
+from testbed.audit.reported import Claim
 from testbed.audit.run_rules import METRICS_RULES
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
@@ -106,9 +106,6 @@ def _reasons(
     low, high = (question.low, question.high) if question is not None else (None, None)
     if question is not None and low is not None and high is not None and low <= 1 <= high:
         yield f"No detectable difference: {question.ratio_in_words} has 1 in its interval."
-    for side in (claim.baseline, claim.other):
-        if side.first.settings.get(STATUS, "").startswith("failed"):
-            yield f"{side.name} has no result: {side.first.settings[STATUS]}."
     ranks = next(each for each in found if each.name == "ranks")
     if kind_of(claim) == OF_BOTH:
         yield (f"{_sentence(ranks.against)}: {strategy_of(claim.other)} and {strategy_of(claim.baseline)} differ, and "

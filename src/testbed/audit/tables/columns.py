@@ -56,7 +56,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rate": ("number", ("throughput",)),
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
-    "speedup": ("factor", ("speedup", "speed up")),
+    "speedup": ("factor", ("speedup", "speed up", "relative speed", "relative throughput")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
                              "scaling eff", "weak scaling efficiency", "strong scaling efficiency")),
     "val_loss": ("number", ("val loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb", "bits/byte")),

@@ -43,7 +43,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         del words[STRATEGY]
     words |= {PRECISION: plain_precision(words[PRECISION])} if PRECISION in words else {}
     words |= {STATUS: "projected"} if STATUS in words else {}
-    words |= {STATUS: f"failed ({failed})"} if (failed := failure_of(grid, row)) else {}
+    words |= {STATUS: f"not measured: {failed}"} if (failed := failure_of(grid, row)) else {}
     words |= {BATCH: str(count("any_batch"))} if count("any_batch") else {}
     is_step = value("step_s") is not None
     ppl = value("perplexity")

@@ -111,9 +111,10 @@ def figures_follow(item: Reported) -> Iterator[Finding]:
 
 def _other_reference(grid: Grid, formula: Formula) -> int | None:
     """Return the row to which every figure of a ratio is relative, which is not the one with 1."""
+    stated = _reference(grid, formula.ratio)
     for row in range(len(grid.lines)):
-        products = _products(grid, formula, row)
-        if len(products) > 1 and all(any(map(_holds, found)) for found in products.values()):
+        products = {at: found for at, found in _products(grid, formula, row).items() if at != stated}
+        if row != stated and len(products) > 1 and all(any(map(_holds, found)) for found in products.values()):
             return row
     return None
 
