@@ -46,7 +46,7 @@ def test_the_claim_that_began_it_does_not_stand(tmp_path):
     found = of_rows(tmp_path, header, "DDP | 1 | 4 | 1.0x", "ZeRO-2 | 4 | 16 | 2.9x", claimed=2.9)
     assert found.verdict == FALLS
     assert found.reasons[0].startswith("Ranks 1 against 4 (4 times): ZeRO-2 and DDP differ")
-    assert found.reasons[1].startswith("Global batch size 4 against 16 (4 times)")
+    assert found.reasons[1].startswith("Batch size 4 against 16 (4 times)")
     assert found.instead == ("2.9x on 4 times the devices, 0.725x for one device.",)
     done = run_here(PROGRAM, tmp_path / "table.md", "--claim", "2.9", "--a", "DDP", "--b", "zero-2")
     assert done.returncode == 1
@@ -232,9 +232,9 @@ def test_what_logs_print_of_their_set_up_is_compared(tmp_path):
     ("header", "rows", "words"),
     [
         ("Run | GPUs | samples/s | Speed-up", ("FSDP bs=4 | 2 | 11.2 | 1x", "FSDP + offload bs=16 | 2 | 19.0 | 1.7x"),
-         "global batch size 4 against 16 (4 times)"),
+         "batch size 4 against 16 (4 times)"),
         ("Optimization | Batch size / GPU | Speedup", ("Baseline | 8 | 1.00x", "+ checkpointing | 32 | 1.81x"),
-         "global batch size 8 against 32 (4 times)"),
+         "batch size 8 against 32 (4 times)"),
         ("Setup | Speedup", ("DDP (2x RTX 3090) | 1.0x", "FSDP (4x RTX 3090) | 1.8x"), "ranks 2 against 4 (2 times)"),
         ("Variant | Val PPL | Speedup", ("a | 21.3 | 1.0x", "b | 29.8 | 1.5x"), "with loss 3.395 against 3.059"),
         ("Strategy | Eval loss \N{DOWNWARDS ARROW} | Speedup \N{UPWARDS ARROW}", ("a | 1.92 | 1.0x", "b | 2.35 | 1.4x"),
@@ -246,6 +246,9 @@ def test_what_logs_print_of_their_set_up_is_compared(tmp_path):
          "each speedup is relative to line 3, and the 1 stands here"),
         ("Library | samples/s | Relative speed", ("a | 1210 | 1.00x", "b | 1105 | 1.22x", "c | 1331 | 1.10x"),
          "Relative speed 1.22x with samples/s 1105 against 1210"),
+        ("Configuration | Settings",
+         ("1,024 GPUs | TP2 PP4 MBS1 GBS8192", "256 GPUs | TP1 PP4 MBS3 GBS4096", "256 GPUs | TP1 PP4 MBS1 GBS4096"),
+         "4,096 is not a multiple of micro batch x data ranks = 192"),
         ("GPUs | tokens/s | Speedup", ("8 | 90,000 | 1.0", "64 (projected) | 690,000 | 7.7"), "a projection"),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from testbed.audit.comparison_rules import ARITHMETIC_RULES
 from testbed.audit.conditions import (
+    BATCHES,
     DIFFERS,
     OF_BOTH,
     SCALING,
@@ -115,7 +116,7 @@ def _reasons(
         if not each.spoils or each.name == "ranks":
             continue
         effect = each.effect or "it is part of the work"
-        if each.name == "global batch size" and is_weak:
+        if each.name in BATCHES and is_weak:
             effect = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
         yield f"{_sentence(each.against)}: {effect}."
     loss = next(each for each in found if each.name == "loss")

@@ -50,7 +50,8 @@ _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
     r"|\bx ?\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
-COUNTS = ("ranks", "global batch size", "optimizer steps", "tokens")
+BATCHES = ("global batch size", "batch size")
+COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens")
 MEASURED, PROJECTED, TRAINING = "measured", "projected", "training"
 Value = int | float | str | None
 
@@ -120,7 +121,14 @@ def _condition(fact: Fact, claim: Claim, own: dict[str, Difference]) -> Conditio
         else:
             state = DIFFERS if (fact.differs(claim, a, b) if fact.differs else _text(a) != _text(b)) else SAME
         spoils = state == DIFFERS and (fact.spoils is None or fact.spoils(claim))
-    return Condition(fact.name, a, b, state, spoils, fact.is_work, fact.decides, fact.effect)
+    name = fact.name
+    if (
+        name == "global batch size"
+        and state != UNKNOWN
+        and None in (_batch(claim.baseline.first), _batch(claim.other.first))
+    ):
+        name = "batch size"  # a table does not say whether it is of one device or of all
+    return Condition(name, a, b, state, spoils, fact.is_work, fact.decides, fact.effect)
 
 
 def _are_runs(claim: Claim) -> bool:

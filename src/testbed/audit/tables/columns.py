@@ -87,10 +87,12 @@ SHORT = {
 }  # fmt: skip
 # what a row may say in its words; a quantity or a setting -> its value in a group
 _DEVICES = r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|RTX ?\d{4}(?: ?Ti)?|MI\d{3}X?"
+_COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
 IN_WORDS = {
     name: re.compile(pattern, re.I)
     for name, pattern in {
-        "devices": rf"\b(\d{{1,5}})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b|\b(\d{{1,5}}) ?x ?(?:{_DEVICES})\b",
+        "devices": rf"(?<![\d,.])({_COUNT})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b"
+        rf"|(?<![\d,.])({_COUNT}) ?x ?(?:{_DEVICES})\b",
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",

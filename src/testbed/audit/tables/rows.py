@@ -35,7 +35,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     unit = RATES.get(rated or "", "tokens/s")
     rate, is_per_rank = (value(rated), rated == "device_token_rate") if rated else (value("speedup"), False)
     words = {column.word: column.texts[row] for column in grid.columns if column.word and column.texts[row]}
-    if size := _SIZE.search(words.get(MODEL, "")):  # "350M with Adam" names a model and a run
+    if (size := _SIZE.search(words.get(MODEL, ""))) and size[0] != words[MODEL]:  # "350M with Adam": a model and a run
         words.setdefault(STRATEGY, words[MODEL])
         words[MODEL] = next(group for group in size.groups() if group)
     words.setdefault(STRATEGY, _first_words(grid, row))

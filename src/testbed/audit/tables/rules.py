@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.audit.conditions import (
+    BATCHES,
     DIFFERS,
     OF_BOTH,
     OF_STRATEGY,
@@ -270,7 +271,7 @@ def _against_reference(item: Reported, grid: Grid, name: str, row: int, referenc
     per_device = _per_device(claim)
     if kind == OF_BOTH:
         strategies = " against ".join(str(strategy_of(side)) for side in (claim.other, claim.baseline))
-        is_batch = any(each.name == "global batch size" for each in spoiled)
+        is_batch = any(each.name in BATCHES for each in spoiled)
         message = f"{said} is not of {strategies} alone: {differ}{per_device}"
         yield Finding(Rule.EQUAL_WORK, runs, message, FAILS if is_batch else NOTE)
     elif _is_weak(claim, spoiled) and (divided := _time_that_is_divided(grid, name, row, reference)):
@@ -328,7 +329,7 @@ def _more_devices(item: Reported, grid: Grid, row: int, reference: int) -> Itera
 
 def _is_weak(claim: Claim, spoiled: Sequence[Condition]) -> bool:
     names = {each.name for each in spoiled}
-    return kind_of(claim) == SCALING and names == {"global batch size"}
+    return kind_of(claim) == SCALING and len(names) == 1 and names <= set(BATCHES)
 
 
 def _contradicting_rates(grid: Grid, row: int, reference: int) -> str | None:
