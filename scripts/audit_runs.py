@@ -59,7 +59,9 @@ def main() -> int:
     columns = columns_named(arguments.columns) if arguments.columns else None
     if arguments.claim is not None and not 0 < arguments.claim < math.inf:
         raise InputError(f"--claim {arguments.claim:g}: a ratio is above 0, such as 2.9")
-    answered = claims.answered(arguments.files, arguments.claim, (arguments.a, arguments.b), columns)
+    answered = None
+    if arguments.baseline is None:
+        answered = claims.answered(arguments.files, arguments.claim, (arguments.a, arguments.b), columns)
     if answered is not None:
         say(claim_page(answered))
         if arguments.details:

@@ -103,7 +103,7 @@ def test_the_page_says_how_many_figures_it_checked_and_what_it_took_columns_for(
     done = run_here(PROGRAM, ".", cwd=tmp_path)
     assert done.stdout == (
         "nothing found in 1 file of tables\nread 1 table, 2 rows; 5 figures could be checked by 2 rules\n"
-        "results.md:3: `GPUs` as devices, `tokens/s` as token_rate, `Speed-up` as speedup; not understood: `Note`\n"
+        "results.md:3: `GPUs` as devices, `tokens/s` as token rate, `Speed-up` as speedup; not understood: `Note`\n"
         "skipped 2 files that the audit does not read: notes.txt; picture.bin\n"
     )
 

@@ -47,6 +47,7 @@ class Answer:
     ask: tuple[str, ...]
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    read: tuple[str, ...] = ()  # what the headings of a table were taken for
 
     @property
     def in_question(self) -> Measure | None:
@@ -142,7 +143,7 @@ def _instead(
 ) -> Iterator[str]:
     """Yield what may be said in place of a claim that does not stand, or beside one that does."""
     base, other = claim.baseline.first, claim.other.first
-    per_device = next((each for each in ratios if each.name.startswith((PER_DEVICE, f"{PRINTED}, for"))), None)
+    per_device = next((each for each in ratios if each.name.startswith((PER_DEVICE, f"{PRINTED} per"))), None)
     added = other.world_size / base.world_size if other.world_size and base.world_size else 1.0
     is_possible = not any(item.severity == FAILS for item in findings)  # else the figures themselves are in question
     if verdict == FALLS and question and per_device and added != 1 and is_possible:

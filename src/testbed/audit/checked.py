@@ -10,7 +10,7 @@ from typing import Any
 from testbed.analysis.document.words import counted
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import FORM, Grid
+from testbed.audit.tables.columns import FORM, Column, Grid
 from testbed.audit.tables.rules import checks_of
 from testbed.sweep.state import SWEEP_FILE
 
@@ -51,7 +51,7 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
     )
     return Checked(
         figures + sum(number for number, _ in counts),
-        tuple(f"{item.name}:{grid.lines[0]}: {_columns_in_words(grid)}" for item, grid in tables),
+        tuple(f"{item.name}:{grid.lines[0]}: {columns_in_words(grid)}" for item, grid in tables),
         tuple(map(str, skipped)),
         sum(len(grid.lines) for _, grid in tables),
         max((rules for _, rules in counts), default=0),
@@ -68,15 +68,20 @@ def _of_run(item: Reported, is_compared: bool) -> int:
     return found + (sum(getattr(item, name) is not None for name in QUOTED) if is_compared else 0)
 
 
-def _columns_in_words(grid: Grid) -> str:
-    known = [f"`{column.heading}` as {column.quantity or column.word}" for column in grid.columns
+def columns_in_words(grid: Grid) -> str:
+    """Return what each heading of a table was taken for, and which were not understood."""
+    known = [f"`{column.heading}` as {_name(column)}" for column in grid.columns
              if (column.quantity or column.word) and not column.is_of_words]  # fmt: skip
-    in_rows = [str(column.quantity or column.word) for column in grid.columns if column.is_of_words]
+    in_rows = [_name(column) for column in grid.columns if column.is_of_words]
     passed_over = [f"`{column.heading}`" for column in grid.columns if not column.quantity and not column.word]
     parts = [", ".join(known or ["no column"])]
     parts += [f"in the words of its rows: {', '.join(in_rows)}"] if in_rows else []
     parts += [f"not understood: {', '.join(passed_over)}"] if passed_over else []
     return "; ".join(parts)
+
+
+def _name(column: Column) -> str:
+    return str(column.quantity or column.word).removeprefix("any_").replace("_", " ")
 
 
 def _beside(folder: Path, items: Sequence[Reported]) -> list[Path]:

@@ -46,6 +46,8 @@ def claim_page(answer: Answer) -> str:
     if answer.ask:
         title = "It cannot be known without" if answer.verdict == OPEN else "The author could add"
         lines += ["", *_wrapped(f"{title}: {', '.join(dict.fromkeys(answer.ask))}.", "", "  ")]
+    for words in answer.read:
+        lines += ["", *_wrapped(f"Read from {words}", "", "  ")]
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.audit.answer import Answer, answer
-from testbed.audit.checked import Checked, checked_in
+from testbed.audit.checked import Checked, checked_in, columns_in_words
 from testbed.audit.comparison_rules import CLAIM_RULES
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import FOREIGN_RULES
@@ -80,7 +80,14 @@ def answered(
             raise InputError("--a and --b name two rows of a table: give both")
         items = [item for item in read_reported(paths, columns) if item.form == TABLE]
         base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
-        return answer(Claim(base, other), claimed)
+        names = {base.name, other.name}
+        grids = [(item.name, grid) for item in items for grid in item.details["grids"]]
+        read = [
+            f"{name}:{grid.lines[0]}: {columns_in_words(grid)}"
+            for name, grid in grids
+            if names & {f"{name}:{line}" for line in grid.lines}
+        ]
+        return replace(answer(Claim(base, other), claimed), read=tuple(read))
     if len(paths) != 2 or columns:
         return None
     sides = [_sides([item for item in read_reported([path]) if item.form != TABLE], False) for path in paths]

@@ -15,7 +15,7 @@ from testbed.audit.reported import Claim, Reported, Side
 ENOUGH_REPEATS = 5
 SPEED_UP = "speed-up"  # the unit of a rate of which a table prints the ratio alone
 # names of what a rate is about
-ALL, PER_DEVICE, PRINTED = "throughput of all devices", "throughput of one device", "speed-up, as printed"
+ALL, PER_DEVICE, PRINTED = "throughput of all devices", "throughput of one device", "printed speed-up"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def measures(claim: Claim) -> Iterator[Measure]:
 
 def _named(what: str, unit: str) -> str:
     if unit == SPEED_UP:
-        return PRINTED if what == ALL else f"{PRINTED}, for each device"
+        return PRINTED if what == ALL else f"{PRINTED} per device"
     return what if unit == "throughput" else f"{what}, {unit}"
 
 
