@@ -60,6 +60,10 @@ def main() -> int:
     if arguments.claim is not None and not 0 < arguments.claim < math.inf:
         raise InputError(f"--claim {arguments.claim:g}: a ratio is above 0, such as 2.9")
     answered = None
+    if arguments.baseline is not None and (arguments.claim or arguments.a or arguments.b):
+        raise InputError(
+            "--baseline is for folders and several files; of a claim the first is what the second is against"
+        )
     if arguments.baseline is None:
         answered = claims.answered(arguments.files, arguments.claim, (arguments.a, arguments.b), columns)
     if answered is not None:

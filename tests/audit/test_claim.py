@@ -10,7 +10,9 @@ from support.programs import run_here
 
 from testbed.audit.answer import FALLS, OPEN, STANDS, Answer
 from testbed.audit.claims import answered, audit
-from testbed.audit.conditions import DIFFERS, SAME, UNKNOWN
+from testbed.audit.conditions import DIFFERS, UNKNOWN
+from testbed.audit.conditions import SAME as EQUAL
+from testbed.audit.readers import read_reported
 from testbed.errors import InputError
 
 PROGRAM = "scripts/audit_runs.py"
@@ -81,7 +83,7 @@ def test_what_no_column_says_is_asked_for(tmp_path):
     found = of_rows(tmp_path, "Strategy | GPUs | tokens/s", "DDP | 4 | 100", "FSDP | 4 | 210")
     assert found.verdict == OPEN
     assert found.ask[:4] == ("model", "global batch size", "sequence length", "precision")
-    assert states(found)["model"] == UNKNOWN and states(found)["ranks"] == SAME
+    assert states(found)["model"] == UNKNOWN and states(found)["ranks"] == EQUAL
     done = run_here(PROGRAM, tmp_path / "table.md", "--a", "DDP", "--b", "FSDP")
     assert done.returncode == 3 and "It cannot be known without: model" in done.stdout
 
@@ -224,7 +226,8 @@ def test_what_logs_print_of_their_set_up_is_compared(tmp_path):
     assert values["precision"] == ("bf16", "fp16") and values["compile"] == ("on", None)
     lines = [f" iteration {step}/ 9 | elapsed time per iteration (ms): 100.0 | lm loss: 2.0 |" for step in range(1, 9)]
     (tmp_path / "m.log").write_text("profile ................... True\n" + "\n".join(lines))
-    found = answered([tmp_path / "m.log", tmp_path / "m.log"])
+    (tmp_path / "n.log").write_text((tmp_path / "m.log").read_text())
+    found = answered([tmp_path / "m.log", tmp_path / "n.log"])
     assert found is not None and "a profiler ran" in str(found.conditions)
 
 
@@ -267,4 +270,97 @@ def test_a_row_without_a_result_is_no_reference(tmp_path):
     path = table(tmp_path, "Strategy | GPUs | Tokens/s | Speedup", "DDP | 8 | OOM | 1.0x", "ZeRO-3 | 8 | 31,500 | 2.1x")
     found = answered([path], 2.1, ("DDP", "ZeRO-3"))
     assert found is not None and found.verdict == FALLS
-    assert found.reasons == ("Figures are not measured: OOM against measured: only measurements compare.",)
+    assert found.reasons == ("A is not measured: OOM: a ratio needs two measurements.",)
+
+
+SAME = "| 8 | A100 | 124M | 64 | 1024 | bf16 |"  # and then the rate
+
+
+def pair(tmp_path, one: str, other: str, header: str = FULL.removesuffix(" | Loss"), claimed=None) -> Answer:
+    return of_rows(tmp_path, header, one, other, claimed=claimed)
+
+
+@pytest.mark.parametrize(
+    ("rates", "claimed", "verdict"),
+    [
+        ((10000, 15100), 2.0, FALLS),
+        ((10000, 24000), 2.0, FALLS),
+        ((10000, 20400), 2.0, STANDS),
+        ((10000, 5100), 1.0, FALLS),
+        ((10000, 5100), None, FALLS),
+    ],
+)
+def test_the_digits_of_a_claim_do_not_excuse_another_ratio(tmp_path, rates, claimed, verdict):
+    found = pair(tmp_path, f"DDP {SAME} {rates[0]}", f"FSDP {SAME} {rates[1]}", claimed=claimed)
+    assert found.verdict == verdict, found.reasons
+
+
+def test_the_ratio_of_one_device_is_no_claim(tmp_path):
+    """8 devices at 15,000 against 4 at 10,000: B is slower, whatever each of its devices does."""
+    found = pair(tmp_path, f"DDP {SAME} 15000", f"DDP {SAME} 10000".replace("| 8 |", "| 4 |"), claimed=1.333)
+    assert found.verdict == FALLS and found.reasons[0].startswith("The files give 0.667x")
+
+
+def test_figures_that_contradict_each_other_are_no_claim(tmp_path):
+    header = FULL.replace("Loss", "Step time (s)")
+    found = pair(tmp_path, f"DDP {SAME} 10000 | 6.5", f"FSDP {SAME} 20000 | 1.6", header, claimed=2.0)
+    assert found.verdict == FALLS and "contradict each other: 2x by throughput" in found.reasons[0]
+
+
+@pytest.mark.parametrize("cell", ["NaN", "inf"])
+def test_a_loss_that_is_no_number_is_no_result(tmp_path, cell):
+    found = of_rows(tmp_path, FULL, DDP, DDP.replace("DDP", "FSDP").replace("10000 | 3.20", f"20000 | {cell}"))
+    assert found.verdict == FALLS and found.reasons[0].startswith(f"B is not measured: a loss of {cell}")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "FSDP | 4 | NVIDIA A100 80GB | 124M | 16 | 1024 | bf16 mixed | 20000 | 3.20",
+        "FSDP (without activation checkpointing) | 4 | A100 | 124M | 16 | 1k | amp bf16 | 20000 | 3.20",
+    ],
+)
+def test_spellings_are_no_differences(tmp_path, row):
+    found = of_rows(tmp_path, FULL, DDP, row)
+    assert (found.verdict, found.reasons) == (STANDS, ())
+
+
+def test_devices_of_each_node_are_multiplied(tmp_path):
+    found = of_rows(tmp_path, "Nodes | GPUs | Speedup", "1 | 8 | 1.0", "4 | 8 | 3.2")
+    assert {each.name: (each.a, each.b) for each in found.conditions}["ranks"] == (8, 32)
+
+
+def test_ratios_of_two_tables_do_not_compare(tmp_path):
+    one = table(tmp_path, "Strategy | GPUs | Speedup vs 1 GPU", "DDP | 4 | 3.0", "DDP | 1 | 1.0").read_text()
+    path = table(tmp_path, "Strategy | GPUs | Speedup vs TF", "FSDP | 4 | 9.0", "TF | 4 | 1.0")
+    path.write_text(f"{one}\n{path.read_text()}")
+    found = answered([path], 3.0, (":3", ":8"))
+    assert found is not None and not found.measures and found.verdict == OPEN
+
+
+def test_losses_after_other_numbers_of_steps_are_no_reason(tmp_path):
+    def curve(name: str, steps: int, seconds: float):
+        rows = [f"{step},{4 - step / 100},{seconds}" for step in range(1, steps + 1)]
+        (tmp_path / name).write_text("step,loss,step_time_s\n" + "\n".join(rows) + "\n")
+        return tmp_path / name
+
+    found = answered([curve("a.csv", 40, 2.0), curve("b.csv", 10, 1.0)])
+    assert found is not None and states(found)["loss"] == UNKNOWN and not found.reasons
+
+
+def test_the_last_validation_of_a_log_counts(tmp_path):
+    steps = "\n".join(f"step:{n}/20 train_loss:4.{n:02} train_time:{100 * n}ms step_avg:100.00ms" for n in range(1, 21))
+    ends = "step:0/20 val_loss:10.8258 train_time:0ms", "step:20/20 val_loss:3.2748"
+    (tmp_path / "a.txt").write_text(f"{ends[0]}\n{steps}\n{ends[1]}\n")
+    (item,) = read_reported([tmp_path / "a.txt"])
+    assert item.val_loss == 3.2748
+
+
+def test_the_same_thing_twice_is_no_claim(tmp_path):
+    path = table(tmp_path, FULL, DDP, DDP)
+    for paths, named in (([path], (":3", ":3")), ([path, path], (None, None))):
+        with pytest.raises(InputError, match=r"both the row|given twice"):
+            answered(paths, None, named)
+    for words in (["--a", "", "--b", ""], ["--claim", "2", "--baseline", path]):
+        done = run_here(PROGRAM, path, *words)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -11,6 +11,7 @@ from testbed.audit.comparison_rules import ARITHMETIC_RULES
 from testbed.audit.conditions import (
     BATCHES,
     DIFFERS,
+    MEASURED,
     OF_BOTH,
     SCALING,
     UNKNOWN,
@@ -24,13 +25,15 @@ from testbed.audit.conditions import (
 from testbed.audit.finding import FAILS, NOTE, Finding
 from testbed.audit.foreign_rules import FOREIGN_RULES, what_could_not_be_read
 from testbed.audit.measures import PER_DEVICE, PRINTED, Measure, measures
-from testbed.audit.reported import Claim
+from testbed.audit.reported import ROW, Claim
 from testbed.audit.run_rules import METRICS_RULES
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
 EXIT_CODES = {STANDS: 0, FALLS: 1, OPEN: 3}
 SINGLE_RUN_NOISE = 0.1  # one run of each side may differ by so much without a cause
-ROUNDING = 0.01
+ROUNDING, MOST_ROUNDED = 0.01, 0.05  # of a claimed ratio: always, and at most by its digits
+APART = 1.15  # two ratios of one pair of runs
+ITERATION = "time of one iteration"
 
 
 @dataclass(frozen=True)
@@ -45,39 +48,45 @@ class Answer:
     reasons: tuple[str, ...]
     instead: tuple[str, ...]
     ask: tuple[str, ...]
+    also: tuple[str, ...] = ()  # what would help to know and decides nothing
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     read: tuple[str, ...] = ()  # what the headings of a table were taken for
 
     @property
     def in_question(self) -> Measure | None:
-        return measure_in_question(self.measures, self.claimed)
+        return self.measures[0] if self.measures else None
 
 
 def answer(claim: Claim, claimed: float | None = None) -> Answer:
     """Answer the claim that the other side is faster than the baseline, `claimed` times as fast where it is given."""
     ratios = tuple(measures(claim))
-    question = measure_in_question(ratios, claimed)
+    question = ratios[0] if ratios else None  # of the whole job: what one device does is no claim
     found = conditions(claim)
     findings = tuple(_findings(claim))
-    reasons = list(_reasons(claim, claimed, question, found, findings))
+    reasons = [*_against_figures(claim, claimed, ratios), *_reasons(claim, question, found, findings)]
     ask = [each.name for each in found if each.state == UNKNOWN and each.decides]
     if question is None:
         ask.insert(0, "a rate or a time that both sides have")
     elif claim_needs_repeats(claim, question):
         ask.append("repeats of both sides")
     verdict = FALLS if reasons else OPEN if ask else STANDS
-    ask += [each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile")]
+    also = tuple(each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile"))
     notes = tuple(dict.fromkeys(item.message for item in findings if item.severity == NOTE and not item.unknown))
     instead = tuple(_instead(claim, ratios, question, findings, verdict))
-    return Answer(claim, claimed, verdict, ratios, tuple(found), tuple(reasons), instead, tuple(ask), notes, findings)
-
-
-def measure_in_question(ratios: Sequence[Measure], claimed: float | None) -> Measure | None:
-    """Return the measure that a claim is about: the nearest to its figure, or else the first."""
-    if claimed is None or not ratios:
-        return ratios[0] if ratios else None
-    return min(ratios, key=lambda each: abs(math.log(each.ratio / claimed)))
+    return Answer(
+        claim,
+        claimed,
+        verdict,
+        measures=ratios,
+        conditions=tuple(found),
+        reasons=tuple(reasons),
+        instead=instead,
+        ask=tuple(ask),
+        also=also,
+        notes=notes,
+        findings=findings,
+    )
 
 
 def claim_needs_repeats(claim: Claim, question: Measure) -> bool:
@@ -95,19 +104,35 @@ def _findings(claim: Claim) -> Iterator[Finding]:
         yield from rule_of_two(claim)
 
 
+def _against_figures(claim: Claim, claimed: float | None, ratios: Sequence[Measure]) -> Iterator[str]:
+    """Yield what the figures say against a claim: another ratio, none, or two that contradict each other."""
+    if not ratios:
+        return
+    question = ratios[0]
+    if claimed is not None and not _is_what_was_claimed(claimed, question):
+        yield f"The files give {question.ratio_in_words} ({question.name}), not {claimed:g}x."
+    if claimed is None and (question.high or question.ratio) < 1 - ROUNDING:
+        yield f"B is slower: {question.ratio_in_words} ({question.name})."
+    if question.low is not None and question.high is not None and question.low <= 1 <= question.high:
+        yield f"No detectable difference: {question.ratio_in_words} has 1 in its interval."
+    sides = claim.baseline.first, claim.other.first
+    of_step = next((each for each in ratios[1:] if each.name == f"{ITERATION}, s"), None)
+    is_equal = sides[0].global_batch_size is not None and sides[0].global_batch_size == sides[1].global_batch_size
+    are_rows = sides[0].form == sides[1].form == ROW
+    if of_step and is_equal and are_rows and abs(math.log(of_step.ratio / question.ratio)) > math.log(APART):
+        yield (
+            f"The figures contradict each other: {question.ratio_in_words} by {question.name}, "
+            f"{of_step.ratio_in_words} by {ITERATION}, at an equal batch."
+        )
+
+
 def _reasons(
     claim: Claim,
-    claimed: float | None,
     question: Measure | None,
     found: Sequence[Condition],
     findings: Sequence[Finding],
 ) -> Iterator[str]:
     """Yield a sentence for each thing that keeps a claim from standing."""
-    if claimed is not None and question is not None and not _is_what_was_claimed(claimed, question):
-        yield f"The files give {question.ratio_in_words} ({question.name}), not {claimed:g}x."
-    low, high = (question.low, question.high) if question is not None else (None, None)
-    if question is not None and low is not None and high is not None and low <= 1 <= high:
-        yield f"No detectable difference: {question.ratio_in_words} has 1 in its interval."
     ranks = next(each for each in found if each.name == "ranks")
     if kind_of(claim) == OF_BOTH:
         yield (f"{_sentence(ranks.against)}: {strategy_of(claim.other)} and {strategy_of(claim.baseline)} differ, and "
@@ -115,6 +140,11 @@ def _reasons(
     is_weak = kind_of(claim) == SCALING and batch_is_in_proportion(claim.baseline.first, claim.other.first)
     for each in found:
         if not each.spoils or each.name == "ranks":
+            continue
+        if each.name == "figures are":
+            told = {side: value for side, value in (("A", each.a), ("B", each.b)) if value != MEASURED}
+            words = " and ".join(f"{side} is {value}" for side, value in told.items())
+            yield f"{words}: a ratio needs two measurements."
             continue
         effect = each.effect or "it is part of the work"
         if each.name in BATCHES and is_weak:
@@ -135,7 +165,7 @@ def _is_what_was_claimed(claimed: float, question: Measure) -> bool:
     unit = 10.0 ** -len(text.partition(".")[2]) if "." in text else 1.0
     if question.low is not None and question.high is not None and question.low <= claimed <= question.high:
         return True
-    return abs(question.ratio - claimed) <= max(0.5 * unit, ROUNDING * claimed)
+    return abs(question.ratio - claimed) <= max(min(0.5 * unit, MOST_ROUNDED * claimed), ROUNDING * claimed)
 
 
 def _instead(
@@ -149,7 +179,9 @@ def _instead(
     if verdict == FALLS and question and per_device and added != 1 and is_possible:
         yield f"{question.ratio:.3g}x on {added:g} times the devices, {per_device.ratio:.3g}x for one device."
     to_loss = next((each for each in ratios if each.name.startswith("time to a loss")), None)
-    if verdict == FALLS and to_loss and is_possible and question and abs(to_loss.ratio / question.ratio - 1) > 0.02:
+    is_one_task = not any(each.state == DIFFERS for each in conditions(claim) if each.name in ("model", "data"))
+    is_other = to_loss and question and abs(to_loss.ratio / question.ratio - 1) > 0.02
+    if verdict == FALLS and to_loss and is_possible and is_one_task and is_other:
         yield f"{to_loss.ratio:.3g}x by the {to_loss.name.removesuffix(', s')}."
     for corrected in dict.fromkeys(item.corrected for item in findings if item.corrected and item.severity == FAILS):
         yield _sentence(corrected) + "."

@@ -43,9 +43,12 @@ def claim_page(answer: Answer) -> str:
                 lines += _wrapped(f"- {sentence}", "  ", "    ")
             if len(sentences) > SHOWN:
                 lines.append(f"  and {len(sentences) - SHOWN} more (--details)")
-    if answer.ask:
-        title = "It cannot be known without" if answer.verdict == OPEN else "The author could add"
-        lines += ["", *_wrapped(f"{title}: {', '.join(dict.fromkeys(answer.ask))}.", "", "  ")]
+    if answer.ask or answer.also:
+        lines.append("")
+    if answer.ask and answer.verdict == OPEN:
+        lines += _wrapped(f"It cannot be known without: {', '.join(answer.ask)}.", "", "  ")
+    if further := [*(answer.ask if answer.verdict != OPEN else ()), *answer.also]:
+        lines += _wrapped(f"The author could add: {', '.join(dict.fromkeys(further))}.", "", "  ")
     for words in answer.read:
         lines += ["", *_wrapped(f"Read from {words}", "", "  ")]
     return "\n".join(lines)
@@ -96,5 +99,5 @@ def answer_in_json(answer: Answer) -> dict[str, Any]:
             {"name": each.name, "a": each.a, "b": each.b, "state": each.state, "spoils": each.spoils}
             for each in answer.conditions
         ],
-        **{name: list(getattr(answer, name)) for name in ("reasons", "instead", "ask", "notes")},
+        **{name: list(getattr(answer, name)) for name in ("reasons", "instead", "ask", "also", "notes", "read")},
     }

@@ -75,12 +75,14 @@ def answered(
     Raises:
         InputError: a file cannot be read, or a name is of no row; one sentence that says which.
     """
-    if any(named):
+    if named != (None, None):
         if None in named:
             raise InputError("--a and --b name two rows of a table: give both")
         items = [item for item in read_reported(paths, columns) if item.form == TABLE]
         base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
         names = {base.name, other.name}
+        if len(names) == 1:
+            raise InputError(f"--a and --b are both the row {base.name}: name two")
         grids = [(item.name, grid) for item in items for grid in item.details["grids"]]
         read = [
             f"{name}:{grid.lines[0]}: {columns_in_words(grid)}"
@@ -90,6 +92,8 @@ def answered(
         return replace(answer(Claim(base, other), claimed), read=tuple(read))
     if len(paths) != 2 or columns:
         return None
+    if paths[0].absolute() == paths[1].absolute():
+        raise InputError(f"{paths[0]} is given twice: a claim compares two things")
     sides = [_sides([item for item in read_reported([path]) if item.form != TABLE], False) for path in paths]
     if [len(side) for side in sides] != [1, 1]:
         return None

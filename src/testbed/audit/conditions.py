@@ -245,6 +245,12 @@ def _devices(item: Reported) -> str | None:
     return hardware_of(item.run, "gpu_name") or hardware_of(item.run, "cpu_name")
 
 
+def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
+    """Return whether two names are of two devices: A100 is an NVIDIA A100 80GB, of which one says less."""
+    plain = [re.sub(r"nvidia|tesla|geforce|[^a-z0-9]", "", str(name).lower()) for name in (a, b)]
+    return plain[0] not in plain[1] and plain[1] not in plain[0]
+
+
 def _model(claim: Claim) -> tuple[Value, Value]:
     """Return both models in the same terms: their shapes, their parameters, or their names."""
     items = claim.baseline.first, claim.other.first
@@ -269,8 +275,11 @@ def _steps_decide(claim: Claim) -> bool:
     return not is_of_any and claim.protocol != "time_to_loss"
 
 
-def _pass(item: Reported) -> str | None:
-    return item.settings.get(PASS, None if item.form == ROW else TRAINING)
+def _pass(claim: Claim) -> tuple[Value, Value]:
+    items = claim.baseline.first, claim.other.first
+    is_marked = any(PASS in item.settings for item in items)
+    a, b = (item.settings.get(PASS, None if item.form == ROW and not is_marked else TRAINING) for item in items)
+    return a, b
 
 
 def _warm_up(item: Reported) -> str | None:
@@ -320,6 +329,9 @@ def _losses(claim: Claim) -> tuple[Value, Value]:
         return a, b
     if (at_equal := _at_equal_tokens(claim.baseline.first, claim.other.first)) is not None:
         return at_equal
+    steps = [side.first.optimizer_steps for side in (claim.baseline, claim.other)]
+    if None in tokens and None not in steps and steps[0] != steps[1] and claim.protocol != "time_to_loss":
+        return None, None
     return (None, None) if is_of_other_tokens and claim.protocol != "time_to_loss" else (a, b)
 
 
@@ -380,7 +392,7 @@ _COSTS = "a token costs another time"
 FACTS: tuple[Fact, ...] = (
     Fact("ranks", _of_runs(lambda item: item.world_size), "the ratio has their work in it",
          decides=True, spoils=lambda claim: kind_of(claim) == OF_BOTH),
-    Fact("devices", _of_runs(_devices), "each computes at another rate"),
+    Fact("devices", _of_runs(_devices), "each computes at another rate", differs=_is_another_device),
     Fact("model", _model, _COSTS, ("num_layers", "num_heads", "embedding_size", "vocab_size"), is_work=True,
          decides=True),
     Fact("global batch size", _batches, "an update is of another number of sequences",
@@ -393,7 +405,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("optimizer steps", _of_runs(lambda item: item.optimizer_steps), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
     Fact("data", _setting(DATA, "dataset_name"), "other data are other work", is_work=True),
-    Fact("kind of pass", _of_runs(_pass), "a forward pass is a third of a step", is_work=True),
+    Fact("kind of pass", _pass, "a forward pass is a third of a step", is_work=True),
     Fact("warm-up", _of_runs(_warm_up), "the start-up of one side alone is in the ratio"),
     Fact("compile", _setting(COMPILED, "compile"), "the compiler's gain is in the ratio",
          spoils=is_another_strategy),

@@ -150,6 +150,7 @@ PROGRAMS = (
             "total_ms": rf"train_time:{NUMBER}ms",
             "total_s": rf"train_time:{NUMBER}s",
         },
+        val_loss=r"(?m)^step:\d+/\d+ val_loss:(\S+)",
         start=r"(?m)^={80,}\s*$",  # the source code, the output of nvidia-smi, the run
         protocol="time_to_loss",
         time_meaning="training time",
@@ -271,7 +272,7 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         "rate": rate * world_size if rate and world_size and program.rate_is_per_rank else rate,
         "rate_is_per_rank": program.rate_is_per_rank and world_size is None,
         "train_loss": finite[-1] if finite else None,
-        "val_loss": _last_number(program.val_loss, others) if program.val_loss else validated,
+        "val_loss": (_last_number(program.val_loss, others) if program.val_loss else None) or validated,
         "peak_flops": program.peak_flops,
         "mfu": mfu / 100 if mfu is not None and mfu >= 0 else None,
         "tflops": _middle(lines, "tflops"),

@@ -10,9 +10,10 @@ from statistics import median
 from testbed.analysis.scaling.time_to_loss import time_to_loss
 from testbed.analysis.statistics import compare
 from testbed.audit.conditions import NEAR
-from testbed.audit.reported import Claim, Reported, Side
+from testbed.audit.reported import ROW, Claim, Reported, Side
 
 ENOUGH_REPEATS = 5
+MOST = 1e6  # of a ratio; more is damage
 SPEED_UP = "speed-up"  # the unit of a rate of which a table prints the ratio alone
 # names of what a rate is about
 ALL, PER_DEVICE, PRINTED = "throughput of all devices", "throughput of one device", "printed speed-up"
@@ -39,7 +40,9 @@ def measures(claim: Claim) -> Iterator[Measure]:
     """Yield the ratios that the files of both sides give."""
     base, other = claim.baseline, claim.other
     unit = base.first.rate_unit
-    if unit == other.first.rate_unit:
+    # speed-ups of two tables are relative to two things
+    is_one_table = base.first.details.get("table") == other.first.details.get("table")
+    if unit == other.first.rate_unit and (unit != SPEED_UP or is_one_table):
         is_split = is_one_batch_split(claim)  # then the rate that is credited to each device is that of all
         of_all = (rate_of_all(base), other.middle("rate") if is_split else rate_of_all(other))
         yield from _rate(_named(ALL, unit), base, other, of_all)
@@ -50,10 +53,27 @@ def measures(claim: Claim) -> Iterator[Measure]:
         yield from _rate(_named(PER_DEVICE, unit), base, other, of_one)
     a, b = base.middle("time_s"), other.middle("time_s")
     meanings = base.first.time_meaning, other.first.time_meaning
-    if a and b and min(a, b) > 0 and meanings[0].endswith("iteration") == meanings[1].endswith("iteration"):
+    if (
+        a
+        and b
+        and min(a, b) > 0
+        and _is_one_time(claim)
+        and meanings[0].endswith("iteration") == meanings[1].endswith("iteration")
+    ):
         yield Measure(f"{meanings[0]}, s", a, b, a / b)
     if times := _times_to_one_loss(base.first, other.first):
         yield Measure(f"time to a loss of {times[2]:.3f}, s", times[0], times[1], times[0] / times[1])
+
+
+def _is_one_time(claim: Claim) -> bool:
+    """Return whether two times are of the same thing: an iteration of equal work, or what one heading names."""
+    base, other = claim.baseline.first, claim.other.first
+    is_of_rows = ROW in (base.form, other.form)
+    for name in ("global_batch_size", "sequence_length") if base.time_meaning.endswith("iteration") else ():
+        values = {getattr(base, name), getattr(other, name)} - {None}
+        if len(values) > 1:
+            return False
+    return not is_of_rows or base.time_meaning == other.time_meaning
 
 
 def _named(what: str, unit: str) -> str:
@@ -65,7 +85,7 @@ def _named(what: str, unit: str) -> str:
 def _rate(name: str, base: Side, other: Side, both: Sequence[float | None]) -> Iterator[Measure]:
     """Yield the ratio of two rates, with its interval where both sides have enough repeats."""
     a, b = both
-    if not a or not b:
+    if not a or not b or not 1 / MOST < b / a < MOST:
         return
     rates = [[item.rate for item in side.runs if item.rate] for side in (base, other)]
     ratio = compare(rates[1], rates[0]) if all(len(each) >= ENOUGH_REPEATS for each in rates) else None
@@ -76,6 +96,9 @@ def _rate(name: str, base: Side, other: Side, both: Sequence[float | None]) -> I
 
 def _times_to_one_loss(base: Reported, other: Reported) -> tuple[float, float, float] | None:
     """Return the seconds of training to the higher of the two final losses, and that loss; None: no curves."""
+    lengths = {base.sequence_length, other.sequence_length} - {None}
+    if len(lengths) > 1 or len({base.num_parameters, other.num_parameters} - {None}) > 1:
+        return None  # losses of other models do not compare
     curves = [_curve(item) for item in (base, other)]
     if min(map(len, curves)) < 2:
         return None
@@ -137,8 +160,11 @@ def is_one_batch_split(claim: Claim) -> bool:
 
 
 def rate_of_all(side: Side) -> float | None:
-    """Return the rate of all devices, that of one times their number where a source quotes that of one."""
-    rate, ranks = side.middle("rate"), side.first.world_size
+    """Return the rate of all devices: as quoted, that of one times their number, or batch x length / time of a step."""
+    rate, ranks, item = side.middle("rate"), side.first.world_size, side.first
+    if rate is None and item.rate_unit == "tokens/s" and item.time_s and item.time_meaning.endswith("iteration"):
+        known = item.global_batch_size and item.sequence_length and not item.batch_is_printed
+        return item.global_batch_size * item.sequence_length / item.time_s if known else None  # type: ignore[operator]
     if not side.first.rate_is_per_rank:
         return rate
     return rate * ranks if rate and ranks else None

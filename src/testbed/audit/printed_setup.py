@@ -79,6 +79,10 @@ def _offloaded(text: str) -> str | None:
 
 def plain_precision(text: str) -> str:
     """Return the name of a precision in one spelling: torch.bfloat16, BF16 and bfloat16 are bf16."""
+    if found := set(
+        re.findall(r"(?:bf|fp|tf)(?:8|16|32|64)\b", text.lower().replace("bfloat", "bf").replace("float", "fp"))
+    ):
+        return "/".join(sorted(found))
     name = text.strip().lower().removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     return "fp32" if name in ("fp", "single") else name
 

@@ -30,6 +30,7 @@ MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "accelerators", "workers")),
+    "nodes": ("count", ("nodes", "nnodes", "node count", "machines")),
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
@@ -105,7 +106,9 @@ IN_WORDS = {
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
         DEVICE: rf"\b({_DEVICES})\b",
         STATUS: r"\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated|simulated)\b",
-        RECOMPUTED: r"\b((?:activation|gradient)[- ]checkpointing|recompute)\b",
+        RECOMPUTED: r"(?<!without )(?<!no )(?<!w/o )\b((?:activation|gradient)[- ]checkpointing|recompute)\b",
+        PASS: r"\b(forward[- ]only|inference)\b",
+        DATA: r"\b(synthetic)\b",
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
@@ -252,7 +255,7 @@ def _canonical(heading: str) -> tuple[str, str]:
     """Return a heading in the words of QUANTITIES, and what stands behind it in brackets."""
     name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
     name = re.sub(r"(?<=\w)( @ ?\w+| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
-    name = re.sub(r"^(no\.|num|number|total number|n)( of)? (?=gpu|device|rank|worker|acc)", "", name)
+    name = re.sub(r"^(no\.|num|number|total number|n)( of)? (?=gpu|device|rank|worker|acc|node)", "", name)
     name = re.sub(r"^of (?=gpu|device|rank)", "", name)
     name = re.sub(r" ?(/| per ) ?", "/", name)
     name = re.sub(r"/(sec|second|secs)\b", "/s", name)
@@ -306,6 +309,10 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
     texts = tuple(plain(cell) for cell in cells)
     if quantity is None:
         return Column(heading, None, (None,) * len(texts), texts)
+    if quantity == "length":  # 2k tokens are 2,048
+        texts = tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
+    if quantity == "devices":  # 4x A100
+        texts = tuple(re.sub(rf"^(\d{{1,5}}) ?x ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in texts)
     kind, unit = QUANTITIES[quantity][0], _canonical(heading)[1]
     unit = "ms" if kind == "time" and _canonical(heading)[0].startswith("ms/") else unit
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0

@@ -17,6 +17,7 @@ SHOWN = 12  # rows that a refusal lists
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
          "step_rate": "steps/s"}  # fmt: skip
 _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
+_NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
 
 
@@ -33,6 +34,8 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
 
     rated = next((name for name in RATES if value(name)), None)
     unit = RATES.get(rated or "", "tokens/s")
+    if rated == "sample_rate" and re.search("im(?:age|g)", _heading_of(grid, rated)):
+        unit = "images/s"
     rate, is_per_rank = (value(rated), rated == "device_token_rate") if rated else (value("speedup"), False)
     words = {column.word: column.texts[row] for column in grid.columns if column.word and column.texts[row]}
     if (size := _SIZE.search(words.get(MODEL, ""))) and size[0] != words[MODEL]:  # "350M with Adam": a model and a run
@@ -59,11 +62,12 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         name=f"{item.name}:{grid.lines[row]}",
         form=ROW,
         time_s=value("step_s") if is_step else value("time_s"),
-        time_meaning="time of one iteration" if is_step else "training time",
+        time_meaning="time of one iteration" if is_step else _heading_of(grid, "time_s"),
         rate=rate,
         rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
         device_name=words.pop(DEVICE, None),
+        details={"table": f"{item.name}:{grid.lines[0]}"},
         settings={str(key): text for key, text in words.items()},
         **fields,  # type: ignore[arg-type]
     )
@@ -73,10 +77,25 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
 def devices_of(grid: Grid, row: int) -> int | None:
     """Return the devices of a row: its own count, or else the product of its parallel sizes."""
     figure = grid.figure("devices", row)
+    if figure and (per_node := _nodes_to_multiply(grid, row)):
+        return round(figure.value) * per_node
     sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]
     if figure is None and sizes and grid.column("dp") and None not in sizes:
         return round(_product(sizes))
     return round(figure.value) if figure else None
+
+
+def _nodes_to_multiply(grid: Grid, row: int) -> int | None:
+    """Return the nodes of a row where the devices beside them are those of one node: they do not grow with nodes."""
+    nodes, devices = grid.column("nodes"), grid.column("devices")
+    if not nodes or not devices or devices.is_of_words or not nodes.figures[row]:
+        return None
+    pairs = [
+        (one.value, other.value) for one, other in zip(nodes.figures, devices.figures, strict=True) if one and other
+    ]
+    is_of_one_node = any(count < number for number, count in pairs) or len({count for _, count in pairs}) == 1
+    figure = nodes.figures[row]
+    return round(figure.value) if figure and is_of_one_node else None
 
 
 def _product(figures: Sequence[Figure | None]) -> float:
@@ -84,6 +103,12 @@ def _product(figures: Sequence[Figure | None]) -> float:
     for figure in figures:
         product *= figure.value if figure else 1.0
     return product
+
+
+def _heading_of(grid: Grid, quantity: str) -> str:
+    column = grid.column(quantity)
+    heading = re.sub(r"[(\[].*", "", column.heading).strip().lower() if column else ""
+    return heading if heading and not heading.endswith("iteration") else "training time"
 
 
 def _first_words(grid: Grid, row: int) -> str:
@@ -98,6 +123,11 @@ def failure_of(grid: Grid, row: int) -> str | None:
     """Return the cell that says that a row has no result: OOM, failed."""
     results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
     of_status = [column for column in grid.columns if column.heading.lower() in ("status", "result", "outcome")]
+    for column in grid.columns:
+        if column.quantity in ("val_loss", "train_loss", "perplexity") and _NO_LOSS.fullmatch(column.texts[row]):
+            return f"a loss of {column.texts[row]}"
+        if not column.quantity and "diverged" in column.texts[row].lower():
+            return column.texts[row]
     has_figures = any(column.figures[row] for column in results)
     looked_at = of_status if has_figures else grid.columns
     return next((column.texts[row] for column in looked_at if _FAILED.search(column.texts[row])), None)
@@ -122,6 +152,8 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
         return [" ".join(column.texts[row].lower().split()) for column in grid.columns if not column.is_of_words]
 
     line = re.fullmatch(r".*:(\d{1,9})", name)  # as findings name a row
+    if not wanted:
+        raise InputError(f"{flag} '' names no row: give a cell of it, words that no other row has, or its line, as :4")
     for is_meant in (
         lambda grid, row: line is not None and grid.lines[row] == int(line[1]),
         lambda grid, row: wanted in cells(grid, row),
