@@ -29,9 +29,15 @@ from testbed.io import write_json
 from testbed.program import program
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a file is empty")
+    return Path(text)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="files of runs, or folders that hold them")
+    parser.add_argument("files", type=_path, nargs="+", metavar="FILE", help="files of runs, or folders that hold them")
     parser.add_argument("--baseline", type=Path, metavar="FILE",
                         help="what all others are compared with (default: the first; in a folder of several, its "
                         "baseline on the fewest ranks)")  # fmt: skip

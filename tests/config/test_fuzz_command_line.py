@@ -143,7 +143,7 @@ PROGRAMS = {
     "--inference=",
     "preprocess_small.py": "--input= --max_train_docs= --max_val_docs= --val_fraction= --tokenizer= --num_workers=",
     "download_data.py": "--dataset= --config= --split= --text_field= --max_bytes= --max_docs=",
-    "scripts/audit_runs.py": "= = --baseline=",
+    "scripts/audit_runs.py": "= = --baseline= --claim= --a= --b= --columns=",
     "scripts/compare_runs.py": "= --against= --allow-mismatch",
     "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= "
     "--steps= --seq_length= --seed= --warmup_runs= --run_timeout_s=",

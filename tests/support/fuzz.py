@@ -106,8 +106,10 @@ def run_in_process(program: Path | str, *arguments: object) -> str:
 
 
 def refused(code: object, out: str, err: str, name: str) -> str:
-    """Raise Refused with the sentence, or return the output of a program whose verdict is exit code 1."""
-    assert code in (1, 2), f"exit code {code}: {err[-300:]}"
+    """Raise Refused with the sentence, or return the output of one whose verdict is exit code 1 or 3."""
+    assert code in (1, 2) or (code == 3 and out and not err), f"exit code {code}: {err[-300:]}"
+    if code == 3:
+        return out
     sentences = err[err.rfind(f"{name}: error:") :] if err.startswith("usage:") else err
     lines = [line for line in sentences.splitlines() if not line.startswith(("Warning: ", f"{name}: left out"))]
     if lines and "did not do equal work" in lines[0]:  # it lists in what
