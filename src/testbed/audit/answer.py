@@ -38,7 +38,10 @@ ITERATION = "time of one iteration"
 
 @dataclass(frozen=True)
 class Answer:
-    """The verdict on a claim and what it rests on. `instead` is what the files allow, `ask` what nobody wrote down."""
+    """Verdict on a claim, with the measured ratios, the compared conditions and the sentences of the page.
+
+    `reasons` say why the claim does not stand, `instead` what the files support, `ask` which unknown values decide.
+    """
 
     claim: Claim
     claimed: float | None
@@ -48,7 +51,7 @@ class Answer:
     reasons: tuple[str, ...]
     instead: tuple[str, ...]
     ask: tuple[str, ...]
-    also: tuple[str, ...] = ()  # what would help to know and decides nothing
+    also: tuple[str, ...] = ()  # unknown values that are worth knowing and do not decide
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     read: tuple[str, ...] = ()  # what the headings of a table were taken for
@@ -61,14 +64,14 @@ class Answer:
 def answer(claim: Claim, claimed: float | None = None) -> Answer:
     """Answer the claim that the other side is faster than the baseline, `claimed` times as fast where it is given."""
     ratios = tuple(measures(claim))
-    question = ratios[0] if ratios else None  # of the whole job: what one device does is no claim
+    question = ratios[0] if ratios else None  # a claim is about the rate over all devices, never about one device's
     found = conditions(claim)
     findings = tuple(_findings(claim))
     reasons = [*_against_figures(claim, claimed, ratios), *_reasons(claim, question, found, findings)]
     ask = [each.name for each in found if each.state == UNKNOWN and each.decides]
     if question is None:
         ask.insert(0, "a rate or a time that both sides have")
-    elif claim_needs_repeats(claim, question):
+    elif needs_repeats(question):
         ask.append("repeats of both sides")
     verdict = FALLS if reasons else OPEN if ask else STANDS
     also = tuple(each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile"))
@@ -89,8 +92,8 @@ def answer(claim: Claim, claimed: float | None = None) -> Answer:
     )
 
 
-def claim_needs_repeats(claim: Claim, question: Measure) -> bool:
-    """Return whether single runs could differ so much by chance."""
+def needs_repeats(question: Measure) -> bool:
+    """Return whether single runs can differ by this much by chance."""
     return question.low is None and abs(math.log(question.ratio)) < math.log1p(SINGLE_RUN_NOISE)
 
 

@@ -1,7 +1,7 @@
-"""What decides the meaning of a ratio between two sides: each condition the same, different, or not known.
+"""Compare the conditions under which two sides were measured. Each condition is the same, differs, or is unknown.
 
-A condition that differs either spoils the ratio, because it is then of other work, or is what is compared. Rules, the
-page of a claim and the rows of tables all ask here.
+A condition that differs either invalidates the ratio, or it is the change that is being compared. Audit rules, the page
+of a claim and the rows of tables all use `conditions`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from testbed.errors import value_text
 SAME, DIFFERS, UNKNOWN = "same", "differs", "unknown"
 SCALING, OF_STRATEGY, OF_BOTH = "more devices", "another strategy", "another strategy on more devices"
 ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none")  # names of a run without a strategy
-# what stands beside the name of a strategy: numbers of devices and their kind, sizes, what is in brackets
+# removed before two names of strategies are compared: devices and their number, batch and mesh sizes, brackets
 _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
     r"|\bx ?\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
 BATCHES = ("global batch size", "batch size")
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens")
-MEASURED, PROJECTED, TRAINING = "measured", "projected", "training"
+MEASURED, TRAINING = "measured", "training"
 Value = int | float | str | None
 
 
@@ -64,14 +64,14 @@ class Condition:
     a: Value
     b: Value
     state: str  # SAME, DIFFERS or UNKNOWN
-    spoils: bool = False  # it differs, and the ratio is therefore of other work or other conditions
+    spoils: bool = False  # it differs, and this invalidates the ratio
     is_work: bool = False
-    decides: bool = False  # while it is unknown, nobody can say what the ratio means
+    decides: bool = False  # if unknown, the verdict is "cannot be known"
     effect: str = ""  # what its difference does
 
     @property
     def against(self) -> str:
-        """The two values in words: "global batch size 16 against 64 (4 times)"."""
+        """Return both values as text: "global batch size 16 against 64 (4 times)"."""
         if self.name not in COUNTS or not isinstance(self.a, int) or not isinstance(self.b, int) or not self.a:
             return f"{self.name} {value_text(self.a)} against {value_text(self.b)}"
         times = f" ({self.b / self.a:.3g} times)" if abs(self.b / self.a - 1) > 0.005 else ""
@@ -80,7 +80,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Fact:
-    """How one condition is read. `fields` are the names that our own files' equal work has for it."""
+    """One row of FACTS: how to read a condition, and what a difference means. `fields`: its names in WORK_FIELDS."""
 
     name: str
     read: Callable[[Claim], tuple[Value, Value]]
