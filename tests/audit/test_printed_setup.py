@@ -27,19 +27,19 @@ def test_a_log_without_such_lines_says_that_the_batch_is_missing(tmp_path):
 def test_a_batch_stands_in_flags_and_json_too():
     said = "cmd = python -u train.py --micro-batch-size 8 --global-batch-size=32"
     found = printed_setup(said)
-    assert (found.micro_batch_size, found.global_batch_size) == (8, 32)
-    assert printed_setup('json = {\n    "train_batch_size": 64, \n').global_batch_size == 64
+    assert (found["micro_batch_size"], found["global_batch_size"]) == (8, 32)
+    assert printed_setup('json = {\n    "train_batch_size": 64, \n')["global_batch_size"] == 64
     spawned = "spawned with command: ['python', '--global-batch-size', '16']"
-    assert printed_setup(spawned).global_batch_size == 16
-    assert printed_setup(said + "\n--global-batch-size 64").global_batch_size is None  # of which run?
+    assert printed_setup(spawned)["global_batch_size"] == 16
+    assert "global_batch_size" not in printed_setup(said + "\n--global-batch-size 64")  # of which run?
 
 
 def test_other_ways_to_print_offloading():
     older = "print]  zero_config .. stage=3 offload_param=X(device=<OffloadDeviceEnum.nvme: 'nvme'>, buffer_count=5)"
-    assert printed_setup(older).settings == {"offload": "param on the nvme"}
+    assert printed_setup(older)["settings"] == {"offload": "param on the nvme"}
     nowhere = "print]  zero_config .. offload_optimizer=X(device='none', nvme_path=None)"
-    assert printed_setup(nowhere).settings == {}
-    assert printed_setup("[stage_1_and_2.py:151:__init__] CPU Offload: True").settings["offload"].endswith("cpu")
+    assert printed_setup(nowhere)["settings"] == {}
+    assert printed_setup("[stage_1_and_2.py:151:__init__] CPU Offload: True")["settings"]["offload"].endswith("cpu")
 
 
 def test_a_printed_batch_does_not_excuse_equal_losses(tmp_path):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+from testbed.audit.printed_setup import counts_of, said_in
 from testbed.audit.reported import SAYS_NOTHING, Reported
 from testbed.errors import InputError
 from testbed.io import read_json
@@ -35,13 +36,22 @@ CURVES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 QUANTITY_OF = {name: quantity for quantity, names in CURVES.items() for name in names}
 MOST_STEPS = 1e15
+LOOKED_FOR = {
+    "number of ranks": "world_size",
+    "global batch": "global_batch_size",
+    "sequence length": "sequence_length",
+    "time of a step": "time_s",
+    "throughput": "rate",
+    "training loss": "train_loss",
+    "validation loss": "val_loss",
+}
 Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
 
 
 def read_trainer_state(path: Path) -> list[Reported]:
     """Read what the Trainer of transformers saves with its checkpoints and at the end of a run.
 
-    The time is of the whole call of train(), evaluation and saving inside. Ranks and batch are not in the file.
+    Ranks and batch are not in the file.
 
     Raises:
         InputError: it is another kind of file.
@@ -53,15 +63,9 @@ def read_trainer_state(path: Path) -> list[Reported]:
     rows = [row for row in entries if isinstance(row, dict)]
     end = next((row for row in reversed(rows) if {"train_loss", "train_runtime"} <= row.keys()), {})
     curves = curves_in((row.get("step"), name, value) for row in rows if row is not end for name, value in row.items())
-    steps, seconds = number(state.get("global_step")), number(end.get("train_runtime"))
-    return [reported_of(
-        path, STATE, curves,
-        optimizer_steps=int(steps) if steps and 0 < steps < MOST_STEPS else None,
-        time_s=seconds,
-        time_meaning="time of the whole train() call",
-        rate=number(end.get("train_samples_per_second")),
-        rate_unit="samples/s",
-    )]  # fmt: skip
+    steps = number(state.get("global_step"))
+    known = {"optimizer_steps": int(steps)} if steps and 0 < steps < MOST_STEPS else {}
+    return [reported_of(path, STATE, curves, **known, **_of_call(end))]
 
 
 PRINTED = re.compile(r"\{'(?:loss|eval_loss|train_runtime)': .{1,2000}?\}")
@@ -83,16 +87,15 @@ def read_printed_trainer(path: Path, text: str) -> list[Reported]:
     rows = [dict(re.findall(r"'(\w+)': '?([-+.\w]+)", found[0])) for found in PRINTED.finditer(text)]
     end = next((row for row in reversed(rows) if "train_runtime" in row), {})
     told = [(at, name, value) for at, row in enumerate(rows, start=1) if row is not end for name, value in row.items()]
-    known: dict[str, object] = {}
-    for name, pattern in _HEADER.items():
-        said = set(re.findall(pattern, text))
-        if len(said) == 1 and len(digits := said.pop().replace(",", "")) < 15:
-            known[name] = int(digits)
-    return [replace(reported_of(
-        path, PRINTED_TRAINER, curves_in(told),
-        time_s=number(end.get("train_runtime")), time_meaning="time of the whole train() call",
-        rate=number(end.get("train_samples_per_second")), rate_unit="samples/s", **known,
-    ), losses=())]  # fmt: skip  # steps are not printed with them
+    known = {**_of_call(end), **counts_of(said_in(text, _HEADER))}
+    return [reported_of(path, PRINTED_TRAINER, curves_in(told), **known, losses=())]  # no step is printed
+
+
+def _of_call(end: Mapping[str, object]) -> dict[str, Any]:
+    """Return the time and the rate of a whole call of train(), evaluation and saving inside, of its last line."""
+    seconds, rate = number(end.get("train_runtime")), number(end.get("train_samples_per_second"))
+    time = {"time_s": seconds, "time_meaning": "time of the whole train() call"} if seconds is not None else {}
+    return {**time, **({"rate": rate, "rate_unit": "samples/s"} if rate is not None else {})}
 
 
 def is_curves(header: Sequence[str]) -> bool:
@@ -151,10 +154,11 @@ def curves_in(told: Iterable[tuple[object, object, object]]) -> Curves:
     return {quantity: sorted(points.items()) for quantity, points in found.items()}
 
 
-def reported_of(path: Path, form: str, curves: Curves, **known: object) -> Reported:
+def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **known: Any) -> Reported:
     """Return the run that curves tell of. `known` are fields that the format gives elsewhere; they come first.
 
-    Rates and times are medians: a mean would count the first steps, and the last value is chance.
+    Rates and times are medians: a mean would count the first steps, and the last value is chance. `num_skipped` points
+    are left out of them, unless there are no others.
 
     Raises:
         InputError: there is no time, rate or loss.
@@ -162,15 +166,16 @@ def reported_of(path: Path, form: str, curves: Curves, **known: object) -> Repor
 
     def middle(quantity: str) -> float | None:
         values = [value for _, value in curves.get(quantity, [])]
-        return median(values) if values else None
+        return median(values[num_skipped:] or values) if values else None
 
     def last(quantity: str) -> float | None:
         return next((value for _, value in reversed(curves.get(quantity, [])) if math.isfinite(value)), None)
 
     rate, rank_rate, percent = middle("token_rate"), middle("rank_token_rate"), middle("mfu_percent")
     losses = curves.get("train_loss", [])
-    fields: dict[str, object] = {
-        "time_s": middle("iteration_s"),
+    seconds = middle("iteration_s")
+    fields: dict[str, Any] = {
+        "time_s": last("total_s") if seconds is None else seconds,
         "time_meaning": "time of one iteration",
         "rate": rank_rate if rate is None else rate,
         "rate_is_per_rank": rate is None and rank_rate is not None,
@@ -180,14 +185,9 @@ def reported_of(path: Path, form: str, curves: Curves, **known: object) -> Repor
         "tflops": middle("tflops"),
         "mfu": percent / 100 if percent is not None and percent >= 0 else None,
         "losses": tuple(losses),
-    }
-    for figure, its in (("time_s", "time_meaning"), ("rate", "rate_unit")):
-        if known.get(figure) is None:
-            known.pop(its, None)
-    fields |= {name: value for name, value in known.items() if value is not None}
-    looked_for = {"time": "time_s", "throughput": "rate", "training loss": "train_loss", "validation loss": "val_loss"}
-    unread = ["ranks and batch", *(words for words, name in looked_for.items() if fields[name] is None)]
-    run = Reported(path=path, name=str(path), form=form, unread=tuple(unread), **fields)  # type: ignore[arg-type]
+    } | known
+    unread = tuple(words for words, name in LOOKED_FOR.items() if fields.get(name) is None)
+    run = Reported(path=path, name=str(path), form=form, unread=unread, **fields)
     if not run.has_figures:
         raise InputError(f"{path} {SAYS_NOTHING}")
     return run

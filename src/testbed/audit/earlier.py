@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from testbed.audit.curves import number
@@ -16,8 +17,7 @@ from testbed.errors import InputError
 from testbed.io import read_json
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
-PIPELINE_JSON = re.compile(r"eval_results_epoch(\d+)\.json")
+RANK_JSON = re.compile(r"(?:rank(\d+)|eval)_results_epoch(\d+)\.json")
 TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
 COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
 COLLECTIVE_ROW = re.compile(r"(?i)nccl|c10d|allreduce|all_reduce|reduce_scatter|all_?gather|broadcast")
@@ -58,7 +58,7 @@ def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
         path=path, name=name, form="timing log", world_size=world_size,
         global_batch_size=int(size[1]) if size else None,
         optimizer_steps=int(batches[1]) if batches else None,
-        time_s=average_s if average_s is not None else _mean(times),
+        time_s=average_s if average_s is not None else fmean(times) if times else None,
         time_meaning="mean over ranks of the epoch's time" if len(times) > 1 else "time of the epoch",
         rank_times_s=times,
         train_loss=number(losses[-1][0]) if losses else None,
@@ -85,7 +85,8 @@ def wandb_log_runs(path: Path, text: str) -> list[Reported]:
     devices = [int(number) for number in re.findall(r"(?m)^\|\s*(\d+)\s*\|.*(?:MB|%|°C)", text)]
     world = re.search(r"World Size:\s*(\d+)", text)
     printed = printed_setup(text)
-    world_size = int(world[1]) if world else printed.world_size or (max(devices) + 1 if devices else None)
+    of_engine = printed.pop("world_size", None)
+    world_size = int(world[1]) if world else of_engine or (max(devices) + 1 if devices else None)
     world_size = world_size or ranks_in_name(path.name) or len(summaries) or None
     step_losses: dict[int, list[float]] = {}
     for step, loss in re.findall(rf"Step (\d+): loss {NUMBER}", text):
@@ -104,18 +105,17 @@ def wandb_log_runs(path: Path, text: str) -> list[Reported]:
         optimizer_steps=num_steps,
         time_s=max(times, default=None), time_meaning="time of one iteration",
         rate=max(rates, default=None), rate_unit="TFLOP/s", rate_is_per_rank=True,
-        rank_rates=tuple(rates) if len(rates) == world_size else (),
         rank_train_losses=tuple(losses) if len(losses) > 1 else (),
         train_loss=losses[-1] if losses else next((each["loss"] for each in summaries if "loss" in each), None),
         val_loss=validated[-1] if validated else None,
         instruments=(*(["a profiler ran (its table is in the log)"] if "ProfilerStep*" in text else []),
-                     *printed.instruments),
-        global_batch_size=printed.global_batch_size, micro_batch_size=printed.micro_batch_size,
-        batch_is_printed=printed.global_batch_size is not None, settings=printed.settings,
+                     *printed.pop("instruments")),
+        batch_is_printed="global_batch_size" in printed,
         is_data_parallel_module="DataParallel.forward" in text.replace("DistributedDataParallel.forward", ""),
         details={"logged_steps": sorted({*logged, *step_losses}), "progress_s": seen},
         unread=not_found({"throughput": rates, "iteration time": times, "validation loss": validated,
-                          "batch (this log does not print it)": printed.global_batch_size}),
+                          "batch (this log does not print it)": "global_batch_size" in printed}),
+        **printed,
     )]  # fmt: skip
 
 
@@ -124,35 +124,31 @@ def _summary(block: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(rf"wandb:\s+([\w-]+)\s+{NUMBER}\s*$", block, re.M)}
 
 
-def read_rank_files(paths: Sequence[Path]) -> list[Reported]:
-    """Read `rank<r>_results_epoch<e>.json` and `eval_results_epoch<e>.json`. Those of one folder are one run."""
-    folders: dict[Path, list[Path]] = {}
-    for path in paths:
-        folders.setdefault(path.parent, []).append(path)
-    return [_rank_run(folder, files) for folder, files in folders.items()]
+def read_rank_files(path: Path) -> list[Reported]:
+    """Read all `rank<r>_results_epoch<e>.json` and `eval_results_epoch<e>.json` in the folder of `path` as one run.
 
-
-def _rank_run(folder: Path, files: list[Path]) -> Reported:
+    Raises:
+        InputError: one of them has no validation loss.
+    """
+    folder = path.parent
     ranks: dict[int, dict[int, dict]] = {}
-    is_pipeline = True
-    for file in files:
+    found = {file: match for file in sorted(folder.iterdir()) if (match := RANK_JSON.fullmatch(file.name))}
+    for file, match in found.items():
         values = read_json(file)
         if not isinstance(values, dict) or not _is_number(values.get("validation_loss")):
             raise InputError(f"{file} is not a result of a rank: it has no number under 'validation_loss'")
-        found = RANK_JSON.fullmatch(file.name)
-        epoch = found[2] if found else re.sub(r"\D", "", file.name)
-        is_pipeline &= found is None
-        ranks.setdefault(int(found[1]) if found else 0, {})[int(epoch)] = values
+        ranks.setdefault(int(match[1] or 0), {})[int(match[2])] = values
+    is_pipeline = not any(match[1] for match in found.values())
     last = [ranks[rank][max(ranks[rank])] for rank in sorted(ranks)]
     times = tuple(sum(epoch["training_time"] for epoch in ranks[rank].values()) for rank in sorted(ranks)
                   if all(_is_number(epoch.get("training_time")) for epoch in ranks[rank].values()))  # fmt: skip
     rates = tuple(float(values["tokens_per_sec"]) for values in last if _is_number(values.get("tokens_per_sec")))
     missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
     losses = tuple(float(values["validation_loss"]) for values in last)
-    return Reported(
+    return [Reported(
         path=folder, name=str(folder), form="rank JSON",
         world_size=None if is_pipeline else max(ranks) + 1,
-        time_s=_mean(times),
+        time_s=fmean(times) if times else None,
         time_meaning="mean over ranks of the training time" if len(times) > 1 else "training time",
         rate=rates[0] if rates else None, rate_is_per_rank=True,
         rank_times_s=times if len(times) == len(ranks) else (),
@@ -164,17 +160,14 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
             f"ranks {', '.join(map(str, missing))} (no file)": not missing,
             "batch and steps (these files do not have them)": False,
         }),
-    )  # fmt: skip
+    )]  # fmt: skip
 
 
 def profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
     name_at = header.index("Name")
     time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
-    calls_at = header.index("Calls") if "Calls" in header else None
     cells = [row for row in rows if len(row) > max(name_at, time_at)]
     times = [(row[name_at], time) for row in cells if (time := number(row[time_at])) is not None]
-    steps = next((number(row[calls_at]) for row in cells if calls_at is not None and len(row) > calls_at
-                  and row[name_at].startswith("ProfilerStep")), None)  # fmt: skip
     matched = [time for name, time in times if COLLECTIVE_ROW.search(name) and not NO_COLLECTIVE_ROW.search(name)]
     names = [name for name, _ in times]
     return Reported(
@@ -183,7 +176,6 @@ def profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Repo
         instruments=("a profiler ran (this is its table)",),
         is_data_parallel_module="DataParallel.forward" in names and "DistributedDataParallel.forward" not in names,
         details={
-            "profiled_steps": int(steps) if steps else None,
             "collective_rows_s": sum(matched) / 1e3,
             "collective_kernels_s": sum(time for name, time in times if COLLECTIVE_KERNEL.match(name)) / 1e3,
         },
@@ -258,7 +250,7 @@ def read_scaling_report(path: Path) -> list[Reported]:
     mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
     return [Reported(
         path=path, name=str(path), form="scaling report",
-        details={"status": report.get("status"), "runs": runs, "mismatches": mismatches},
+        details={"runs": runs, "mismatches": mismatches},
         unread=not_found({"runs (there are none)": runs}),
     )]  # fmt: skip
 
@@ -277,10 +269,6 @@ def ranks_in_name(name: str) -> int | None:
 def _first(pattern: str, text: str) -> float | None:
     found = re.search(pattern, text)
     return number(found[1]) if found else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _is_number(value: Any) -> bool:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
-from testbed.audit.printed_setup import plain_precision, printed_setup
+from testbed.audit.curves import Curves, reported_of
+from testbed.audit.printed_setup import counts_of, plain_precision, printed_setup, said_in
 from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, STRATEGY, ZERO, Reported
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
 MOST_LINES, LAST_LINES = 50_000, 1000  # of steps, whose figures are read
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
-LONGEST_COUNT = 15  # digits
 
 
 @dataclass(frozen=True)
@@ -223,15 +222,9 @@ KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
 DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others
-LOOKED_FOR = {
-    "number of ranks": "world_size",
-    "global batch": "global_batch_size",
-    "sequence length": "sequence_length",
-    "time of a step": "time_s",
-    "throughput": "rate",
-    "training loss": "train_loss",
-    "validation loss": "val_loss",
-}
+# name of a figure -> its curve, and its unit
+CURVE_OF = {"loss": ("train_loss", 1.0), "ms": ("iteration_s", 1e-3), "s": ("iteration_s", 1.0),
+            "mfu": ("mfu_percent", 1.0), "rate": ("token_rate", 1.0), "total_ms": ("total_s", 1e-3)}  # fmt: skip
 Line = dict[str, float]  # the figures of one step; a loss may be NaN
 
 
@@ -246,50 +239,38 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
     Times and rates are medians over the lines, the first left out: it has the start-up.
     """
     text = _longest_stage(text, program)
-    lines, others = _lines(text, program)
-    lines = _in_order(lines)
-    steps = [step for step, _ in lines]
-    known = _settings(others, program)
+    all_lines, others = _lines(text, program)
+    lines = _in_order(all_lines)
+    curves: Curves = {}
+    for step, line in lines:
+        for name, value in line.items():
+            curves.setdefault(name, []).append((step, value))
     printed = printed_setup(others)
-    settings = printed.settings | known.pop("settings", {})
-    instruments = [words for pattern, words in program.instruments.items() if re.search(pattern, others)]
+    settings, instruments = printed.pop("settings"), printed.pop("instruments")
+    known = _settings(others, program)
     if program.name == "DeepSpeed":
-        of_engine = {"world_size": printed.world_size, "global_batch_size": printed.global_batch_size,
-                     "micro_batch_size": printed.micro_batch_size}  # fmt: skip
-        known |= {name: value for name, value in of_engine.items() if value} | {"batch_is_printed": True}
-    losses = [(step, line["loss"]) for step, line in lines if "loss" in line]
-    batches = [int(line["batch"]) for _, line in lines if "batch" in line]
-    finite = [loss for _, loss in losses if math.isfinite(loss)]
-    validated = next((line["val_loss"] for _, line in reversed(lines) if "val_loss" in line), None)
-    rate, mfu = _middle(lines, "rate"), _middle(lines, "mfu")
-    world_size = known.pop("world_size", None)
-    if batches:
-        known["global_batch_size"] = batches[-1]
-    fields = {
-        "world_size": world_size,
-        "optimizer_steps": steps[-1] + 1 - program.first_step if steps else None,
-        "time_s": _time_s(lines),
-        "rate": rate * world_size if rate and world_size and program.rate_is_per_rank else rate,
-        "rate_is_per_rank": program.rate_is_per_rank and world_size is None,
-        "train_loss": finite[-1] if finite else None,
-        "val_loss": (_last_number(program.val_loss, others) if program.val_loss else None) or validated,
-        "peak_flops": program.peak_flops,
-        "mfu": mfu / 100 if mfu is not None and mfu >= 0 else None,
-        "tflops": _middle(lines, "tflops"),
-    } | known
-    unread = tuple(words for words, name in LOOKED_FOR.items() if fields.get(name) is None)
-    return Reported(
-        path=path,
-        name=str(path),
-        form=f"{program.name} log",
+        known |= printed | {"batch_is_printed": True}
+    if "batch" in curves:
+        known["global_batch_size"] = int(curves["batch"][-1][1])
+    if program.rate_is_per_rank and "token_rate" in curves:
+        ranks = known.get("world_size")
+        curves["token_rate" if ranks else "rank_token_rate"] = [
+            (step, rate * (ranks or 1)) for step, rate in curves.pop("token_rate")
+        ]
+    if program.val_loss and (validated := _last_number(program.val_loss, others)):
+        known["val_loss"] = validated
+    known["settings"] = settings | known.get("settings", {})
+    return reported_of(
+        path,
+        f"{program.name} log",
+        curves,
+        num_skipped=1,
+        **{"peak_flops": program.peak_flops} | known,
+        optimizer_steps=lines[-1][0] + 1 - program.first_step if lines else None,
         time_meaning=program.time_meaning,
         protocol=program.protocol,
-        losses=tuple(losses),
-        settings=settings,
-        instruments=(*printed.instruments, *instruments),
+        instruments=(*instruments, *(words for each, words in program.instruments.items() if re.search(each, others))),
         rate_unit=program.rate_unit,
-        unread=unread,
-        **fields,
     )
 
 
@@ -325,8 +306,12 @@ def _lines(text: str, program: Program) -> tuple[list[tuple[int, Line]], str]:
     patterns = {name: re.compile(pattern) for name, pattern in program.figures.items()}
     lines = []
     for step, begin, end in kept:
-        figures = {name: _figure(name, pattern, text[begin:end]) for name, pattern in patterns.items()}
-        lines.append((step, {name: value for name, value in figures.items() if value is not None}))
+        figures = {}
+        for name, pattern in patterns.items():
+            if (value := _figure(name, pattern, text[begin:end])) is not None:
+                quantity, unit = CURVE_OF.get(name, (name, 1.0))
+                figures[quantity] = value * unit
+        lines.append((step, figures))
     return lines, "\n".join(others)
 
 
@@ -357,35 +342,17 @@ def _in_order(lines: Iterable[tuple[int, Line]]) -> list[tuple[int, Line]]:
     return kept
 
 
-def _middle(lines: Sequence[tuple[int, Line]], name: str) -> float | None:
-    values = [line[name] for _, line in lines if name in line]
-    return median(values[1:] or values) if values else None
-
-
-def _time_s(lines: Sequence[tuple[int, Line]]) -> float | None:
-    """Return seconds of an iteration, or of the whole run where a program counts them up."""
-    for name, unit in (("ms", 1e-3), ("s", 1.0)):
-        if (value := _middle(lines, name)) is not None:
-            return value * unit
-    for name, unit in (("total_ms", 1e-3), ("total_s", 1.0)):
-        values = [line[name] for _, line in lines if name in line]
-        if values:
-            return values[-1] * unit
-    return None
-
-
 def _settings(text: str, program: Program) -> dict:
     """Return the fields of Reported that a header gives. A setting that has two values in one log is unknown."""
-    said = {name: found for name, pattern in program.header.items() if (found := _only(pattern, text)) is not None}
+    said = said_in(text, program.header)
     settings = {name: _setting(name, said.pop(name)) for name in SETTINGS if name in said}
     tp, pp = said.pop("tp", None), said.pop("pp", None)
     if tp and pp:
         settings[STRATEGY] = f"tensor {tp}, pipeline {pp}"
     device, mesh, peak = (said.pop(name, None) for name in ("device_name", "mesh", "peak_flops"))
-    counts = {name: value for name, words in said.items() if (value := _count(words))}
-    step_tokens, pass_tokens = counts.pop("step_tokens", None), counts.pop("pass_tokens", None)
-    length, micro = counts.get("sequence_length"), counts.get("micro_batch_size")
-    known: dict = dict(counts)
+    known: dict = counts_of(said)
+    step_tokens, pass_tokens = known.pop("step_tokens", None), known.pop("pass_tokens", None)
+    length, micro = known.get("sequence_length"), known.get("micro_batch_size")
     if step_tokens and length:
         known["global_batch_size"] = step_tokens // length
     if pass_tokens and length and micro:
@@ -397,7 +364,7 @@ def _settings(text: str, program: Program) -> dict:
         known["data_ranks"] = math.prod(sizes.get(name, 1) for name in DATA_RANKS) or None
     if peak and (flops := _number(peak)):
         known["peak_flops"] = flops * program.peak_unit
-    unknown_device = _only(program.assumed_peak, text) if program.assumed_peak else None
+    unknown_device = said_in(text, {"device": program.assumed_peak}).get("device") if program.assumed_peak else None
     known["device_name"] = device or unknown_device
     known["settings"] = settings or None
     if unknown_device:
@@ -418,17 +385,6 @@ def _mesh(words: str) -> dict[str, int]:
     if not found:
         found = list(zip(re.findall(r"'(\w+)'", words), re.findall(r"\b\d{1,6}\b", words), strict=False))
     return {name: int(size) for name, size in found if name in ("pp", "cp", "tp", *DATA_RANKS)}
-
-
-def _only(pattern: str, text: str) -> str | None:
-    """Return the first group of a pattern where all its places in the text say the same; else None."""
-    found = {match[1].strip() for match in re.finditer(pattern, text)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _count(text: str) -> int | None:
-    digits = text.replace(",", "")
-    return (int(digits) or None) if digits.isdecimal() and len(digits) <= LONGEST_COUNT else None
 
 
 def _number(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Read the set-up that a program printed into its log: DeepSpeed's configuration, or the flags of its command line.
+"""Read the set-up that a program printed into its log, by patterns that have the value in their first group.
 
 DeepSpeed prints every setting as `print]   train_batch_size ............. 8` (deepspeed/runtime/config.py, `print`),
 with a space alone where the name is long. A batch that is printed is a setting: with a data loader of its own, a
@@ -8,87 +8,72 @@ program may have trained on other batches.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import Any
 
 from testbed.audit.reported import OFFLOADED, PRECISION, ZERO
 
-
-@dataclass(frozen=True)
-class PrintedSetup:
-    """Set-up as a log prints it. None or empty: it does not print it."""
-
-    world_size: int | None = None
-    global_batch_size: int | None = None  # sequences per optimizer step, all ranks
-    micro_batch_size: int | None = None  # sequences per rank and micro step
-    settings: dict[str, str] = field(default_factory=dict)
-    instruments: tuple[str, ...] = ()
-
-
-def printed_setup(text: str) -> PrintedSetup:
-    """Return what DeepSpeed's lines say; of the batch else what flags in the log say, or a JSON of settings."""
-    return PrintedSetup(
-        world_size=_count(_setting("world_size", text)),
-        global_batch_size=_count(
-            _setting("train_batch_size", text) or _flag("global[-_]batch[-_]size|train[-_]batch[-_]size", text)
-        ),
-        micro_batch_size=_count(
-            _setting("train_micro_batch_size_per_gpu", text)
-            or _flag("micro[-_]batch[-_]size|train_micro_batch_size_per_gpu", text)
-        ),
-        settings={
-            name: value
-            for name, value in (
-                (OFFLOADED, _offloaded(text)),
-                (PRECISION, _precision(text)),
-                (ZERO, _setting("zero_optimization_stage", text)),
-            )
-            if value
-        },
-        instruments=(
-            ("DeepSpeed's wall_clock_breakdown synchronises after each part of the step",)
-            if _setting("wall_clock_breakdown", text) == "True"
-            else ()
-        ),
-    )
+LONGEST_COUNT = 15  # digits
+_LINE = r"(?m)(?:print\]|^worker-\d+:)\s+{}(?: \.+)? +(\S+)\s*$"  # of DeepSpeed
+_FLAG = r"""(?:--|")(?:{})["']?(?:=|[:,]?\s+)["']?(\d+)\b"""  # of a command line, or a name in JSON
+FLAGS = {
+    "global_batch_size": _FLAG.format("global[-_]batch[-_]size|train[-_]batch[-_]size"),
+    "micro_batch_size": _FLAG.format("micro[-_]batch[-_]size|train_micro_batch_size_per_gpu"),
+}
+ENGINE = {
+    "world_size": _LINE.format("world_size"),
+    "global_batch_size": _LINE.format("train_batch_size"),
+    "micro_batch_size": _LINE.format("train_micro_batch_size_per_gpu"),
+    ZERO: _LINE.format("zero_optimization_stage"),
+    "fp16": _LINE.format("fp16_enabled"),
+    "bf16": _LINE.format("bfloat16_enabled"),
+    "breakdown": _LINE.format("wall_clock_breakdown"),
+    "offloading": r"(?m)print\]\s+zero_config[ .]+(.*)$",
+    "optimizer": r"(?m)\bCPU (Offload): True\s*$",
+}
+BREAKDOWN = "DeepSpeed's wall_clock_breakdown synchronises after each part of the step"
 
 
-def _setting(name: str, text: str) -> str | None:
-    """Return the value of one of DeepSpeed's lines, the last where a program made several engines."""
-    found = re.findall(rf"(?m)(?:print\]|^worker-\d+:)\s+{name}(?: \.+)? +(\S+)\s*$", text)
-    return found[-1] if found else None
+def said_in(text: str, patterns: Mapping[str, str]) -> dict[str, str]:
+    """Return what each pattern finds, where all of its places in the text say the same."""
+    found = {name: {match[1].strip() for match in re.finditer(each, text)} for name, each in patterns.items()}
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
-def _flag(names: str, text: str) -> str | None:
-    """Return the value of a flag of a command line, or of a name in JSON, if the log has one value for it alone."""
-    found = set(re.findall(rf"""(?:--|")(?:{names})["']?(?:=|[:,]?\s+)["']?(\d+)\b""", text))
-    return found.pop() if len(found) == 1 else None
+def counts_of(said: Mapping[str, str]) -> dict[str, int]:
+    """Return the whole numbers above 0 in what was said."""
+    digits = {name: text.replace(",", "") for name, text in said.items()}
+    return {name: int(text) for name, text in digits.items()
+            if text.isdecimal() and len(text) <= LONGEST_COUNT and int(text)}  # fmt: skip
 
 
-def _count(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"[1-9]\d{0,8}", text) else None
+def printed_setup(text: str) -> dict[str, Any]:
+    """Return fields of `Reported` that DeepSpeed's lines give; the batch else by flags in the log, or a JSON."""
+    said = said_in(text, FLAGS) | said_in(text, ENGINE)
+    settings = {PRECISION: _precision(said), ZERO: said.get(ZERO), OFFLOADED: _offloaded(said)}
+    counted = {name: said[name] for name in ("world_size", *FLAGS) if name in said}
+    return counts_of(counted) | {
+        "settings": {name: value for name, value in settings.items() if value},
+        "instruments": (BREAKDOWN,) if said.get("breakdown") == "True" else (),
+    }
 
 
-def _offloaded(text: str) -> str | None:
+def _offloaded(said: Mapping[str, str]) -> str | None:
     """Return what DeepSpeed keeps off the device, and where: "optimizer on the cpu"."""
-    config = re.findall(r"(?m)print\]\s+zero_config[ .]+(.*)$", text)
-    found = re.findall(r"offload_(param|optimizer)=\w+\(device=[^,)]*?\b(cpu|nvme)\b", config[-1]) if config else []
-    if not found and re.search(r"(?m)\bCPU Offload: True\s*$", text):
-        found = [("optimizer", "cpu")]
+    pattern = r"offload_(param|optimizer)=\w+\(device=[^,)]*?\b(cpu|nvme)\b"
+    found = re.findall(pattern, said.get("offloading", "")) or [("optimizer", "cpu")] * ("optimizer" in said)
     return ", ".join(f"{what} on the {place}" for what, place in found) or None
 
 
 def plain_precision(text: str) -> str:
     """Return the name of a precision in one spelling: torch.bfloat16, BF16 and bfloat16 are bf16."""
-    if found := set(
-        re.findall(r"(?:bf|fp|tf)(?:8|16|32|64)\b", text.lower().replace("bfloat", "bf").replace("float", "fp"))
-    ):
-        return "/".join(sorted(found))
     name = text.strip().lower().removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+    if found := set(re.findall(r"(?:bf|fp|tf)(?:8|16|32|64)\b", name)):
+        return "/".join(sorted(found))
     return "fp32" if name in ("fp", "single") else name
 
 
-def _precision(text: str) -> str | None:
-    enabled = {name: _setting(f"{name}_enabled", text) for name in ("fp16", "bfloat16")}
-    if None in enabled.values():
+def _precision(said: Mapping[str, str]) -> str | None:
+    if not {"fp16", "bf16"} <= said.keys():
         return None
-    return plain_precision(next((name for name, value in enabled.items() if value == "True"), "fp32"))
+    return next((name for name in ("fp16", "bf16") if said[name] == "True"), "fp32")

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
@@ -48,26 +49,21 @@ def read_reported(
     if columns and not any(is_typed and file.suffix.lower() in SUFFIXES for file, is_typed in named):
         raise InputError(f"--columns names the columns of tables; type one, as {', '.join(SUFFIXES)}, and no folder")
     found: list[Reported] = []
-    rank_files = []
-    event_folders: set[Path] = set()
+    folders = set()
     for file, is_typed in dict.fromkeys(named):
-        reader = _reader_of_typed(file) if is_typed else reader_of(file)
+        reader = reader_of(file, is_typed) or read_metrics
         if columns and is_typed and file.suffix.lower() in SUFFIXES:
-            found += read_table(file, columns)
-        elif _is_of_rank(file):
-            rank_files.append(file)
-        elif reader is None:
-            found.append(from_run(load_run(file)))
-        elif reader is not curves.read_event_files or file.parent not in event_folders:
-            event_folders |= {file.parent} if reader is curves.read_event_files else set()
-            try:
-                found += reader(file)
-            except InputError:
-                if is_typed:
-                    raise
-                if nothing_read is not None:  # in a folder, a file of such a name may be anything
-                    nothing_read.append(file)
-    found += earlier.read_rank_files(rank_files)
+            reader = partial(read_table, named=columns)
+        elif reader in OF_FOLDERS and (reader, file.parent) in folders:
+            continue
+        folders.add((reader, file.parent))
+        try:
+            found += reader(file)
+        except InputError:
+            if is_typed or reader is read_metrics:
+                raise
+            if nothing_read is not None:  # in a folder, a file of such a name may be anything
+                nothing_read.append(file)
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
     runs = curves.one_per_run(earlier.merge_exports(found))
@@ -83,16 +79,8 @@ def _files_under(folder: Path) -> list[Path]:
         path
         for path in files
         if path.name == METRICS_FILE
-        or (_is_foreign(path) and not is_sweep and not any(parent in with_metrics for parent in path.parents))
+        or (reader_of(path) is not None and not is_sweep and not any(parent in with_metrics for parent in path.parents))
     ]
-
-
-def _is_foreign(path: Path) -> bool:
-    return reader_of(path) is not None or _is_of_rank(path)
-
-
-def _is_of_rank(path: Path) -> bool:
-    return any(name.fullmatch(path.name) for name in (earlier.RANK_JSON, earlier.PIPELINE_JSON))
 
 
 def _without_comparisons(found: list[Reported], folders: Sequence[Path]) -> list[Reported]:
@@ -108,22 +96,24 @@ def _without_comparisons(found: list[Reported], folders: Sequence[Path]) -> list
     return found
 
 
-def reader_of(path: Path) -> Read | None:
-    """Return what reads a file of this name; None: no other program's."""
-    return next((read for name, read in READERS.items() if re.fullmatch(name, path.name)), None)
-
-
-def _reader_of_typed(path: Path) -> Read | None:
-    """Return what reads a typed file, whatever its name; None: a JSON file of ours, or of no known format."""
-    if reader := reader_of(path):
-        return reader
+def reader_of(path: Path, is_typed: bool = False) -> Read | None:
+    """Return what reads a file, by its name, or of one that is typed else by its content; None: nothing does."""
     if path.name == METRICS_FILE:
+        return read_metrics
+    if named := next((read for name, read in READERS.items() if re.fullmatch(name, path.name)), None):
+        return named
+    if not is_typed:
         return None
     try:
         content = read_json(path)
     except InputError:
-        return None if path.suffix == ".json" else read_text_log
-    return curves.read_trainer_state if isinstance(content, dict) and "log_history" in content else None
+        return read_metrics if path.suffix == ".json" else read_text_log
+    return curves.read_trainer_state if isinstance(content, dict) and "log_history" in content else read_metrics
+
+
+def read_metrics(path: Path) -> list[Reported]:
+    """Read the run of a training_metrics.json."""
+    return [from_run(load_run(path))]
 
 
 def read_text_log(path: Path) -> list[Reported]:
@@ -135,6 +125,16 @@ def read_text_log(path: Path) -> list[Reported]:
     whole = text_of(path)
     text = log_lines(whole)
     tables = tables_in(path, whole)
+    try:
+        runs = _runs_of_log(path, text)
+    except InputError:
+        if tables:
+            return tables
+        raise
+    return [*runs, *tables]
+
+
+def _runs_of_log(path: Path, text: str) -> list[Reported]:
     if program := logs.program_of(text):
         found = [_with_config(logs.read_log(path, text, program))]
     elif re.search("(?i)timing breakdown", text):
@@ -143,8 +143,6 @@ def read_text_log(path: Path) -> list[Reported]:
         found = curves.read_printed_trainer(path, text)
     elif re.search("wandb: Run summary|elapsed_time_per_iteration", text):
         found = earlier.wandb_log_runs(path, text)
-    elif tables:
-        return tables
     else:
         raise InputError(
             f"{path} is not a known log: it has neither a 'timing breakdown' of an epoch nor a wandb run summary nor "
@@ -153,9 +151,9 @@ def read_text_log(path: Path) -> list[Reported]:
         )
     named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
     runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
-    if runs or tables:
-        return [*runs, *tables]
-    raise InputError(f"{path} {SAYS_NOTHING}")
+    if not runs:
+        raise InputError(f"{path} {SAYS_NOTHING}")
+    return runs
 
 
 def _with_config(run: Reported) -> Reported:
@@ -242,7 +240,7 @@ def log_lines(text: str) -> str:
     return text if text.endswith("\n") else re.sub(r"[\d.,eE+-]+\Z", "", text)
 
 
-# name of the file -> what reads it; files of ranks are read together
+# name of the file -> what reads it
 READERS: dict[str, Read] = {
     r".*\.csv": read_csv,
     r".*\.tsv": read_table,
@@ -250,4 +248,6 @@ READERS: dict[str, Read] = {
     r"scaling_report\.json": earlier.read_scaling_report,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r".*tfevents.*": curves.read_event_files,
+    r"(rank\d+|eval)_results_epoch\d+\.json": earlier.read_rank_files,
 }
+OF_FOLDERS = (curves.read_event_files, earlier.read_rank_files)  # of all such files in a folder

@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from testbed.analysis.runs.arms import rank_count
+from testbed.analysis.runs.arms import hardware_of, rank_count
+from testbed.analysis.runs.comparability import cores_of
 from testbed.analysis.runs.load import Run, breaks_down_wall_clock
 from testbed.audit.finding import Audited
 from testbed.config.environment_variables import instruments_in
@@ -23,6 +24,9 @@ from testbed.run_folder import LAUNCHER
 STRATEGY, MODEL, PRECISION, COMPILED, RECOMPUTED = "strategy", "model", "precision", "compiled", "recomputation"
 OFFLOADED, ZERO, DATA, PASS, STATUS = "offload", "ZeRO stage", "data", "kind of pass", "status"
 DEVICE, BATCH = "device", "batch size"  # a batch of which nothing says whether one device has it, or all
+# the fields of our own `training_config` that say them
+SETTINGS = {STRATEGY: "run_type", MODEL: "model_name", PRECISION: "precision", COMPILED: "compile", ZERO: "zero_stage",
+            RECOMPUTED: "activation_checkpointing", OFFLOADED: "offload", DATA: "dataset_name"}  # fmt: skip
 ROW = "row of a table"  # the form of one side that is a row
 SAYS_NOTHING = "says no time, throughput or loss of a run"
 ANY = ()  # rules that read files of every form
@@ -88,6 +92,11 @@ class Reported(Audited):
         return self.run.section("training_config") if self.run else {}
 
     @property
+    def is_of_iteration(self) -> bool:
+        """Return whether the quoted time is that of one step."""
+        return self.time_meaning.endswith("iteration")
+
+    @property
     def has_figures(self) -> bool:
         """Return whether the source says a time, a rate or a loss."""
         return any(value is not None for value in (self.time_s, self.rate, self.train_loss, self.val_loss))
@@ -95,8 +104,8 @@ class Reported(Audited):
     @property
     def work_per_iteration(self) -> float | None:
         """Return what the source says that one rank does in an iteration, its rate times its time."""
-        is_of_iteration = self.rate_is_per_rank and self.time_meaning == "time of one iteration"
-        return self.rate * self.time_s if is_of_iteration and self.rate and self.time_s else None
+        is_known = self.rate_is_per_rank and self.is_of_iteration and self.rate and self.time_s
+        return self.rate * self.time_s if is_known else None  # type: ignore[operator]
 
     @property
     def is_our_own(self) -> bool:
@@ -147,6 +156,12 @@ class Claim(Audited):
         one, other = ([item.run for item in side.runs if item.run] for side in (self.baseline, self.other))
         return one, other
 
+    @property
+    def cores(self) -> tuple[int | None, int | None]:
+        """Return the CPU cores that each side computes on; None on GPUs, and where a file or a repeat does not say."""
+        one, other = ({cores_of(run) for run in runs} for runs in self.measured_runs)
+        return one.pop() if len(one) == 1 else None, other.pop() if len(other) == 1 else None
+
 
 def from_run(run: Run) -> Reported:
     """Return what a training_metrics.json of any version says, and the files next to it about instruments."""
@@ -162,6 +177,10 @@ def from_run(run: Run) -> Reported:
         micro_batch_size=config.get("micro_batch_size_per_gpu"),
         accumulation=config.get("grad_accum_steps"),
         data_ranks=config.get("data_world_size") if form == "2.2" else rank_count(run),
+        sequence_length=config.get("seq_len"),
+        num_parameters=config.get("num_parameters"),
+        device_name=hardware_of(run, "gpu_name") or hardware_of(run, "cpu_name"),
+        settings={name: value for name, field in SETTINGS.items() if (value := _flag(config.get(field))) is not None},
         optimizer_steps=run.work.get("optimizer_steps"),
         time_s=run.training_time_s,
         rate=run.tokens_per_s,
@@ -170,6 +189,12 @@ def from_run(run: Run) -> Reported:
         val_loss=run.final_validation_loss,
         instruments=tuple(_instruments(run)),
     )
+
+
+def _flag(value: object) -> str | None:
+    if value is None:
+        return None
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 def _instruments(run: Run) -> list[str]:
