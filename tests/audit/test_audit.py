@@ -12,7 +12,7 @@ from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, run_here
 
 from testbed.audit.claims import FAILS, NOTE, Finding, audit
-from testbed.audit.condition_rules import more_devices_are_faster
+from testbed.audit.comparison_rules import more_devices_are_faster
 from testbed.audit.finding import Rule
 from testbed.audit.reported import Claim, Reported, Side
 
@@ -328,7 +328,7 @@ def test_every_rule_of_the_audit_is_explained_in_its_page():
         assert f"| {rule} |" in page, rule
 
 
-@pytest.mark.parametrize(("four_s", "said"), [(1.6, None), (3.2, "efficiency is under 50 %: 1.25x (batch / time)")])
+@pytest.mark.parametrize(("four_s", "said"), [(1.6, None), (3.2, "under 50 %: 1.25x (throughput of all devices)")])
 def test_iterations_of_other_batches_are_compared_by_the_sequences_of_a_second(four_s, said):
     """Of 8 sequences in 1 s on one device, and of 32 on four."""
 

@@ -1,25 +1,77 @@
-"""The audit's rules about the conditions of a comparison: one code, equal devices, and what more devices gained."""
+"""The audit's rules about the conditions of a comparison: equal work, equal losses, one code, equal devices."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, Confounder, confounders
 from testbed.analysis.runs.arms import configuration
-from testbed.analysis.runs.comparability import cores_of
+from testbed.analysis.runs.comparability import LOSS_NOISE, differing_validation, loss_noise
+from testbed.audit.conditions import DIFFERS, UNKNOWN, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import gain
-from testbed.audit.reported import Claim
+from testbed.audit.reported import DATA, OFFLOADED, Claim
 
-_THREADS = "cpu threads per rank"
+THREADS = "cpu threads per rank"
 # of the runs of one side that say it
 _DIRTY: dict[tuple[str, ...], str] = {("True",): "in every run", ("False",): "in no run"}
-SLOWER = 0.95  # under it more than the noise of single runs made the larger run slower
-HALF = 0.5
-# in which a token costs another time, so that rates do not compare
-SAME_IN_LOGS = ("device_name", "num_parameters", "sequence_length")  # unknown in one only is another
-COST_OF_A_TOKEN = ("num_layers", "num_heads", "embedding_size", "seq_len", "vocab_size")
+
+
+def work_is_equal(claim: Claim) -> Iterator[Finding]:
+    base, other = claim.baseline.first, claim.other.first
+    work = [item for item in conditions(claim) if item.is_work]
+    steps = next(item for item in work if item.name == "optimizer steps")
+    if differing := [item.against for item in work if item.spoils]:
+        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {'; '.join(differing)}", _at_equal_updates(claim))
+    elif steps.state == DIFFERS and base.losses and other.losses:
+        words = f"{steps.against}: the logs compare rates, and neither losses nor whole times"
+        yield claim.notes(Rule.EQUAL_WORK, words)
+    is_open = claim.protocol == "time_to_loss" and not (base.run and other.run)  # of a log, batch and steps are free
+    if unknown := [item.name for item in work if item.state == UNKNOWN and item.name != DATA and not is_open]:
+        said = f"equal work cannot be shown, not in every file: {', '.join(unknown)}"
+        yield claim.cannot_tell(Rule.EQUAL_WORK, said, *unknown)
+
+
+def _at_equal_updates(claim: Claim) -> str | None:
+    """Return the time of the other arm for as many optimizer steps at its own pace, by plain proportion."""
+    base_steps, steps = claim.baseline.middle("optimizer_steps"), claim.other.middle("optimizer_steps")
+    base_s, seconds = claim.baseline.middle("time_s"), claim.other.middle("time_s")
+    if not base_steps or not steps or not base_s or not seconds or base_steps == steps:
+        return None
+    if claim.baseline.first.is_of_iteration or claim.other.first.is_of_iteration:
+        return None
+    scaled_s = seconds * base_steps / steps
+    return (
+        f"{base_steps:,.0f} optimizer steps at {claim.other.name}'s pace take {seconds:,.2f} s x {base_steps:,.0f} / "
+        f"{steps:,.0f} = {scaled_s:,.0f} s, against {base_s:,.0f} s"
+    )
+
+
+def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
+    """Compare validation losses at the end. Under weak scaling arms train with other batches, so nothing is said."""
+    speed_up, by = gain(claim)
+    base, other = claim.baseline.first, claim.other.first
+    if base.losses and other.losses and base.optimizer_steps != other.optimizer_steps:
+        return  # losses of other steps: `work_is_equal` says so
+    if speed_up is not None and 0 < speed_up < 1:  # whichever was named first
+        claim, speed_up = claim.turned, 1 / speed_up
+    before, after = claim.baseline.middle("val_loss"), claim.other.middle("val_loss")
+    if not before or not after or speed_up is None or speed_up <= 1 or claim.protocol in ("weak", "time_to_loss"):
+        return
+    runs = [side.first.run for side in (claim.baseline, claim.other) if side.first.run]
+    if len(runs) == 2 and any(not item.is_unknown_only for item in differing_validation(runs)):
+        yield claim.notes(Rule.LOSSES, "validation losses are over different data or numbers of tokens")
+        return
+    losses = [[run.val_loss for run in side.runs if run.val_loss is not None] for side in (claim.baseline, claim.other)]
+    noise, whose = loss_noise(*losses)
+    worse = after - before
+    said = f"{speed_up:.2f}x ({by}) with validation loss {after:.3f} against {before:.3f}: worse by {worse:.3f}"
+    if worse > noise:
+        between = "seeds or runs" if whose is None else "repeats"
+        said = f"{said}, more than the {noise:.3g} that chance explains between {between}"
+        yield claim.fails(Rule.LOSSES, said, "no speed-up at equal loss; time to a loss was not compared")
+    elif worse > LOSS_NOISE and whose is None:
+        yield claim.notes(Rule.LOSSES, f"{said}. One run of a side does not tell how much of that its seed explains")
 
 
 def code_is_the_same(claim: Claim) -> Iterator[Finding]:
@@ -53,19 +105,13 @@ def devices_are_the_same(claim: Claim) -> Iterator[Finding]:
     """Compare devices. Others refute a claim; another machine of the same devices, or other software, is a note."""
     for item in confounders(*claim.measured_runs):
         if item.kind == DEVICE and item.a != item.b:
-            if item.what != _THREADS:
+            if item.what != THREADS:
                 yield claim.fails(Rule.DEVICES, f"{item.what} {item.against}")
-            elif not _cores_are_equal(claim):
+            elif len(set(claim.cores)) > 1 or None in claim.cores:
                 yield _other_threads(claim, item)
         elif item.kind not in (COMMIT, CHANGED_FILES):
             said = f"{item.what} {item.against}: it may explain the difference"
             yield claim.notes(Rule.DEVICES, said)
-
-
-def _cores_are_equal(claim: Claim) -> bool:
-    """Return whether both arms compute on the same number of cores, however many ranks share them."""
-    one, other = ({cores_of(run) for run in runs} for runs in claim.measured_runs)
-    return len(one) == 1 and one == other and None not in one
 
 
 def _other_threads(claim: Claim, item: Confounder) -> Finding:
@@ -76,53 +122,18 @@ def _other_threads(claim: Claim, item: Confounder) -> Finding:
     return claim.fails(Rule.DEVICES, message)
 
 
-def more_devices_are_faster(claim: Claim) -> Iterator[Finding]:
-    """Compare the rate of all devices on more of them with that on fewer, whichever was named first.
-
-    In our own files a slow run is a result and is pointed out; in another program's it contradicts a claimed speed-up.
-    """
-    few, many = _devices(claim)
-    if few is not None and many is not None and many < few:
-        claim, few, many = claim.turned, many, few
-    if few is None or many is None or few == many or claim.protocol == "time_to_loss" or not _compares(claim):
-        return
-    ratio, by = gain(claim)
-    is_a_ratio = ratio is not None and 0 < ratio < math.inf and few > 0  # numbers that a run can have
-    if ratio is None or not is_a_ratio or (ratio >= SLOWER and ratio >= HALF * many / few):
-        return
-    base, other = claim.baseline.first, claim.other.first
-    is_slower = ratio < SLOWER
-    said = "more devices were slower" if is_slower else "efficiency is under 50 %"
-    yield claim.finds(
-        Rule.MORE_DEVICES,
-        FAILS if is_slower and not (base.is_our_own and other.is_our_own) else NOTE,
-        f"{said}: {ratio:.2f}x ({by}) on {many} devices against {few}",
-        f"{ratio * few / many:.0%} efficiency: {many} devices do the work of {ratio * few:.2f}",
-    )
+def offloading_is_the_same(claim: Claim) -> Iterator[Finding]:
+    """Compare offloading, which a log without DeepSpeed has none of."""
+    kept = [side.first.settings.get(OFFLOADED) for side in (claim.baseline, claim.other)]
+    if kept[0] != kept[1]:
+        said = " against ".join(value or "nothing offloaded" for value in kept)
+        yield claim.notes(Rule.DEVICES, f"{said}, as DeepSpeed prints: what offloading costs is in the ratio")
 
 
-def _devices(claim: Claim) -> tuple[int | None, int | None]:
-    """Return on how many devices each side computes; cores on CPUs, where one rank may have the cores of many.
-
-    Equal ranks are equal devices: what more threads of a rank gain is said by the rule on devices.
-    """
-    sides = claim.baseline.first, claim.other.first
-    if sides[0].world_size == sides[1].world_size:
-        return None, None
-    cores = [cores_of(item.run) if item.run else None for item in sides]
-    return (cores[0], cores[1]) if None not in cores else (sides[0].world_size, sides[1].world_size)
-
-
-def _compares(claim: Claim) -> bool:
-    """Return whether a difference in rates could be the devices' number: same devices, model, and instruments."""
-    base, other = claim.baseline.first, claim.other.first
-    if bool(base.instruments) != bool(other.instruments) or (base.form != other.form and not (base.run and other.run)):
-        return False
-    if any(getattr(base, name) != getattr(other, name) for name in SAME_IN_LOGS):
-        return False
-    of_devices = (item for item in confounders(*claim.measured_runs) if item.kind == DEVICE and item.a != item.b)
-    if any(item.what != "cpu threads per rank" for item in of_devices):
-        return False
-    work = [item.run.work if item.run else {} for item in (base, other)]
-    pairs = [(work[0].get(name), work[1].get(name)) for name in COST_OF_A_TOKEN]
-    return not any(None not in pair and pair[0] != pair[1] for pair in pairs)
+CONDITION_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
+    work_is_equal,
+    faster_is_not_worse,
+    code_is_the_same,
+    devices_are_the_same,
+    offloading_is_the_same,
+)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from testbed.analysis.runs.arms import hardware_of
 from testbed.analysis.runs.comparability import (
     IN_PROPORTION,
     LOSS_NOISE_OF_ONE_RUN,
@@ -25,7 +24,6 @@ from testbed.audit.reported import (
     BATCH,
     COMPILED,
     DATA,
-    DEVICE,
     MODEL,
     OFFLOADED,
     PASS,
@@ -88,7 +86,7 @@ class Fact:
     fields: tuple[str, ...] = ()
     is_work: bool = False
     decides: bool = False
-    spoils: Callable[[Claim], bool] | None = None  # None: whenever it differs
+    spoils: Callable[[Claim], bool] | bool = True  # whether it invalidates the ratio, if it differs
     differs: Callable[[Claim, Value, Value], bool] | None = None  # None: whenever the values do
 
 
@@ -120,14 +118,9 @@ def _condition(fact: Fact, claim: Claim, own: dict[str, Difference]) -> Conditio
             state = UNKNOWN
         else:
             state = DIFFERS if (fact.differs(claim, a, b) if fact.differs else _text(a) != _text(b)) else SAME
-        spoils = state == DIFFERS and (fact.spoils is None or fact.spoils(claim))
-    name = fact.name
-    if (
-        name == "global batch size"
-        and state != UNKNOWN
-        and None in (_batch(claim.baseline.first), _batch(claim.other.first))
-    ):
-        name = "batch size"  # a table does not say whether it is of one device or of all
+        spoils = state == DIFFERS and (fact.spoils if isinstance(fact.spoils, bool) else fact.spoils(claim))
+    is_of_whom = fact.name not in BATCHES or None not in map(_batch, (claim.baseline.first, claim.other.first))
+    name = fact.name if is_of_whom or state == UNKNOWN else BATCHES[1]  # a table may not say whose batch it is
     return Condition(name, a, b, state, spoils, fact.is_work, fact.decides, fact.effect)
 
 
@@ -180,14 +173,9 @@ def is_another_strategy(claim: Claim) -> bool:
 
 def strategy_of(side: Side) -> str | None:
     """Return the name of a side's strategy, as its files give it."""
-    item = side.first
-    if item.run is not None:
-        stage = item.config.get("zero_stage")
-        name = item.run.run_type
-        return f"ZeRO-{stage}" if name != REFERENCE and stage is not None else name
-    if name := item.settings.get(STRATEGY):
-        return name
-    return f"ZeRO-{item.settings[ZERO]}" if ZERO in item.settings else None
+    name, stage = (side.first.settings.get(what) for what in (STRATEGY, ZERO))
+    is_plain = name is None or (name != REFERENCE and side.first.run is not None)
+    return f"ZeRO-{stage}" if stage is not None and is_plain else name
 
 
 def loss_of(item: Reported) -> float | None:
@@ -211,14 +199,24 @@ def _of_runs(read: Callable[[Reported], Value]) -> Callable[[Claim], tuple[Value
     return _each(side)
 
 
-def _setting(name: str, field: str = "") -> Callable[[Claim], tuple[Value, Value]]:
-    return _of_runs(lambda item: _flag(item.config.get(field)) if item.run else item.settings.get(name))
+def _field(name: str) -> Callable[[Claim], tuple[Value, Value]]:
+    return _of_runs(lambda item: getattr(item, name))
 
 
-def _flag(value: object) -> str | None:
-    if value is None:
-        return None
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+def _setting(name: str) -> Callable[[Claim], tuple[Value, Value]]:
+    return _of_runs(lambda item: item.settings.get(name))
+
+
+def _marked(name: str, usual: str) -> Callable[[Claim], tuple[Value, Value]]:
+    """Return a reader of what a row is marked as. Beside a row that is marked, one without a mark is as usual."""
+
+    def read(claim: Claim) -> tuple[Value, Value]:
+        items = claim.baseline.first, claim.other.first
+        is_marked = any(name in item.settings for item in items)
+        a, b = (item.settings.get(name) or (None if item.form == ROW and not is_marked else usual) for item in items)
+        return a, b
+
+    return read
 
 
 def _batch(item: Reported) -> int | None:
@@ -239,12 +237,6 @@ def _batches(claim: Claim) -> tuple[Value, Value]:
     return a, b
 
 
-def _devices(item: Reported) -> str | None:
-    if item.run is None:
-        return item.device_name or item.settings.get(DEVICE)
-    return hardware_of(item.run, "gpu_name") or hardware_of(item.run, "cpu_name")
-
-
 def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
     """Return whether two names are of two devices: A100 is an NVIDIA A100 80GB, of which one says less."""
     plain = [re.sub(r"nvidia|tesla|geforce|[^a-z0-9]", "", str(name).lower()) for name in (a, b)]
@@ -254,12 +246,11 @@ def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
 def _model(claim: Claim) -> tuple[Value, Value]:
     """Return both models in the same terms: their shapes, their parameters, or their names."""
     items = claim.baseline.first, claim.other.first
-    for read in (_shape, lambda item: item.num_parameters or item.config.get("num_parameters"),
-                 lambda item: item.settings.get(MODEL) or item.config.get("model_name")):  # fmt: skip
-        a, b = (read(item) for item in items)
+    found = [(_shape(item), item.num_parameters, item.settings.get(MODEL)) for item in items]
+    for a, b in zip(*found, strict=True):
         if a is not None and b is not None:
             return a, b
-    a, b = (_shape(item) or item.num_parameters or item.settings.get(MODEL) for item in items)
+    a, b = (next((value for value in values if value is not None), None) for values in found)
     return (a, None) if a is not None else (None, b)
 
 
@@ -271,15 +262,8 @@ def _shape(item: Reported) -> str | None:
 def _steps_decide(claim: Claim) -> bool:
     """Return whether steps are part of the quoted work: a rate or the time of one iteration is of any number."""
     items = claim.baseline.first, claim.other.first
-    is_of_any = any(item.losses or item.time_meaning.endswith("iteration") for item in items)
+    is_of_any = any(item.losses or item.is_of_iteration for item in items)
     return not is_of_any and claim.protocol != "time_to_loss"
-
-
-def _pass(claim: Claim) -> tuple[Value, Value]:
-    items = claim.baseline.first, claim.other.first
-    is_marked = any(PASS in item.settings for item in items)
-    a, b = (item.settings.get(PASS, None if item.form == ROW and not is_marked else TRAINING) for item in items)
-    return a, b
 
 
 def _warm_up(item: Reported) -> str | None:
@@ -305,14 +289,6 @@ def _repeats(side: Side) -> str | None:
 def _resumed(item: Reported) -> str | None:
     segments = item.run.record.get("segments") if item.run else None
     return None if not segments else "yes" if len(segments) > 1 else "no"
-
-
-def _status(claim: Claim) -> tuple[Value, Value]:
-    """Return whether figures are measured. Beside a row that is marked, one without a mark is meant to be."""
-    items = claim.baseline.first, claim.other.first
-    is_marked = any(STATUS in item.settings for item in items)
-    a, b = (item.settings.get(STATUS) or (None if item.form == ROW and not is_marked else MEASURED) for item in items)
-    return a, b
 
 
 def _code(item: Reported) -> str | None:
@@ -341,17 +317,15 @@ def _middle_loss(side: Side) -> float | None:
 
 
 def _tokens(item: Reported) -> float | None:
-    length = item.sequence_length or item.config.get("seq_len")
-    batch = _batch(item)
-    return batch * length * item.optimizer_steps if batch and length and item.optimizer_steps else None
+    sizes = _batch(item), item.sequence_length, item.optimizer_steps
+    return math.prod(size for size in sizes if size) if all(sizes) else None
 
 
 def _at_equal_tokens(base: Reported, other: Reported) -> tuple[float, float] | None:
     """Return the training losses of two logs at the largest number of tokens that both reached."""
     curves = []
     for item in (base, other):
-        length = item.sequence_length or item.config.get("seq_len")
-        batch = _batch(item)
+        batch, length = _batch(item), item.sequence_length
         points = [(step, loss) for step, loss in item.losses if math.isfinite(loss)]
         if not batch or not length or len(points) < 3 * NEAR:
             return None
@@ -390,36 +364,31 @@ def _text(value: Value) -> str:
 NEAR = 5  # points of a training curve whose median stands for the loss at their end
 _COSTS = "a token costs another time"
 FACTS: tuple[Fact, ...] = (
-    Fact("ranks", _of_runs(lambda item: item.world_size), "the ratio has their work in it",
+    Fact("ranks", _field("world_size"), "the ratio has their work in it",
          decides=True, spoils=lambda claim: kind_of(claim) == OF_BOTH),
-    Fact("devices", _of_runs(_devices), "each computes at another rate", differs=_is_another_device),
+    Fact("devices", _field("device_name"), "each computes at another rate", differs=_is_another_device),
     Fact("model", _model, _COSTS, ("num_layers", "num_heads", "embedding_size", "vocab_size"), is_work=True,
          decides=True),
     Fact("global batch size", _batches, "an update is of another number of sequences",
          ("global_batch_size",), is_work=True, decides=True,
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
-    Fact("sequence length", _of_runs(lambda item: item.sequence_length or item.config.get("seq_len")), _COSTS,
-         ("seq_len",), is_work=True, decides=True),
-    Fact("precision", _setting(PRECISION, "precision"), "the arithmetic is another", ("precision",), is_work=True,
-         decides=True),
-    Fact("optimizer steps", _of_runs(lambda item: item.optimizer_steps), "the time is of another number of updates",
+    Fact("sequence length", _field("sequence_length"), _COSTS, ("seq_len",), is_work=True, decides=True),
+    Fact("precision", _setting(PRECISION), "the arithmetic is another", ("precision",), is_work=True, decides=True),
+    Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
-    Fact("data", _setting(DATA, "dataset_name"), "other data are other work", is_work=True),
-    Fact("kind of pass", _pass, "a forward pass is a third of a step", is_work=True),
+    Fact("data", _setting(DATA), "other data are other work", is_work=True),
+    Fact("kind of pass", _marked(PASS, TRAINING), "a forward pass is a third of a step", is_work=True),
     Fact("warm-up", _of_runs(_warm_up), "the start-up of one side alone is in the ratio"),
-    Fact("compile", _setting(COMPILED, "compile"), "the compiler's gain is in the ratio",
-         spoils=is_another_strategy),
-    Fact("recomputation", _setting(RECOMPUTED, "activation_checkpointing"), "a third more is computed for one update",
+    Fact("compile", _setting(COMPILED), "the compiler's gain is in the ratio", spoils=is_another_strategy),
+    Fact("recomputation", _setting(RECOMPUTED), "a third more is computed for one update",
          spoils=lambda claim: not is_another_strategy(claim)),
-    Fact("offloading", _setting(OFFLOADED, "offload"), "what offloading costs is in the ratio",
-         spoils=lambda claim: False),
+    Fact("offloading", _setting(OFFLOADED), "what offloading costs is in the ratio", spoils=False),
     Fact("instrumentation", _of_runs(_instruments), "its times are not those of the plain program"),
-    Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=lambda claim: False,
+    Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=False,
          differs=losses_differ),
-    Fact("repeats", _each(_repeats), spoils=lambda claim: False,
+    Fact("repeats", _each(_repeats), spoils=False,
          differs=lambda claim, a, b: str(a).split(",")[0] != str(b).split(",")[0]),
-    Fact("resumed", _of_runs(_resumed), "a start in the middle is in the times", spoils=lambda claim: False),
-    Fact("figures are", _status, "only measurements compare"),
-    Fact("code version", _of_runs(_code),
-         "the code changed too", spoils=lambda claim: False),
+    Fact("resumed", _of_runs(_resumed), "a start in the middle is in the times", spoils=False),
+    Fact("figures are", _marked(STATUS, MEASURED), "only measurements compare"),
+    Fact("code version", _of_runs(_code), "the code changed too", spoils=False),
 )  # fmt: skip

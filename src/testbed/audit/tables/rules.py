@@ -6,9 +6,11 @@ row is reported only where every way to count fails in it and more rows follow t
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from testbed.audit.conditions import (
     BATCHES,
@@ -25,6 +27,7 @@ from testbed.audit.conditions import (
     strategy_of,
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.audit.measures import PER_DEVICE, PRINTED, measures
 from testbed.audit.reported import Claim, Reported
 from testbed.audit.tables.columns import FORM, RESULTS, Figure, Grid, is_reference
 from testbed.audit.tables.rows import RATIOS, devices_of, failure_of, side_of
@@ -39,8 +42,8 @@ DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
 RATES = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
          "step_s": -1, "time_s": -1}  # fmt: skip
-SLOWER = 0.95  # as in condition_rules.py
-WORK_OF_A_TOKEN = ("model", "sequence length", "kind of pass", "data")  # which no speed-up is meant to compare
+SLOWER = 0.95  # as in comparison_rules.py
+WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 _ESTIMATED = re.compile(
     r"\b(?:est\.?|estimated?|expected|projected|predicted|extrapolated|theoretical|simulated)(?:\b|$)", re.I
 )
@@ -94,59 +97,80 @@ FORMULAS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A row of a table as one side of a claim, and the row that it is compared with as the other."""
+
+    item: Reported
+    grid: Grid
+    row: int
+    reference: int
+
+    @cached_property
+    def claim(self) -> Claim:
+        base, other = (side_of(self.item, self.grid, row) for row in (self.reference, self.row))
+        return Claim(base, other)
+
+    @cached_property
+    def conditions(self) -> list[Condition]:
+        return conditions(self.claim)
+
+    def finds(self, rule: Rule, severity: str, message: str, corrected: str | None = None) -> Finding:
+        return Finding(rule, self.claim.names[::-1], message, severity, corrected)
+
+
 def figures_follow(item: Reported) -> Iterator[Finding]:
     for grid in item.details["grids"]:
         for formula in FORMULAS:
-            checked = _products(grid, formula, _reference(grid, formula.ratio))
-            apart = {row: found for row, found in checked.items() if not any(map(_holds, found))}
+            reference = _reference(grid, formula.ratio)
+            checked = _products(grid, formula, reference)
+            apart = {row: found[0] for row, found in checked.items() if not any(map(_holds, found))}
             holding = len(checked) - len(apart)
-            others = _other_reference(grid, formula) if formula.ratio and len(apart) > 1 and not holding else None
-            if others is not None and formula.ratio and (reference := _reference(grid, formula.ratio)) is not None:
+            is_ratio = reference is not None
+            others = _other_reference(grid, formula, reference) if is_ratio and len(apart) > 1 and not holding else None
+            if reference is not None and others is not None:
                 said = f"each {formula.ratio} is relative to line {grid.lines[others]}, and the 1 stands here"
                 yield _fails(item, grid, reference, Rule.FOLLOWS, said)
             # of a ratio one row against one is enough: the two do not go together
-            elif len(apart) < holding or (formula.ratio is not None and len(apart) == max(holding, 1)):
-                for row, found in apart.items():
-                    yield _does_not_follow(item, grid, row, formula, found[0])
+            elif len(apart) < holding or (is_ratio and len(apart) == max(holding, 1)):
+                for row, product in apart.items():
+                    said, instead = _does_not_follow(grid, row, formula, product, reference)
+                    yield _fails(item, grid, row, Rule.FOLLOWS, said, instead)
 
 
-def _other_reference(grid: Grid, formula: Formula) -> int | None:
+def _other_reference(grid: Grid, formula: Formula, stated: int | None) -> int | None:
     """Return the row to which every figure of a ratio is relative, which is not the one with 1."""
-    stated = _reference(grid, formula.ratio)
     for row in range(len(grid.lines)):
-        products = {at: found for at, found in _products(grid, formula, row).items() if at != stated}
-        if row != stated and len(products) > 1 and all(any(map(_holds, found)) for found in products.values()):
+        products = [found for at, found in _products(grid, formula, row).items() if at != stated]
+        if row != stated and len(products) > 1 and all(any(map(_holds, found)) for found in products):
             return row
     return None
 
 
-def _does_not_follow(item: Reported, grid: Grid, row: int, formula: Formula, product: Product) -> Finding:
+def _does_not_follow(
+    grid: Grid, row: int, formula: Formula, product: Product, reference: int | None
+) -> tuple[str, str | None]:
+    """Return what contradicts a figure, and for a ratio what would follow."""
     powers, low, high = product
     factor = (low * high) ** 0.5
-    if formula.ratio is None:
+    stated = grid.figure(formula.ratio, row) if formula.ratio else None
+    if stated is None or formula.ratio is None or reference is None:
         ranks = ("dp", "devices", "tp", "pp") if DATA_RANKS in powers else ()
         shown = ", ".join(_said(grid, name, row) for name in (*powers, *ranks) if grid.column(name))
-        return _fails(item, grid, row, Rule.FOLLOWS, f"{formula.words}: {shown} give {factor:.3g} times that")
-    stated, reference, column = (
-        grid.figure(formula.ratio, row),
-        _reference(grid, formula.ratio),
-        grid.column(formula.ratio),
-    )
-    assert stated and column and reference is not None  # the product has them
+        return f"{formula.words}: {shown} give {factor:.3g} times that", None
     value = f"{stated.value * factor:.3g}x" if formula.ratio == "speedup" else f"{stated.value * factor:.1%}"
     follows = f"does not follow from the figures of its row and of line {grid.lines[reference]}"
-    said = f"{_said(grid, formula.ratio, row)} {follows}"
-    return replace(_fails(item, grid, row, Rule.FOLLOWS, said), corrected=f"{column.heading} {value} would follow")
+    heading = _said(grid, formula.ratio)
+    return f"{_said(grid, formula.ratio, row)} {follows}", f"{heading} {value} would follow"
 
 
 def _products(grid: Grid, formula: Formula, reference: int | None) -> dict[int, list[Product]]:
     """Return the rows that have all figures of a formula, with its product in each way to count."""
     found = {}
-    for row in range(len(grid.lines)):
-        if formula.ratio is None or (reference is not None and row != reference):
-            products = [product for powers in formula.variants if (product := _product(grid, row, reference, powers))]
-            if products:
-                found[row] = products
+    for row in range(len(grid.lines)) if formula.ratio is None or reference is not None else ():
+        products = (_product(grid, row, reference, powers) for powers in formula.variants if row != reference)
+        if known := [product for product in products if product]:
+            found[row] = known
     return found
 
 
@@ -175,9 +199,7 @@ def _data_ranks(grid: Grid, row: int) -> Figure | None:
     others = [grid.figure(name, row) for name in ("tp", "pp") if grid.column(name)]
     if devices is None or None in others:
         return None
-    value = devices.value
-    for figure in others:
-        value /= figure.value if figure else 1.0
+    value = devices.value / math.prod(figure.value for figure in others if figure)
     return Figure(value, value, value)
 
 
@@ -197,11 +219,9 @@ def whole_micro_batches(item: Reported) -> Iterator[Finding]:
     for grid in item.details["grids"]:
         counts = _batches(grid)
         apart = [row for row, (batch, samples) in counts.items() if batch % samples]
-        if 2 * len(apart) < len(counts):
-            for row in apart:
-                batch, samples = counts[row]
-                said = f"global batch {batch:,} is not a multiple of micro batch x data ranks = {samples:,}"
-                yield _fails(item, grid, row, Rule.FOLLOWS, said)
+        for row in apart if 2 * len(apart) < len(counts) else ():
+            said = "global batch {:,} is not a multiple of micro batch x data ranks = {:,}".format(*counts[row])
+            yield _fails(item, grid, row, Rule.FOLLOWS, said)
 
 
 def _batches(grid: Grid) -> dict[int, tuple[int, int]]:
@@ -224,7 +244,7 @@ def no_device_does_more_than_its_peak(item: Reported) -> Iterator[Finding]:
             if mfu and mfu.low > 1:
                 said = f"{_said(grid, 'mfu', row)}: no device does more than its peak"
                 yield _fails(item, grid, row, Rule.POSSIBLE, said)
-            if tflops and peak and "/gpu" in _heading(grid, "tflops") and tflops.low > peak:
+            if tflops and peak and "/gpu" in _plain_heading(grid, "tflops") and tflops.low > peak:
                 said = f"{_said(grid, 'tflops', row)} is more than the {peak:,.0f} TFLOP/s of {device} (data sheet)"
                 yield _fails(item, grid, row, Rule.POSSIBLE, said)
 
@@ -240,80 +260,92 @@ def _peak_tflops(device: str) -> float | None:
 def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
     """Answer every speed-up and efficiency against the row that it refers to, and rates against the fewest devices."""
     for grid in item.details["grids"]:
-        ratios = [name for name in ("speedup", "efficiency") if grid.column(name)]
+        ratios = [name for name in RATIOS if grid.column(name)]
         for name in ratios:
             reference = _reference(grid, name)
-            if reference is None:
-                continue
-            if failed := failure_of(grid, reference):
-                said = f"{grid.column(name).heading} refers to a row that was not measured: {failed}"  # type: ignore[union-attr]
+            if reference is not None and (failed := failure_of(grid, reference)):
+                said = f"{_said(grid, name)} refers to a row that was not measured: {failed}"
                 yield _fails(item, grid, reference, Rule.POSSIBLE, said)
                 continue
-            for row in range(len(grid.lines)):
-                if row != reference and grid.figure(name, row):
-                    yield from _against_reference(item, grid, name, row, reference)
+            for pair in _pairs(item, grid, name):
+                yield from _against_reference(pair, name)
         if not ratios and (fewest := _on_fewest_devices(grid)) is not None:
             for row in range(len(grid.lines)):
                 if row != fewest:
-                    yield from _more_devices(item, grid, row, fewest)
+                    yield from _more_devices(Pair(item, grid, row, fewest))
 
 
-def _against_reference(item: Reported, grid: Grid, name: str, row: int, reference: int) -> Iterator[Finding]:
-    claim = Claim(side_of(item, grid, reference), side_of(item, grid, row))
-    found = [each for each in conditions(claim) if each.state == DIFFERS]
+def _pairs(item: Reported, grid: Grid, name: str) -> list[Pair]:
+    """Return each row that has a ratio, with the row that the ratio refers to."""
+    reference = _reference(grid, name)
+    rows = [row for row in range(len(grid.lines)) if row != reference and grid.figure(name, row)]
+    return [Pair(item, grid, row, reference) for row in rows] if reference is not None else []
+
+
+def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
+    grid, row, claim = pair.grid, pair.row, pair.claim
+    found = {each.name: each for each in pair.conditions if each.state == DIFFERS}
     kind, said = kind_of(claim), _said(grid, name, row)
-    runs = tuple(f"{item.name}:{grid.lines[each]}" for each in (row, reference))
-    stated = grid.figure(name, row)
-    assert stated is not None  # the caller looked
-    spoiled = [each for each in found if each.spoils and each.name not in ("ranks", "figures are", "code version")]
-    is_only_change = len(spoiled) == 1 and kind == OF_STRATEGY and not is_another_strategy(claim)
-    differ = "; ".join(each.against for each in found if each in spoiled or each.name == "ranks")
-    per_device = _per_device(claim)
+    spoiled = [each for each in found.values() if each.spoils and each.name not in ("ranks", "figures are")]
+    names = {each.name for each in spoiled}
+    is_weak = kind == SCALING and len(names) == 1 and names <= set(BATCHES)
+    is_only_change = len(names) == 1 and kind == OF_STRATEGY and not is_another_strategy(claim)
+    differ = "; ".join(each.against for each in found.values() if each in spoiled or each.name == "ranks")
+    differ += _per_device(claim)
     if kind == OF_BOTH:
         strategies = " against ".join(str(strategy_of(side)) for side in (claim.other, claim.baseline))
-        is_batch = any(each.name in BATCHES for each in spoiled)
-        message = f"{said} is not of {strategies} alone: {differ}{per_device}"
-        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS if is_batch else NOTE)
-    elif _is_weak(claim, spoiled) and (divided := _time_that_is_divided(grid, name, row, reference)):
-        message = f"{said} divides the {divided} of another batch: {differ}{per_device}"
-        yield Finding(Rule.EQUAL_WORK, runs, message, FAILS)
+        severity = FAILS if names & set(BATCHES) else NOTE
+        yield pair.finds(Rule.EQUAL_WORK, severity, f"{said} is not of {strategies} alone: {differ}")
+    elif is_weak and name == "speedup" and _divides_times(pair):
+        heading = _plain_heading(grid, "step_s")
+        yield pair.finds(Rule.EQUAL_WORK, FAILS, f"{said} divides the {heading} of another batch: {differ}")
     elif (
         spoiled
-        and not (is_only_change and spoiled[0].name not in WORK_OF_A_TOKEN)
-        and not (name == "efficiency" and _is_weak(claim, spoiled))  # which is what weak scaling reports
+        and not (is_only_change and not names & WORK_OF_A_TOKEN)
+        and not (name == "efficiency" and is_weak)  # which is what weak scaling reports
     ):
-        yield Finding(Rule.EQUAL_WORK, runs, f"{said} compares rows of other work: {differ}{per_device}", NOTE)
-    if name == "speedup" and (rates := _contradicting_rates(grid, row, reference)):
-        yield Finding(Rule.FOLLOWS, runs, f"{said} with {rates}", FAILS)
-    loss = next((each for each in found if each.name == "loss"), None)
-    if loss and stated.low > 1 and name == "speedup" and loss.b > loss.a:  # type: ignore[operator]
-        message = f"{said} with loss {in_words(loss.b)} against {in_words(loss.a)}: {loss.effect}"
-        yield Finding(Rule.LOSSES, runs, message, FAILS)
-    is_projected = any(each.name == "figures are" for each in found) or _is_estimated(grid, row, reference)
-    if is_projected and not _ESTIMATED.search(_heading(grid, name)):
-        yield Finding(Rule.POSSIBLE, runs, f"{said} is of a figure that its row calls a projection", NOTE)
+        yield pair.finds(Rule.EQUAL_WORK, NOTE, f"{said} compares rows of other work: {differ}")
+    is_projected = "figures are" in found or _is_estimated(grid, row, pair.reference)
+    if is_projected and not _ESTIMATED.search(_plain_heading(grid, name)):
+        yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row calls a projection")
     if name == "speedup":
-        yield from _more_devices(item, grid, row, reference)
+        yield from _contradicted(pair, found.get("loss"))
+        yield from _more_devices(pair)
 
 
-def _more_devices(item: Reported, grid: Grid, row: int, reference: int) -> Iterator[Finding]:
+def _contradicted(pair: Pair, loss: Condition | None) -> Iterator[Finding]:
+    """Find a speed-up over 1 with a worse loss, or one that rates on equal devices contradict."""
+    grid, row, reference = pair.grid, pair.row, pair.reference
+    stated, said = grid.figure("speedup", row), _said(grid, "speedup", row)
+    if stated is None:
+        return
+    if loss and stated.low > 1 and loss.b > loss.a:  # type: ignore[operator]
+        message = f"{said} with loss {in_words(loss.b)} against {in_words(loss.a)}: {loss.effect}"
+        yield pair.finds(Rule.LOSSES, FAILS, message)
+    for name in ("token_rate", "sample_rate", "step_rate", "rate"):
+        at, before = grid.figure(name, row), grid.figure(name, reference)
+        if not at or not before or devices_of(grid, row) != devices_of(grid, reference):
+            continue
+        if (stated.low > 1 and at.high < before.low) or (stated.high < 1 and at.low > before.high):
+            rates = f"{_said(grid, name, row)} against {_said(grid, name, reference, is_headed=False)}"
+            yield pair.finds(Rule.FOLLOWS, FAILS, f"{said} with {rates}")
+
+
+def _more_devices(pair: Pair) -> Iterator[Finding]:
     """Find more than linear gains, and losses, on more devices; both directions, whichever row is the reference."""
-    claim = Claim(side_of(item, grid, reference), side_of(item, grid, row))
-    if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
-        claim, row, reference = claim.turned, reference, row
-    base, other = claim.baseline.first, claim.other.first
-    if not base.world_size or not other.world_size or base.world_size == other.world_size or is_another_strategy(claim):
+    base, other = pair.claim.baseline.first, pair.claim.other.first
+    if (other.world_size or 0) < (base.world_size or 0):
+        pair = replace(pair, row=pair.reference, reference=pair.row)
+        base, other = other, base
+    if not base.world_size or not other.world_size or base.world_size == other.world_size:
+        return
+    if is_another_strategy(pair.claim):
         return
     added = other.world_size / base.world_size
-    speedup, at = grid.figure("speedup", row), grid.figure("speedup", reference)
-    runs = tuple(f"{item.name}:{grid.lines[each]}" for each in (row, reference))
+    speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
     if speedup and at:
-        gain, low, high, said = (
-            speedup.value / at.value,
-            speedup.low / at.high,
-            speedup.high / at.low,
-            _said(grid, "speedup", row),
-        )
+        gain, low, high = speedup.value / at.value, speedup.low / at.high, speedup.high / at.low
+        said = _said(pair.grid, "speedup", pair.row)
     elif base.rate and other.rate and base.rate_unit == other.rate_unit and not base.rate_is_per_rank:
         gain = low = high = other.rate / base.rate
         said = f"{gain:.2f} times the {base.rate_unit}"
@@ -321,45 +353,25 @@ def _more_devices(item: Reported, grid: Grid, row: int, reference: int) -> Itera
         return
     if low > LINEAR * added:
         said = f"{said} on {added:g} times the devices is more than linear"
-        yield Finding(Rule.STEP_CLOCK, runs[:1] if speedup else runs, said, FAILS if speedup else NOTE)
+        found = pair.finds(Rule.STEP_CLOCK, FAILS if speedup else NOTE, said)
+        yield replace(found, runs=found.runs[:1]) if speedup else found
     elif gain < SLOWER and high <= 1:
         said = f"more devices were slower: {said} on {other.world_size:,} devices against {base.world_size:,}"
-        yield Finding(Rule.MORE_DEVICES, runs, said, NOTE, f"{gain / added:.0%} efficiency")
-
-
-def _is_weak(claim: Claim, spoiled: Sequence[Condition]) -> bool:
-    names = {each.name for each in spoiled}
-    return kind_of(claim) == SCALING and len(names) == 1 and names <= set(BATCHES)
-
-
-def _contradicting_rates(grid: Grid, row: int, reference: int) -> str | None:
-    """Return a rate that is lower in a row with a speed-up over 1, or higher in one under 1."""
-    stated, one, two = grid.figure("speedup", row), devices_of(grid, row), devices_of(grid, reference)
-    for quantity in ("token_rate", "sample_rate", "step_rate", "rate"):
-        at, before = grid.figure(quantity, row), grid.figure(quantity, reference)
-        column = grid.column(quantity)
-        if not stated or not at or not before or not column or one != two:
-            continue
-        if (stated.low > 1 and at.high < before.low) or (stated.high < 1 and at.low > before.high):
-            return f"{_said(grid, quantity, row)} against {column.texts[reference]}"
-    return None
+        yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain / added:.0%} efficiency")
 
 
 def _per_device(claim: Claim) -> str:
     """Return in words what one device does of what one of the reference does, where the devices' number differs."""
-    base, other = claim.baseline.first, claim.other.first
-    if not base.rate or not other.rate or not base.world_size or not other.world_size or base.rate_is_per_rank:
-        return ""
-    if base.world_size == other.world_size or base.rate_unit != other.rate_unit:
-        return ""
-    each = other.rate / base.rate * base.world_size / other.world_size
-    return f"; {each:.3g}x per device"
+    each = next((each for each in measures(claim) if each.name.startswith((PER_DEVICE, f"{PRINTED} per"))), None)
+    is_other = claim.baseline.first.world_size != claim.other.first.world_size
+    return f"; {each.ratio:.3g}x per device" if each and is_other else ""
 
 
-def _time_that_is_divided(grid: Grid, name: str, row: int, reference: int) -> str | None:
-    """Return the heading of the step time whose ratio a speed-up is."""
-    product = _product(grid, row, reference, {name: -1, "step_s": -1, FIRST + "step_s": 1})
-    return _heading(grid, "step_s") if name == "speedup" and product and _holds(product) else None
+def _divides_times(pair: Pair) -> bool:
+    """Return whether a speed-up is the ratio of two step times."""
+    powers = {"speedup": -1, "step_s": -1, FIRST + "step_s": 1}
+    product = _product(pair.grid, pair.row, pair.reference, powers)
+    return product is not None and _holds(product)
 
 
 def _is_estimated(grid: Grid, *rows: int) -> bool:
@@ -375,49 +387,39 @@ def _on_fewest_devices(grid: Grid) -> int | None:
     return least[1] if least and is_one and len(devices) > 1 else None
 
 
-def _heading(grid: Grid, quantity: str) -> str:
+def _plain_heading(grid: Grid, quantity: str) -> str:
+    return _said(grid, quantity).lower().replace(" per ", "/").replace("device", "gpu")
+
+
+def _said(grid: Grid, quantity: str, row: int | None = None, is_headed: bool = True) -> str:
+    """Return the heading of a column with the text of a row, or one of them."""
     column = grid.column(quantity)
-    return column.heading.lower().replace(" per ", "/").replace("device", "gpu") if column else ""
+    parts = [column.heading] * is_headed + ([column.texts[row]] if row is not None else []) if column else []
+    return " ".join(parts)
 
 
-def _said(grid: Grid, quantity: str, row: int) -> str:
-    column = grid.column(quantity)
-    return f"{column.heading} {column.texts[row]}" if column else ""
-
-
-def _fails(item: Reported, grid: Grid, row: int, rule: Rule, message: str) -> Finding:
-    return Finding(rule, (f"{item.name}:{grid.lines[row]}",), message, FAILS)
+def _fails(item: Reported, grid: Grid, row: int, rule: Rule, message: str, corrected: str | None = None) -> Finding:
+    return Finding(rule, (f"{item.name}:{grid.lines[row]}",), message, FAILS, corrected)
 
 
 def checks_of(item: Reported, grid: Grid) -> tuple[int, int]:
     """Return how many figures of a table could contradict another one or a limit, and by how many rules."""
-    by_rule: dict[str, set[tuple[str, int | None]]] = {
-        "peak": {("mfu", row) for row in range(len(grid.lines)) if grid.figure("mfu", row)},
-        "whole": {(name, row) for row in _batches(grid) for name in ("batch", "micro_batch")},
-        "reference": set(_compared(item, grid)),
-    }
+    rows = range(len(grid.lines))
+    pairs = [(name, pair) for name in RATIOS for pair in _pairs(item, grid, name)]
+    by_rule: list[set[tuple[str, int | None]]] = [
+        {("mfu", row) for row in rows if grid.figure("mfu", row)},
+        {(name, row) for row in _batches(grid) for name in ("batch", "micro_batch")},
+        {(name, pair.row) for name, pair in pairs if any(each.state != UNKNOWN for each in pair.conditions)},
+    ]
     for formula in FORMULAS:
-        products = _products(grid, formula, _reference(grid, formula.ratio))
-        for row, each in products.items() if len(products) > 1 or formula.ratio else ():
-            for name in {name for powers, _, _ in each for name in powers}:
-                at = _reference(grid, formula.ratio) if name.startswith(FIRST) else row
-                by_rule.setdefault(f"{formula}", set()).add((name.removeprefix(FIRST), at))
-    figures = {figure for found in by_rule.values() for figure in found}
-    return len(figures), sum(bool(found) for found in by_rule.values())
-
-
-def _compared(item: Reported, grid: Grid) -> Iterator[tuple[str, int]]:
-    """Yield the figures of ratios for which their row and the reference's both say some condition."""
-    for name in RATIOS:
-        reference = _reference(grid, name)
-        if reference is None:
-            continue
-        of_reference = side_of(item, grid, reference)
-        for row in range(len(grid.lines)):
-            if row != reference and grid.figure(name, row):
-                found = conditions(Claim(of_reference, side_of(item, grid, row)))
-                if any(each.state != UNKNOWN for each in found):
-                    yield name, row
+        reference = _reference(grid, formula.ratio)
+        products = _products(grid, formula, reference)
+        names = {row: {name for powers, _, _ in found for name in powers} for row, found in products.items()}
+        by_rule.append({
+            (name.removeprefix(FIRST), reference if name.startswith(FIRST) else row)
+            for row, each in names.items() if len(products) > 1 or formula.ratio for name in each
+        })  # fmt: skip
+    return len(set().union(*by_rule)), sum(map(bool, by_rule))
 
 
 TABLE_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
