@@ -23,16 +23,16 @@ from testbed.audit.conditions import (
     strategy_of,
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
-from testbed.audit.foreign_rules import FOREIGN_RULES, what_could_not_be_read
-from testbed.audit.measures import PER_DEVICE, PRINTED, Measure, measures
+from testbed.audit.foreign_rules import findings_of_run
+from testbed.audit.measures import PER_DEVICE, PRINTED, TO_LOSS, Measure, measures
 from testbed.audit.reported import ROW, Claim
-from testbed.audit.run_rules import METRICS_RULES
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
 EXIT_CODES = {STANDS: 0, FALLS: 1, OPEN: 3}
 SINGLE_RUN_NOISE = 0.1  # one run of each side may differ by so much without a cause
 ROUNDING, MOST_ROUNDED = 0.01, 0.05  # of a claimed ratio: always, and at most by its digits
 APART = 1.15  # two ratios of one pair of runs
+WEAK = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
 ITERATION = "time of one iteration"
 
 
@@ -66,7 +66,10 @@ def answer(claim: Claim, claimed: float | None = None) -> Answer:
     ratios = tuple(measures(claim))
     question = ratios[0] if ratios else None  # a claim is about the rate over all devices, never about one device's
     found = conditions(claim)
-    findings = tuple(_findings(claim))
+    findings = (
+        *(finding for side in (claim.baseline, claim.other) for item in side.runs for finding in findings_of_run(item)),
+        *(finding for rule in ARITHMETIC_RULES for finding in rule(claim)),
+    )
     reasons = [*_against_figures(claim, claimed, ratios), *_reasons(claim, question, found, findings)]
     ask = [each.name for each in found if each.state == UNKNOWN and each.decides]
     if question is None:
@@ -78,33 +81,13 @@ def answer(claim: Claim, claimed: float | None = None) -> Answer:
     notes = tuple(dict.fromkeys(item.message for item in findings if item.severity == NOTE and not item.unknown))
     instead = tuple(_instead(claim, ratios, question, findings, verdict))
     return Answer(
-        claim,
-        claimed,
-        verdict,
-        measures=ratios,
-        conditions=tuple(found),
-        reasons=tuple(reasons),
-        instead=instead,
-        ask=tuple(ask),
-        also=also,
-        notes=notes,
-        findings=findings,
+        claim, claimed, verdict, ratios, tuple(found), tuple(reasons), instead, tuple(ask), also, notes, findings
     )
 
 
 def needs_repeats(question: Measure) -> bool:
     """Return whether single runs can differ by this much by chance."""
     return question.low is None and abs(math.log(question.ratio)) < math.log1p(SINGLE_RUN_NOISE)
-
-
-def _findings(claim: Claim) -> Iterator[Finding]:
-    """Yield what the files contradict by themselves, and what the arithmetic of the pair does."""
-    for item in (*claim.baseline.runs, *claim.other.runs):
-        for rule, forms in (METRICS_RULES | FOREIGN_RULES).items():
-            if (not forms or item.form in forms) and rule is not what_could_not_be_read:
-                yield from rule(item)
-    for rule_of_two in ARITHMETIC_RULES:
-        yield from rule_of_two(claim)
 
 
 def _against_figures(claim: Claim, claimed: float | None, ratios: Sequence[Measure]) -> Iterator[str]:
@@ -130,10 +113,7 @@ def _against_figures(claim: Claim, claimed: float | None, ratios: Sequence[Measu
 
 
 def _reasons(
-    claim: Claim,
-    question: Measure | None,
-    found: Sequence[Condition],
-    findings: Sequence[Finding],
+    claim: Claim, question: Measure | None, found: Sequence[Condition], findings: Sequence[Finding]
 ) -> Iterator[str]:
     """Yield a sentence for each thing that keeps a claim from standing."""
     ranks = next(each for each in found if each.name == "ranks")
@@ -149,16 +129,13 @@ def _reasons(
             words = " and ".join(f"{side} is {value}" for side, value in told.items())
             yield f"{words}: a ratio needs two measurements."
             continue
-        effect = each.effect or "it is part of the work"
-        if each.name in BATCHES and is_weak:
-            effect = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
+        effect = WEAK if each.name in BATCHES and is_weak else each.effect or "it is part of the work"
         yield f"{_sentence(each.against)}: {effect}."
     loss = next(each for each in found if each.name == "loss")
     is_planned = claim.protocol in ("weak", "time_to_loss") and claim.other.first.run is not None
-    if loss.state == DIFFERS and question is not None and not is_planned:
-        worse_is_faster = (loss.b > loss.a) == (question.ratio > 1)  # type: ignore[operator]
-        if worse_is_faster:
-            yield f"Loss {in_words(loss.b)} against {in_words(loss.a)} where it is faster: {loss.effect}."
+    is_apart = loss.state == DIFFERS and question is not None and not is_planned
+    if is_apart and (loss.b > loss.a) == (question.ratio > 1):  # type: ignore[operator,union-attr]
+        yield f"Loss {in_words(loss.b)} against {in_words(loss.a)} where it is faster: {loss.effect}."
     for message in dict.fromkeys(item.message for item in findings if item.severity == FAILS):
         yield _sentence(message) + "."
 
@@ -181,7 +158,7 @@ def _instead(
     is_possible = not any(item.severity == FAILS for item in findings)  # else the figures themselves are in question
     if verdict == FALLS and question and per_device and added != 1 and is_possible:
         yield f"{question.ratio:.3g}x on {added:g} times the devices, {per_device.ratio:.3g}x for one device."
-    to_loss = next((each for each in ratios if each.name.startswith("time to a loss")), None)
+    to_loss = next((each for each in ratios if each.name.startswith(TO_LOSS)), None)
     is_one_task = not any(each.state == DIFFERS for each in conditions(claim) if each.name in ("model", "data"))
     is_other = to_loss and question and abs(to_loss.ratio / question.ratio - 1) > 0.02
     if verdict == FALLS and to_loss and is_possible and is_one_task and is_other:

@@ -18,10 +18,9 @@ from testbed.audit.answer import Answer, answer
 from testbed.audit.checked import Checked, checked_in, columns_in_words
 from testbed.audit.comparison_rules import CLAIM_RULES
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
-from testbed.audit.foreign_rules import FOREIGN_RULES
+from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
 from testbed.audit.reported import Claim, Reported, Side
-from testbed.audit.run_rules import METRICS_RULES
 from testbed.audit.tables.columns import FORM as TABLE
 from testbed.audit.tables.rows import row_named
 from testbed.audit.tables.rules import TABLE_RULES
@@ -80,16 +79,12 @@ def answered(
             raise InputError("--a and --b name two rows of a table: give both")
         items = [item for item in read_reported(paths, columns) if item.form == TABLE]
         base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
-        names = {base.name, other.name}
-        if len(names) == 1:
+        if base.name == other.name:
             raise InputError(f"--a and --b are both the row {base.name}: name two")
-        grids = [(item.name, grid) for item in items for grid in item.details["grids"]]
-        read = [
-            f"{name}:{grid.lines[0]}: {columns_in_words(grid)}"
-            for name, grid in grids
-            if names & {f"{name}:{line}" for line in grid.lines}
-        ]
-        return replace(answer(Claim(base, other), claimed), read=tuple(read))
+        tables = {side.first.details["table"] for side in (base, other)}
+        read = {f"{item.name}:{grid.lines[0]}": grid for item in items for grid in item.details["grids"]}
+        words = tuple(f"{name}: {columns_in_words(grid)}" for name, grid in read.items() if name in tables)
+        return replace(answer(Claim(base, other), claimed), read=words)
     if len(paths) != 2 or columns:
         return None
     if paths[0].absolute() == paths[1].absolute():
@@ -107,7 +102,8 @@ def audit_runs(
     """Audit runs that were read. `baselines` stand for the first arm, `prefer_baseline` looks for one."""
     given = {item.path.absolute() for item in baselines}
     items = [*baselines, *(item for item in items if item.path.absolute() not in given)]
-    findings = [finding for item in items for finding in _findings_of_run(item)]
+    findings = [finding for item in items for finding in findings_of_run(item)]
+    findings += [finding for item in items if item.form == TABLE for rule in TABLE_RULES for finding in rule(item)]
     finished = []
     for item in items:
         if item.run and item.run.status != "complete":
@@ -117,21 +113,12 @@ def audit_runs(
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
         if protocol is None:  # a plan has its profiled runs beside the others on purpose
-            findings += [
-                side.notes(Rule.INSTRUMENTED, f"left out of every comparison: {side.first.instruments[0]}")
-                for side in sides
-                if side not in compared
-            ]
+            for side in (side for side in sides if side not in compared):
+                said = f"left out of every comparison: {side.first.instruments[0]}"
+                findings.append(side.notes(Rule.INSTRUMENTED, said))
         findings += _findings_of_table(compared, protocol)
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
-
-
-def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    rules = METRICS_RULES | FOREIGN_RULES | TABLE_RULES
-    for rule, forms in rules.items():
-        if not forms or item.form in forms:
-            yield from rule(item)
 
 
 def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Finding]:
@@ -143,12 +130,11 @@ def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Find
         counts = ", ".join(sorted({str(len(side.runs)) for side in few}))
         message = (
             f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
-            "between them is what these runs did, no claim about the configurations"
+            "between them is no claim about the configurations"
         )
         found.append(Finding(Rule.ONE_RUN, tuple(side.name for side in few), message, NOTE))
-    if dirty := [
-        side.name for side in sides if any(item.run and item.run.record.get("git_dirty") for item in side.runs)
-    ]:
+    runs = [(side.name, item.run) for side in sides for item in side.runs if item.run]
+    if dirty := dict.fromkeys(name for name, run in runs if run.record.get("git_dirty")):
         message = "ran with changed files: the commit does not name the code"
         found.append(Finding(Rule.TRACEABLE, tuple(dirty), message, NOTE))
     return found
@@ -209,23 +195,20 @@ def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
             sides.append(Side(arm.label if len(runs) > 1 else runs[0].name, tuple(runs)))
     sides += [Side(item.name, (item,)) for item in items if item.run is None or item.form == "v1"]
     names = [side.name for side in sides]
-    sides = [
-        replace(side, name=f"{side.name} ({side.first.path.parent})") if names.count(side.name) > 1 else side
-        for side in sides
-    ]
+    for at, side in enumerate(sides):
+        if names.count(side.name) > 1:
+            sides[at] = replace(side, name=f"{side.name} ({side.first.path.parent})")
     order = {id(item): number for number, item in enumerate(items)}
     sides.sort(key=lambda side: min(order[id(item)] for item in side.runs))
     if baseline_first and sides:
-        ranked = [
-            (bool(side.first.instruments), side.first.world_size or math.inf, not _is_baseline(side)) for side in sides
-        ]
-        first = sides[ranked.index(min(ranked))]
+        first = min(sides, key=_rank_as_baseline)
         sides = [first, *(side for side in sides if side is not first)]
     return sides
 
 
-def _is_baseline(side: Side) -> bool:
-    return side.first.run is not None and side.first.run.run_type == REFERENCE
+def _rank_as_baseline(side: Side) -> tuple[bool, float, bool]:
+    is_reference = side.first.run is not None and side.first.run.run_type == REFERENCE
+    return bool(side.first.instruments), side.first.world_size or math.inf, not is_reference
 
 
 def _what_2_0_records_elsewhere(item: Reported) -> tuple:

@@ -32,11 +32,6 @@ class Rule(StrEnum):
     POSSIBLE = "within what is possible"
 
 
-def label_of(corrected: str) -> str:
-    """Return how a page introduces `corrected`. A figure that was only inferred from others corrects nothing."""
-    return "does not match" if "would follow" in corrected else "corrected"
-
-
 @dataclass(frozen=True)
 class Finding:
     """One problem: the rule it breaks, the runs it is about, and the figure that the files give instead, if any."""

@@ -10,7 +10,7 @@ from statistics import fmean
 from testbed.audit import logs
 from testbed.audit.finding import Finding, Rule
 from testbed.audit.reported import ANY, Reported
-from testbed.audit.run_rules import is_exact
+from testbed.audit.run_rules import METRICS_RULES, is_exact
 from testbed.model.flops import PEAK_FLOPS_PER_S
 
 SAME_PEAK = 0.02  # data sheets and programs round a board's peak
@@ -199,3 +199,10 @@ FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     scaling_report_compares_like_with_like: ("scaling report",),
     what_could_not_be_read: ANY,
 }
+
+
+def findings_of_run(item: Reported) -> Iterator[Finding]:
+    """Yield what the rules for one run find, those that read its form."""
+    for rule, forms in (METRICS_RULES | FOREIGN_RULES).items():
+        if not forms or item.form in forms:
+            yield from rule(item)

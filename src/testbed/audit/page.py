@@ -17,7 +17,7 @@ from pathlib import Path
 from testbed.analysis.document.words import counted
 from testbed.analysis.runs.load import METRICS_FILE
 from testbed.audit.checked import Checked
-from testbed.audit.finding import FAILS, NOTE, Finding, Rule, label_of
+from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 
 WIDTH = 110
 PER_RULE = 2  # findings of one rule that a section shows
@@ -31,8 +31,10 @@ ASKED_FIRST = ("global batch size", "precision", "number of ranks")  # without w
 
 def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0, checked: Checked | None = None) -> str:
     """Return the summary of an audit of runs and of files with tables; its lines have at most WIDTH characters."""
-    counts = ((num_runs, counted(num_runs, "run")), (num_tables, counted(num_tables, "file") + " of tables"))
-    runs = " and ".join(words for number, words in counts if number)
+    counts = [counted(num_runs, "run")] * bool(num_runs) + [f"{counted(num_tables, 'file')} of tables"] * bool(
+        num_tables
+    )
+    runs = " and ".join(counts)
     what = _what_was_checked(checked) if checked else []
     if not findings:
         can_check = checked is None or checked.figures
@@ -44,7 +46,7 @@ def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0, checke
     unknown = [finding for finding in findings if finding.unknown]
     rest = [finding for finding in findings if finding.severity == NOTE and not finding.unknown]
     where = f" in {folder}" if folder else ""
-    lines = _wrapped(f"Audit of {runs}{where}: {len(failed)} x {FAILS}, {len(rest)} x {NOTE}", "")
+    lines = wrapped(f"Audit of {runs}{where}: {len(failed)} x {FAILS}, {len(rest)} x {NOTE}", "")
     lines += _section("Claims that do not stand", failed)
     lines += _section("Corrected figures", [finding for finding in rest if finding.corrected])
     lines += _unknown(unknown)
@@ -56,14 +58,12 @@ def _what_was_checked(checked: Checked) -> list[str]:
     """Return how many figures were checked, what columns were taken for, and the files that were skipped."""
     lines = [checked.in_words] if checked.figures or checked.columns else []
     for words in checked.columns[:SHOWN_TABLES]:
-        lines += _wrapped(words, "", "  ")
+        lines += wrapped(words, "", "  ")
     if len(checked.columns) > SHOWN_TABLES:
         lines.append(f"and {len(checked.columns) - SHOWN_TABLES} more tables")
     if checked.skipped:
-        count = counted(len(checked.skipped), "file")
-        lines += _wrapped(
-            f"skipped {count} that the audit does not read: {_runs(checked.skipped, SHOWN_SKIPPED)}", "", "  "
-        )
+        skipped = f"skipped {counted(len(checked.skipped), 'file')} that the audit does not read"
+        lines += wrapped(f"{skipped}: {_runs(checked.skipped, SHOWN_SKIPPED)}", "", "  ")
     return lines
 
 
@@ -72,13 +72,16 @@ def details(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in (_shortened(finding, "") for finding in findings):
         lines.append(f"{finding.severity.upper()}: {finding.rule}")
-        lines += _wrapped(_runs(finding.runs, 4), "  ")
-        lines += _wrapped(finding.message, "  ")
-        lines += (
-            _wrapped(f"{label_of(finding.corrected)}: {finding.corrected}", "  ", "    ") if finding.corrected else []
-        )
-        lines.append("")
+        for text in (_runs(finding.runs, 4), finding.message):
+            lines += wrapped(text, "  ")
+        lines += [*_instead(finding, "  "), ""]
     return "\n".join(lines)
+
+
+def _instead(finding: Finding, indent: str) -> list[str]:
+    """Return the figure instead. One that was only inferred from others corrects nothing."""
+    label = "does not match" if "would follow" in (finding.corrected or "") else "corrected"
+    return wrapped(f"{label}: {finding.corrected}", indent, f"{indent}  ") if finding.corrected else []
 
 
 def _section(title: str, findings: Sequence[Finding], longest: int | None = None) -> Iterator[str]:
@@ -93,12 +96,8 @@ def _section(title: str, findings: Sequence[Finding], longest: int | None = None
         yield f"{number:3}. {rule}"
         for finding in found[:PER_RULE]:
             message = textwrap.shorten(finding.message, longest or len(finding.message), placeholder=" ...")
-            yield from _wrapped(f"{_runs(finding.runs)}: {message}", "     ")
-            yield from (
-                _wrapped(f"{label_of(finding.corrected)}: {finding.corrected}", "     ", "       ")
-                if finding.corrected
-                else ()
-            )
+            yield from wrapped(f"{_runs(finding.runs)}: {message}", "     ")
+            yield from _instead(finding, "     ")
         if len(found) > PER_RULE:
             yield f"     and {len(found) - PER_RULE} more of this rule (--details)"
 
@@ -120,7 +119,7 @@ def _unknown(findings: Sequence[Finding]) -> Iterator[str]:
     names = sorted(counts, key=lambda name: (name not in ASKED_FIRST, -counts[name]))
     more = f" and {len(names) - SHOWN_UNKNOWN} more (--details)" if len(names) > SHOWN_UNKNOWN else ""
     yield from ("", "What cannot be known")
-    yield from _wrapped(f"not in every file: {', '.join(names[:SHOWN_UNKNOWN])}{more}", "     ")
+    yield from wrapped(f"not in every file: {', '.join(names[:SHOWN_UNKNOWN])}{more}", "     ")
 
 
 def _runs(names: Sequence[str], most: int = SHOWN_RUNS) -> str:
@@ -138,22 +137,18 @@ def _common_folder(findings: Sequence[Finding]) -> str:
 
 
 def _shortened(finding: Finding, folder: str) -> Finding:
-    """Return the finding with paths from `folder` or from here, and runs named by their folders."""
-
-    def short(text: str) -> str:
-        text = text.replace(f"/{METRICS_FILE}", "").replace(f"{Path.cwd()}/", "")
-        return re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text) if folder else text
-
-    runs = tuple(map(short, finding.runs))
-    return replace(finding, runs=runs, message=short(finding.message), corrected=short(finding.corrected or "") or None)
+    runs = tuple(without_folder(run, folder) for run in finding.runs)
+    corrected = without_folder(finding.corrected, folder) if finding.corrected else None
+    return replace(finding, runs=runs, message=without_folder(finding.message, folder), corrected=corrected)
 
 
-def _wrapped(text: str, indent: str, further: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=further or indent,
-        break_long_words=False,
-        break_on_hyphens=False,  # names of files have them
-    )
+def wrapped(text: str, indent: str = "", further: str = "") -> list[str]:
+    """Return the lines of a text, at most WIDTH wide. Names of files have hyphens, so those break none."""
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=further or indent,
+                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+
+def without_folder(text: str, folder: str = "") -> str:
+    """Return a text with paths from `folder` or from here, and runs named by their folders."""
+    text = text.replace(f"/{METRICS_FILE}", "").replace(f"{Path.cwd()}/", "")
+    return re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text) if folder else text

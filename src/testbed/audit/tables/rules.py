@@ -29,7 +29,7 @@ from testbed.audit.conditions import (
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures
 from testbed.audit.reported import Claim, Reported
-from testbed.audit.tables.columns import FORM, RESULTS, Figure, Grid, is_reference
+from testbed.audit.tables.columns import RESULTS, Figure, Grid, is_reference
 from testbed.audit.tables.rows import RATIOS, devices_of, failure_of, side_of
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
@@ -422,9 +422,9 @@ def checks_of(item: Reported, grid: Grid) -> tuple[int, int]:
     return len(set().union(*by_rule)), sum(map(bool, by_rule))
 
 
-TABLE_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
-    figures_follow: (FORM,),
-    whole_micro_batches: (FORM,),
-    no_device_does_more_than_its_peak: (FORM,),
-    rows_compare_with_their_reference: (FORM,),
-}
+TABLE_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
+    figures_follow,
+    whole_micro_batches,
+    no_device_does_more_than_its_peak,
+    rows_compare_with_their_reference,
+)
