@@ -31,10 +31,8 @@ ASKED_FIRST = ("global batch size", "precision", "number of ranks")  # without w
 
 def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0, checked: Checked | None = None) -> str:
     """Return the summary of an audit of runs and of files with tables; its lines have at most WIDTH characters."""
-    counts = [counted(num_runs, "run")] * bool(num_runs) + [f"{counted(num_tables, 'file')} of tables"] * bool(
-        num_tables
-    )
-    runs = " and ".join(counts)
+    tables = f"{counted(num_tables, 'file')} of tables"
+    runs = " and ".join([counted(num_runs, "run")] * bool(num_runs) + [tables] * bool(num_tables))
     what = _what_was_checked(checked) if checked else []
     if not findings:
         can_check = checked is None or checked.figures

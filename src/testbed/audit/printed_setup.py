@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.audit.reported import OFFLOADED, PRECISION, ZERO
+from testbed.audit.reported import BREAKDOWN, OFFLOADED, PRECISION, ZERO
 
 LONGEST_COUNT = 15  # digits
 _LINE = r"(?m)(?:print\]|^worker-\d+:)\s+{}(?: \.+)? +(\S+)\s*$"  # of DeepSpeed
@@ -31,7 +31,6 @@ ENGINE = {
     "offloading": r"(?m)print\]\s+zero_config[ .]+(.*)$",
     "optimizer": r"(?m)\bCPU (Offload): True\s*$",
 }
-BREAKDOWN = "DeepSpeed's wall_clock_breakdown synchronises after each part of the step"
 
 
 def said_in(text: str, patterns: Mapping[str, str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ SETTINGS = {STRATEGY: "run_type", MODEL: "model_name", PRECISION: "precision", C
             RECOMPUTED: "activation_checkpointing", OFFLOADED: "offload", DATA: "dataset_name"}  # fmt: skip
 ROW = "row of a table"  # the form of one side that is a row
 SAYS_NOTHING = "says no time, throughput or loss of a run"
+BREAKDOWN = "DeepSpeed's wall_clock_breakdown synchronises after each part of the step"
 ANY = ()  # rules that read files of every form
 # Next to a run these say that a profiler ran with it.
 PROFILER_FILES = ("*.nsys-rep", "nsys_stats*.txt", "profile_summary.json")
@@ -165,7 +166,7 @@ class Claim(Audited):
 
 def from_run(run: Run) -> Reported:
     """Return what a training_metrics.json of any version says, and the files next to it about instruments."""
-    form = {"1": "v1"}.get(run.version, run.version)
+    form = "v1" if run.version == "1" else run.version
     config = run.section("training_config")
     return Reported(
         path=run.path,
@@ -199,27 +200,26 @@ def _flag(value: object) -> str | None:
 
 def _instruments(run: Run) -> list[str]:
     found = []
+    command = (run.command_line or "") if run.version != "2.2" else ""  # later files say it themselves
     if breaks_down_wall_clock(run.record):
-        found.append("DeepSpeed's wall_clock_breakdown synchronises after each part of the step")
+        found.append(BREAKDOWN)
     if (run.record.get("settings") or {}).get("skip_gradient_sync"):
         found.append("gradients were not synchronised (--skip_gradient_sync)")
-    if re.search(r"--profile_mode\b", run.record.get("command_line") or "") and run.version != "2.2":
+    if re.search(r"--profile_mode\b", command):
         found.append("ranges for a profiler were marked (--profile_mode in the command)")
     if run.instrumented and not found:
         which = f" ({', '.join(run.instruments)})" if run.instruments else ""
         found.append(f"the file marks the run as instrumented{which}")
-    if re.search(r"--profile\b", run.record.get("command_line") or "") and run.version != "2.2":
+    if re.search(r"--profile\b", command):
         found.append("a profiler ran (--profile in the command)")
     folder = run.path.absolute().parent
     launcher = folder / LAUNCHER
-    environment = read_json(launcher) if launcher.is_file() else {}
-    environment = environment.get("nccl_env") if isinstance(environment, dict) else None
+    said = read_json(launcher) if launcher.is_file() else {}
+    environment = said.get("nccl_env") if isinstance(said, dict) else None
     for instrument in instruments_in(environment if isinstance(environment, dict) else {}):
         logs = " logs collectives" if instrument.startswith("NCCL_DEBUG=") else ""
         found.append(f"{instrument}{logs} ({LAUNCHER})")
-    traces = [
-        path for pattern in PROFILER_FILES for path in [*folder.glob(pattern), *folder.glob(f"profiles/{pattern}")]
-    ]
-    if traces:
-        found.append(f"a profiler ran with it ({traces[0].relative_to(folder)} beside it)")
+    traces = (path for where in ("", "profiles/") for each in PROFILER_FILES for path in folder.glob(where + each))
+    if first := next(traces, None):
+        found.append(f"a profiler ran with it ({first.relative_to(folder)} beside it)")
     return found

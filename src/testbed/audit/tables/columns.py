@@ -173,9 +173,8 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     Raises:
         InputError: `named` has a heading that no table has, or one without figures.
     """
-    tables = [
-        table for table in SUFFIXES.get(path.suffix.lower(), markdown_tables)(text) if len(table.rows) <= MOST_ROWS
-    ]
+    found = SUFFIXES.get(path.suffix.lower(), markdown_tables)(text)
+    tables = [table for table in found if len(table.rows) <= MOST_ROWS]
     headings = sorted({plain(heading) for table in tables for heading in table.header} - {""})
     for heading in (named or {}).values():
         if heading not in headings and not _is_number(heading):
@@ -260,9 +259,8 @@ def _canonical(heading: str) -> tuple[str, str]:
     name = re.sub(r" ?(/| per ) ?", "/", name)
     name = re.sub(r"/(sec|second|secs)\b", "/s", name)
     name = re.sub(r"/(device|accelerator|rank|card|chip)\b", "/gpu", name)
-    match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]|(.*)", name)
-    assert match is not None  # the second form takes anything
-    return (match[3] or "", "") if match[1] is None else (match[1], match[2])
+    match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]", name)
+    return (match[1], match[2]) if match else (name, "")
 
 
 def columns_named(typed: Sequence[str]) -> dict[str, str]:
@@ -326,9 +324,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
 
 def _last_place(texts: Sequence[str]) -> float:
     """Return the place to which the whole numbers of a column are rounded: the zeros at the end of all of them."""
-    whole = [
-        match[0].replace(",", "") for text in texts if (match := re.match(r"[1-9][\d,]*(?![\d.])", text[:LONGEST]))
-    ]
+    matches = (re.match(r"[1-9][\d,]*(?![\d.])", text[:LONGEST]) for text in texts)
+    whole = [match[0].replace(",", "") for match in matches if match]
     return 10.0 ** min((len(digits) - len(digits.rstrip("0")) for digits in whole), default=0)
 
 

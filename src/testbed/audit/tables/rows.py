@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from testbed.audit.measures import SPEED_UP
 from testbed.audit.printed_setup import plain_precision
 from testbed.audit.reported import BATCH, DEVICE, MODEL, PRECISION, ROW, STATUS, STRATEGY, Reported, Side
-from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid
+from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
 SHOWN = 12  # rows that a refusal lists
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
          "step_rate": "steps/s"}  # fmt: skip
+COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
+          "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip
 _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
@@ -42,21 +44,12 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         words.setdefault(STRATEGY, words[MODEL])
         words[MODEL] = next(group for group in size.groups() if group)
     words.setdefault(STRATEGY, _first_words(grid, row))
-    if not words[STRATEGY]:
-        del words[STRATEGY]
-    words |= {PRECISION: plain_precision(words[PRECISION])} if PRECISION in words else {}
-    words |= {STATUS: "projected"} if STATUS in words else {}
-    words |= {STATUS: f"not measured: {failed}"} if (failed := failure_of(grid, row)) else {}
-    words |= {BATCH: str(count("any_batch"))} if count("any_batch") else {}
+    words[PRECISION] = plain_precision(words.get(PRECISION, ""))
+    failed = failure_of(grid, row)
+    words[STATUS] = f"not measured: {failed}" if failed else "projected" if STATUS in words else ""
+    words[BATCH] = str(count("any_batch") or "")
     is_step = value("step_s") is not None
     ppl = value("perplexity")
-    fields = {
-        "world_size": devices_of(grid, row), "global_batch_size": count("batch"), "micro_batch_size":
-        count("micro_batch"), "accumulation": count("accumulation"), "sequence_length": count("length"),
-        "num_parameters": count("params"), "optimizer_steps": count("steps"), "val_loss": value("val_loss") or
-        (math.log(ppl) if ppl else None),
-        "train_loss": value("train_loss"), "mfu": value("mfu"),
-    }  # fmt: skip
     run = Reported(
         path=item.path,
         name=f"{item.name}:{grid.lines[row]}",
@@ -68,8 +61,12 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         rate_is_per_rank=is_per_rank,
         device_name=words.pop(DEVICE, None),
         details={"table": f"{item.name}:{grid.lines[0]}"},
-        settings={str(key): text for key, text in words.items()},
-        **fields,  # type: ignore[arg-type]
+        settings={str(key): text for key, text in words.items() if text},
+        world_size=devices_of(grid, row),
+        val_loss=value("val_loss") or (math.log(ppl) if ppl else None),
+        train_loss=value("train_loss"),
+        mfu=value("mfu"),
+        **{field: count(quantity) for field, quantity in COUNTS.items()},  # type: ignore[arg-type]
     )
     return Side(run.name, (run,))
 
@@ -80,8 +77,8 @@ def devices_of(grid: Grid, row: int) -> int | None:
     if figure and (per_node := _nodes_to_multiply(grid, row)):
         return round(figure.value) * per_node
     sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]
-    if figure is None and sizes and grid.column("dp") and None not in sizes:
-        return round(_product(sizes))
+    if figure is None and grid.column("dp") and all(sizes):
+        return round(math.prod(size.value for size in sizes if size))
     return round(figure.value) if figure else None
 
 
@@ -96,13 +93,6 @@ def _nodes_to_multiply(grid: Grid, row: int) -> int | None:
     is_of_one_node = any(count < number for number, count in pairs) or len({count for _, count in pairs}) == 1
     figure = nodes.figures[row]
     return round(figure.value) if figure and is_of_one_node else None
-
-
-def _product(figures: Sequence[Figure | None]) -> float:
-    product = 1.0
-    for figure in figures:
-        product *= figure.value if figure else 1.0
-    return product
 
 
 def _heading_of(grid: Grid, quantity: str) -> str:
