@@ -35,13 +35,18 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def ratio(text: str) -> float:
+    """Return the ratio that was typed: 2.9, 2.9x or 2,9."""
+    return float(text.strip().lower().rstrip("x\N{MULTIPLICATION SIGN}").replace(",", "."))
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=_path, nargs="+", metavar="FILE", help="files of runs, or folders that hold them")
     parser.add_argument("--baseline", type=Path, metavar="FILE",
                         help="what all others are compared with (default: the first; in a folder of several, its "
                         "baseline on the fewest ranks)")  # fmt: skip
-    parser.add_argument("--claim", type=float, metavar="RATIO",
+    parser.add_argument("--claim", type=ratio, metavar="RATIO",
                         help="how many times as fast the second is said to be: 2.9")  # fmt: skip
     parser.add_argument("--a", metavar="NAME", help="the row of a table that is compared with: a cell, or words of it")
     parser.add_argument("--b", metavar="NAME", help="the row of a table that is said to be faster")
@@ -49,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--columns", action="append", default=[], metavar="QUANTITY=HEADING,...",
                         help="what the columns of a table in Markdown or CSV are, where their headings do not say it: "
                         "'devices=#GPUs,length=2048' (a wrong quantity is answered with the list)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to FILE too")
+    parser.add_argument("--json", type=_path, metavar="FILE", help="write the findings to FILE too")
     return parser.parse_args()
 
 

@@ -50,9 +50,10 @@ def test_the_claim_that_began_it_does_not_stand(tmp_path):
     assert found.reasons[0].startswith("Ranks 1 against 4 (4 times): ZeRO-2 and DDP differ")
     assert found.reasons[1].startswith("Batch size 4 against 16 (4 times)")
     assert found.instead == ("2.9x on 4 times the devices, 0.725x for one device.",)
-    done = run_here(PROGRAM, tmp_path / "table.md", "--claim", "2.9", "--a", "DDP", "--b", "zero-2")
-    assert done.returncode == 1
-    assert done.stdout.startswith("ZeRO-2 against DDP on 4 devices against 1, 2.9x: does not stand\n")
+    for claimed in ("2.9", "2.9x", "2,9"):
+        done = run_here(PROGRAM, tmp_path / "table.md", "--claim", claimed, "--a", "DDP", "--b", "zero-2")
+        assert done.returncode == 1
+        assert done.stdout.startswith("ZeRO-2 against DDP on 4 devices against 1, 2.9x: does not stand\n")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,7 @@ def test_two_arms_of_a_sound_sweep_stand_with_their_interval(tmp_path):
     done = run_here(PROGRAM, tmp_path / "first", tmp_path / "other", "--json", tmp_path / "answer.json")
     assert done.returncode == 0 and f"{question.ratio_in_words}: stands" in done.stdout.splitlines()[0]
     written = json.loads((tmp_path / "answer.json").read_text())
+    assert [each["message"] for each in written["findings"]] == [each.message for each in found.findings]
     assert written["verdict"] == STANDS and written["measures"][0]["low"] == pytest.approx(question.low)
 
 
@@ -156,10 +158,12 @@ def test_the_headlines_of_the_earlier_projects_do_not_stand(tmp_path, case, clai
         (("DDP", "nothing"), "--b 'nothing' is in no row of a table that is read; there are 'DDP"),
         (("D", "ZeRO-2"), "--a 'D' is in 2 rows; give the line of one of them: :3, :4"),
         (("DDP", None), "--a and --b name two rows of a table: give both"),
+        ((":3", ":8"), "--b ':8': line 8 is of a table without two known headings of figures"),
     ],
 )
 def test_a_row_that_is_not_clear_is_refused(tmp_path, words, said):
     path = table(tmp_path, "Strategy | GPUs | tokens/s", "DDP | 1 | 10", "ZeRO-2 D | 2 | 19")
+    path.write_text(path.read_text() + "\n| Name | Colour |\n|---|---|\n| a | red |\n")
     with pytest.raises(InputError) as error:
         answered([path], None, words)
     assert said in str(error.value)
@@ -361,6 +365,6 @@ def test_the_same_thing_twice_is_no_claim(tmp_path):
     for paths, named in (([path], (":3", ":3")), ([path, path], (None, None))):
         with pytest.raises(InputError, match=r"both the row|given twice"):
             answered(paths, None, named)
-    for words in (["--a", "", "--b", ""], ["--claim", "2", "--baseline", path]):
+    for words in (["--a", "", "--b", ""], ["--json", ""], ["--claim", "2", "--baseline", path]):
         done = run_here(PROGRAM, path, *words)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -84,6 +84,8 @@ def test_what_has_to_be_guessed_is_not_read(tmp_path):
     assert {heading: quantity_of(heading) for heading in known} == known
     for heading in ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative cost"):
         assert quantity_of(heading) is None, heading
+    commas = SPEED_UP.replace("Speed-up", "Speed\N{NON-BREAKING HYPHEN}up").replace("3.82x", "4,32x")
+    assert "4,32x does not follow" in audit([saved(tmp_path, commas)])[0].message
     estimates = SPEED_UP.replace("3.82x", "~4.32x")
     assert audit([saved(tmp_path, estimates)]) == []
     path = saved(tmp_path, table("Name | Colour", "a | red"))
@@ -134,6 +136,7 @@ def test_csv_is_read_like_markdown(tmp_path):
         ("503,225", "number", 503225, 503224, 503226),
         ("2.49e+02", "number", 249, 248, 250),
         ("108K", "number", 108e3, 107e3, 109e3),
+        ("2,9x", "factor", 2.9, 2.8, 3.0),
         ("45.0%", "share", 0.45, 0.449, 0.451),
         ("607 ms", "time", 0.607, 0.606, 0.608),
         ("1.5 h", "time", 5400, 5040, 5760),

@@ -88,5 +88,6 @@ def answer_in_json(answer: Answer) -> dict[str, Any]:
             {"name": each.name, "a": each.a, "b": each.b, "state": each.state, "spoils": each.spoils}
             for each in answer.conditions
         ],
+        "findings": [asdict(finding) for finding in answer.findings],
         **{name: list(getattr(answer, name)) for name in ("reasons", "instead", "ask", "also", "notes", "read")},
     }

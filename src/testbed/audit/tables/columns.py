@@ -117,7 +117,7 @@ WORD_OF = {heading: name for name, headings in WORDS.items() for heading in head
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
     "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
-    "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
+    "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-", "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
 })  # fmt: skip
 _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
 # What the source itself marks as uncertain, or with a footnote, is not a figure to hold against it.
@@ -179,11 +179,14 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     for heading in (named or {}).values():
         if heading not in headings and not _is_number(heading):
             raise InputError(f"--columns: {path} has no column '{heading}'; it has {', '.join(headings) or 'none'}")
-    grids = tuple(grid for table in tables if _is_of_results(grid := _grid(table, named or {}), bool(named)))
+    every = [_grid(table, named or {}) for table in tables]
+    grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
+    refused = {line for grid in every if grid not in grids for line in grid.lines}
     for quantity, heading in (named or {}).items():
         if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
             raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
-    return [Reported(path=path, name=str(path), form=FORM, details={"grids": grids})] if grids else []
+    details = {"grids": grids, "refused": refused}
+    return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids else []
 
 
 def _is_of_results(grid: Grid, is_named: bool) -> bool:
@@ -340,6 +343,7 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
         seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
         return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
     text = re.sub(r"\([^()]*\)", "", text).strip()
+    text = re.sub(r"^(\+?\d+),(\d{1,2}|\d{4,})(?!\d|,)", r"\1.\2", text)  # 2,9 is 2.9, and 2,900 is not
     match = _NUMBER.match(text)
     if not match:
         return None

@@ -155,5 +155,7 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
         if found:
             lines = ", ".join(f":{grid.lines[row]}" for _, grid, row in found[:SHOWN])
             raise InputError(f"{flag} '{name}' is in {len(found)} rows; give the line of one of them: {lines}")
+    if line and any(int(line[1]) in item.details["refused"] for item in items):
+        raise InputError(f"{flag} '{name}': line {line[1]} is of a table without two known headings of figures")
     labels = ", ".join(f"'{label_of(grid, row)}'" for _, grid, row in rows[:SHOWN])
     raise InputError(f"{flag} '{name}' is in no row of a table that is read; there are {labels or 'none'}")
