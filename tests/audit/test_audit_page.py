@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 from support.audit_cases import v20
-from support.metrics_examples import save, v1_metrics
+from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import run_here
 
+from testbed.analysis.runs.load import load_runs
 from testbed.audit.claims import audit
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.audit.notes import notes_on_single_runs
 from testbed.audit.page import WIDTH, details, page
 
 PROGRAM = "scripts/audit_runs.py"
@@ -78,20 +80,15 @@ def test_figures_that_read_otherwise_stand_before_notes():
     assert text.index("Corrected figures") < text.index("5,900 tokens/s") < text.index("Notes") < text.index("n = 1")
 
 
-def test_the_program_prints_details_when_asked(tmp_path):
-    paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
-    short, full = run_here(PROGRAM, *paths), run_here(PROGRAM, *paths, "--details")
-    assert "CLAIM DOES NOT STAND" not in short.stdout
-    assert full.stdout.startswith(short.stdout) and "CLAIM DOES NOT STAND: throughput is global" in full.stdout
-    assert short.returncode == full.returncode == 1
-
-
-def test_runs_and_files_of_tables_are_counted_apart(tmp_path):
+def test_runs_and_files_of_tables_are_counted_apart_and_nothing_unchecked_is_said_to_be_right(tmp_path):
     runs = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "two", v1_metrics(1))]
     table = tmp_path / "results.md"
     table.write_text("| GPUs | tokens/s | Speed-up |\n|---|---|---|\n| 1 | 10 | 1.0 |\n| 2 | 19 | 1.9 |\n", "utf-8")
     assert run_here(PROGRAM, table).stdout.startswith("nothing found in 1 file of tables\n")
     assert run_here(PROGRAM, *runs, table).stdout.startswith("Audit of 2 runs and 1 file of tables ")
+    table.write_text("| GPUs | tokens/s |\n|---|---|\n| 1 | 10 |\n| 2 | 19 |\n")
+    said = run_here(PROGRAM, table).stdout
+    assert said.startswith("nothing could be checked in 1 file of tables\n") and "found" not in said
 
 
 def test_the_page_says_how_many_figures_it_checked_and_what_it_took_columns_for(tmp_path):
@@ -108,14 +105,30 @@ def test_the_page_says_how_many_figures_it_checked_and_what_it_took_columns_for(
     )
 
 
-def test_where_nothing_could_be_checked_nothing_is_said_to_be_right(tmp_path):
-    table = tmp_path / "results.md"
-    table.write_text("| GPUs | tokens/s |\n|---|---|\n| 1 | 10 |\n| 2 | 19 |\n")
-    done = run_here(PROGRAM, table)
-    assert done.stdout.startswith("nothing could be checked in 1 file of tables\n") and "found" not in done.stdout
-
-
 def test_a_figure_that_was_inferred_corrects_nothing():
     inferred = Finding(Rule.FOLLOWS, ("a",), "MFU 64 %", FAILS, "MFU 54 % would follow from the row's other figures")
     for text in (page([inferred], 1), details([inferred])):
         assert "does not match: MFU 54 % would follow" in text and "corrected" not in text
+
+
+def test_single_runs_give_no_verdict_and_their_table_says_what_the_audit_notes(tmp_path):
+    one, two = ({"hardware": {"cpu_threads_per_rank": threads}} for threads in (1, 2))
+    metrics = (
+        example_metrics(world_size=1, step_time_s=0.44, **one),
+        example_metrics(world_size=1, step_time_s=0.3, **two),
+        example_metrics(world_size=2, step_time_s=0.2, **one),
+    )
+    paths = [save(tmp_path / f"run_{number}", content) for number, content in enumerate(metrics)]
+    table = run_here("generate_charts.py", "--runs", *paths, "--output-dir", tmp_path / "charts").stdout
+    said = " ".join(table.split())
+    assert "One run each, no verdict" in said and "quickstart.sh --repeats 5" in said
+    assert "[1] and [3]: 2.20x (throughput of all devices) on 2 times the cores is more than linear" in said
+    assert "[1] and [2]: cpu threads per rank 1 against 2" in said
+    assert notes_on_single_runs(load_runs(paths[:1])) == [], "one run compares nothing"
+
+
+def test_repeats_are_one_note(tmp_path):
+    repeats = [example_metrics(run_id=f"20260101T00000{number}Z-0123456{number}") for number in (1, 2)]
+    paths = [save(tmp_path / content["run_id"], content) for content in repeats]
+    (note,) = notes_on_single_runs(load_runs(paths))
+    assert note.startswith("Each column is one run, no verdict")
