@@ -5,8 +5,8 @@ To add a rule, write one function and list it in the table at the end of its fil
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program, or of any, against themselves.
 - tables/rules.py, TABLE_RULES: a table of published figures against itself.
-- comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code, devices and what devices gain are
-  in condition_rules.py.
+- condition_rules.py, CONDITION_RULES: whether one arm and the baseline did equal work, on one code and equal devices.
+- comparison_rules.py, ARITHMETIC_RULES: what the figures of one arm and the baseline contradict together.
 
 A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
 a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if

@@ -9,7 +9,7 @@ from testbed.analysis.comparison.confounders import DEVICE, confounders, made_fi
 from testbed.audit.condition_rules import CONDITION_RULES, THREADS
 from testbed.audit.conditions import DIFFERS, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
-from testbed.audit.measures import gain
+from testbed.audit.measures import gain, is_one_batch_split
 from testbed.audit.reported import Claim, Reported
 from testbed.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
 
@@ -129,7 +129,8 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
     if not base.world_size or not other.world_size or base.world_size == other.world_size:
         return
     kinds = ("val_loss", "train_loss")
-    equal = next((kind for kind in kinds if _is_same(getattr(base, kind), getattr(other, kind))), None)
+    losses = [(kind, getattr(base, kind)) for kind in kinds if getattr(base, kind) == getattr(other, kind)]
+    equal = next((kind for kind, loss in losses if loss and is_exact(loss)), None)
     ranks_agree = len(set(other.rank_train_losses)) == 1
     if equal is None and ranks_agree and base.train_loss and other.train_loss and is_exact(base.train_loss):
         equal = "train_loss" if abs(other.train_loss / base.train_loss - 1) < 1e-6 else None
@@ -155,10 +156,6 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
     yield claim.fails(Rule.EQUAL_WORK, said, corrected)
 
 
-def _is_same(before: float | None, after: float | None) -> bool:
-    return bool(before and before == after and is_exact(before))
-
-
 def _work_per_rank(item: Reported) -> float | None:
     """Return what one rank does in an iteration: sequences, or where its batch is unknown or only printed, its rate x
     time."""
@@ -170,13 +167,10 @@ def _work_per_rank(item: Reported) -> float | None:
 def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
     """Check the rate of torch.nn.DataParallel: it splits one batch, so the global batch does not grow with devices."""
     base, other = claim.baseline.first, claim.other.first
-    before, after = (_work_per_rank(item) for item in (base, other))
-    if not other.is_data_parallel_module or not other.world_size or other.world_size < 2:
+    if not other.world_size or other.world_size < 2 or not is_one_batch_split(claim):
         return
-    if base.world_size != 1 or before is None or after is None or abs(after / before - 1) > 5 * RATE_TOLERANCE:
-        return
-    assert base.rate is not None and other.rate is not None  # what such a log prints
-    assert base.time_s is not None and other.time_s is not None
+    assert base.rate and other.rate and base.time_s and other.time_s  # what such a log prints
+    before, after = base.rate * base.time_s, other.rate * other.time_s
     claimed = other.rate * other.world_size / base.rate
     yield claim.fails(
         Rule.THROUGHPUT,

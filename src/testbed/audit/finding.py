@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,13 +43,15 @@ class Finding:
     unknown: tuple[str, ...] = ()  # what the files do not record, where the finding is about nothing else
 
 
-class Audited(ABC):
+class Audited:
     """Base of everything a rule checks. It makes the findings about the runs that `names` names."""
 
+    name: str
+
     @property
-    @abstractmethod
     def names(self) -> tuple[str, ...]:
         """Return the runs that a finding is about."""
+        return (self.name,)
 
     def fails(self, rule: Rule, message: str, corrected: str | None = None) -> Finding:
         return self.finds(rule, FAILS, message, corrected)

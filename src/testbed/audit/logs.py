@@ -218,7 +218,7 @@ PROGRAMS = (
     ),
 )
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
-KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT or DeepSpeed"
+KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
 DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others

@@ -145,9 +145,8 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
         found = earlier.wandb_log_runs(path, text)
     else:
         raise InputError(
-            f"{path} is not a known log: it has neither a 'timing breakdown' of an epoch nor a wandb run summary nor "
-            f"the lines of {logs.KNOWN} nor those of a transformers Trainer, nor a table with two headings that are "
-            f"known, one of them a result (--columns names them); {EXPORT}"
+            f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has no table with two headings "
+            f"that are known, one of them a result (--columns names them); {EXPORT}"
         )
     named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
     runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
@@ -193,9 +192,8 @@ def read_csv(path: Path) -> list[Reported]:
     if found := tables_in(path, text):
         return found
     raise InputError(
-        f"{path} is not CSV that is known: its first line has neither 'Step' and '<run> - <metric>' nor 'Name' and "
-        "'Device Time Total (ms)', nor 'step' and the name of a curve, nor two headings of a table that are known "
-        "(--columns names them)"
+        f"{path} is not CSV that is known: no export of wandb or of a profiler, no 'step' with the name of a curve, "
+        "and no two headings of a table that are known (--columns names them)"
     )
 
 

@@ -78,10 +78,6 @@ class Reported(Audited):
     unread: tuple[str, ...] = ()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
     def metrics(self) -> Run:
         """Return the run of a training_metrics.json; only for rules that take no other form."""
         assert self.run is not None
@@ -120,10 +116,6 @@ class Side(Audited):
 
     name: str
     runs: tuple[Reported, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
 
     @property
     def first(self) -> Reported:

@@ -28,8 +28,8 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures
-from testbed.audit.reported import Claim, Reported
-from testbed.audit.tables.columns import RESULTS, Figure, Grid, is_reference
+from testbed.audit.reported import STATUS, Claim, Reported
+from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid, is_reference
 from testbed.audit.tables.rows import RATIOS, devices_of, failure_of, side_of
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
@@ -40,13 +40,11 @@ SLACK = 1.01  # beyond rounding: times and rates are averaged over windows that 
 LINEAR = 1.01
 DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline ranks)
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
-RATES = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
-         "step_s": -1, "time_s": -1}  # fmt: skip
+POWERS = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
+          "step_s": -1, "time_s": -1}  # fmt: skip
 SLOWER = 0.95  # as in comparison_rules.py
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
-_ESTIMATED = re.compile(
-    r"\b(?:est\.?|estimated?|expected|projected|predicted|extrapolated|theoretical|simulated)(?:\b|$)", re.I
-)
+_ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def _ratio_formula(name: str) -> Formula:
     The figures are of all devices, or else of one.
     """
     variants: list[Powers] = []
-    for quantity, power in RATES.items():
+    for quantity, power in POWERS.items():
         ratio = {name: -1, quantity: power, FIRST + quantity: -power}
         by_devices = [(0, 1), (-1, 0)][name == "efficiency"]
         if quantity == "device_token_rate":
