@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +38,8 @@ def _path(text: str) -> Path:
 
 def ratio(text: str) -> float:
     """Return the ratio that was typed: 2.9, 2.9x or 2,9."""
+    if re.search(r",\d{3}(?!\d)", text):
+        raise argparse.ArgumentTypeError(f"{text} may be thousands or thousandths: write it without a comma")
     return float(text.strip().lower().rstrip("x\N{MULTIPLICATION SIGN}").replace(",", "."))
 
 

@@ -361,6 +361,6 @@ def test_the_same_thing_twice_is_no_claim(tmp_path):
     for paths, named in (([path], (":3", ":3")), ([path, path], (None, None))):
         with pytest.raises(InputError, match=r"both the row|given twice"):
             answered(paths, None, named)
-    for words in (["--a", "", "--b", ""], ["--json", ""], ["--claim", "2", "--baseline", path]):
+    for words in (["--a", "", "--b", ""], ["--json", ""], ["--claim", "1,000"], ["--claim", "2", "--baseline", path]):
         done = run_here(PROGRAM, path, *words)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -67,7 +67,7 @@ def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
     worse = after - before
     said = f"{speed_up:.2f}x ({by}) with validation loss {after:.3f} against {before:.3f}: worse by {worse:.3f}"
     if worse > noise:
-        between = "seeds or runs" if whose is None else "repeats"
+        between = "seeds" if whose is None else "repeats"
         said = f"{said}, more than the {noise:.3g} that chance explains between {between}"
         yield claim.fails(Rule.LOSSES, said, "no speed-up at equal loss; time to a loss was not compared")
     elif worse > LOSS_NOISE and whose is None:
