@@ -41,7 +41,7 @@ def quickstart() -> str:
 def list_of_run_types() -> str:
     from testbed.config.run_types import STRATEGIES
 
-    ranks = {"stages": "stages x data", "parts": "tensor x data"}
+    ranks = {"stages": "stages x data", "parts": "tensor x data", "axes": "any product"}
     lines = ["| `--run_type` | what it is | ranks |", "|---|---|---|"]
     for name, entry in STRATEGIES.items():
         lines.append(f"| `{name}` | {entry.summary} | {ranks.get(entry.keeps, 'any') if entry.is_distributed else 1} |")
@@ -102,6 +102,25 @@ def planner_score() -> str:
     return page_of(json.loads(SCORE_FILE.read_text(encoding="utf-8")))
 
 
+def mesh_agreement() -> str:
+    path = RESULTS / "meshes" / "agreement.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    table = ["| mesh | ranks | loss | norm | validation loss | weights (relative) |", "|---|---:|---:|---:|---:|---:|"]
+    for variant in dict.fromkeys(line["variant"] for line in lines):
+        of_variant = [line for line in lines if line["variant"] == variant]
+        names = ("losses", "grad_norms", "val_loss", "weights")
+        largest = [f"{max(line[name] for line in of_variant):.1e}" for name in names]
+        sizes = of_variant[0]["mesh"].removeprefix("mesh ")
+        table.append(f"| {variant}: {sizes} | {of_variant[0]['ranks']} | {' | '.join(largest)} |")
+    return "\n".join(table)
+
+
+def refused_together() -> str:
+    from testbed.config.compatibility import refusals
+
+    return "\n".join(f"- {flags}: {why}" if why else f"- {flags}" for flags, why in refusals())
+
+
 def deepspeed_keys() -> str:
     from testbed.config.deepspeed_keys import table
 
@@ -117,6 +136,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "certificate": certificate,
     "metrics fields": metrics_fields,
     "deepspeed keys": deepspeed_keys,
+    "refused together": refused_together,
+    "mesh agreement": mesh_agreement,
     "planner score": planner_score,
 }
 

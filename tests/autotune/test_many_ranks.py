@@ -19,12 +19,15 @@ CASES = {
     "fsdp": ("--run_type fsdp", 64, set()),
     "fsdp, hybrid": ("--run_type fsdp --shard_size 8", 64, {8}),
     **{f"ZeRO {stage}": (f"--run_type optimized --zero_stage {stage}", 64, set()) for stage in range(4)},
-    # the two ends of a pipeline share the embedding
-    "model_parallel": ("--run_type model_parallel --pipeline_stages 4", 16, {2, 4, 16}),
-    "pipeline": ("--run_type pipeline --pipeline_stages 8", 8, {2, 8}),
+    "model_parallel": ("--run_type model_parallel --pipeline_stages 4", 16, {4, 16}),
+    "pipeline": ("--run_type pipeline --pipeline_stages 8", 8, {8}),
     "tensor": ("--run_type tensor --tensor_parallel_size 4", 16, {4, 16}),
+    "mesh": (
+        "--run_type mesh --shard_size 2 --tensor_parallel_size 4 --context_parallel_size 2 --pipeline_stages 2",
+        *(4, {2, 4}),
+    ),
 }
-SHARDED = ("fsdp", "fsdp, hybrid", "ZeRO 3", "model_parallel", "pipeline", "tensor")
+SHARDED = ("fsdp", "fsdp, hybrid", "ZeRO 3", "model_parallel", "pipeline", "tensor", "mesh")
 
 
 @pytest.fixture(scope="module")

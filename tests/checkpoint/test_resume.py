@@ -58,6 +58,12 @@ RUNS = {
     "hybrid": (4, f"--run_type fsdp {DROPOUT} --shard_size 2"),
     "pipeline x data": (4, f"--run_type pipeline {DROPOUT} --pipeline_stages 2"),
     "tensor x data": (4, "--run_type tensor --tensor_parallel_size 2"),
+    "shards x tensor": (4, "--run_type mesh --tensor_parallel_size 2 --sequence_parallel on"),
+    "shards x context": (4, "--run_type mesh --context_parallel_size 2"),
+    "context x tensor": (4, "--run_type mesh --context_parallel_size 2 --tensor_parallel_size 2"),
+    "stages x shards": (4, f"--run_type mesh --pipeline_stages 2 {DROPOUT}"),
+    "stages x tensor": (4, "--run_type mesh --pipeline_stages 2 --tensor_parallel_size 2 --sequence_parallel on"),
+    "zero bubble x shards": (4, f"--run_type mesh --pipeline_stages 2 --pipeline_schedule zero_bubble {DROPOUT}"),
 }
 # what reads a state that another strategy wrote: everything, and these on other numbers of ranks
 READERS = {
@@ -72,6 +78,11 @@ READERS = {
     "ZeRO 3, 3 ranks": (3, "--run_type optimized --zero_stage 3"),
     "tensor, 4 ranks": (4, "--run_type tensor --num_heads 4"),
     "pipeline, 4 ranks": (4, "--run_type pipeline"),
+    # three shards of what two tensor ranks have: rows that do not divide, and pieces of queries, keys and values
+    "3 shards x tensor": (6, "--run_type mesh --tensor_parallel_size 2"),
+    "stages x shards x tensor": (
+        *(8, "--run_type mesh --pipeline_stages 2 --tensor_parallel_size 2 --sequence_parallel on"),
+    ),
 }
 
 

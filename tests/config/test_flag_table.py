@@ -133,7 +133,8 @@ FREE = (
 SPREAD = (
     "run_type backend micro_batch_size_per_gpu grad_accum_steps activation_checkpointing zero_stage offload shard_size "
     "reshard_after_forward bucket_cap_mb reduce_bucket_size allgather_bucket_size overlap_comm pipeline_stages "
-    "pipeline_schedule stages_per_rank tensor_parallel_size"
+    "pipeline_schedule stages_per_rank tensor_parallel_size sequence_parallel context_parallel_size "
+    "context_parallel_method"
 )
 MATHEMATICS = "mixed_precision gradient_compression skip_gradient_sync"
 NEVER = "num_layers num_heads embedding_size vocab_size max_position_embeddings optimizer"
@@ -147,7 +148,8 @@ WITHIN_AN_ARM = (
 NAMES_AN_ARM = (
     "run_type zero_stage offload overlap_comm reduce_bucket_size allgather_bucket_size deepspeed_config "
     "mixed_precision gradient_compression skip_gradient_sync bucket_cap_mb reshard_after_forward shard_size "
-    "pipeline_stages pipeline_schedule stages_per_rank tensor_parallel_size micro_batch_size_per_gpu grad_accum_steps "
+    "pipeline_stages pipeline_schedule stages_per_rank tensor_parallel_size sequence_parallel context_parallel_size "
+    "context_parallel_method micro_batch_size_per_gpu grad_accum_steps "
     "activation_checkpointing backend deterministic compile attention matmul num_workers threads_per_rank bind_cores "
     "async_mode optimizer lr_schedule warmup_shape decay_share muon_learning_rate muon_momentum eval_only"
 )

@@ -26,13 +26,19 @@ from testbed.model.shape import MODEL_SIZES, ModelShape
         ("tensor", 2, "mesh data=1 pipeline=1 tensor=2"),
         ("tensor --tensor_parallel_size 2", 8, "mesh data=4 pipeline=1 tensor=2"),
         ("baseline", 1, "mesh data=1 pipeline=1 tensor=1"),
+        ("mesh", 4, "mesh data=4 (replicate=1 x shard=4) pipeline=1 tensor=1"),
+        (
+            "mesh --shard_size 2 --tensor_parallel_size 2 --context_parallel_size 2 --pipeline_stages 2",
+            32,
+            "mesh data=4 (replicate=2 x shard=2) pipeline=2 tensor=2 context=2",
+        ),
     ],
 )
 def test_the_mesh_multiplies_to_the_world_size(token_files, flags, ranks, mesh):
     settings = settings_of(token_files, "--run_type", *flags.split(), world_size=ranks)
     assert str(settings.plan.mesh) == mesh
     assert settings.plan.data_world_size == settings.plan.mesh.data
-    assert settings.plan.mesh.data * settings.plan.mesh.pipeline * settings.plan.mesh.tensor == ranks
+    assert settings.plan.mesh.num_ranks == ranks
 
 
 @pytest.mark.parametrize(

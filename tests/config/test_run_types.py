@@ -24,7 +24,8 @@ REGISTRY = "src/testbed/config/run_types.py"
 # where a word is the name of a run type and means something else, or names runs to be started
 ALLOWED = {
     "src/testbed/experiments/": "studies name the runs that they start",
-    "src/testbed/distributed/process_group.py": "pipeline and tensor are axes of the device mesh",
+    "src/testbed/distributed/axes.py": "pipeline and tensor are axes of the device mesh",
+    "src/testbed/strategies/tensor.py": "fsdp is an axis of the device mesh",
     "src/testbed/analysis/runs/load.py": "pipeline and tensor are axes of the device mesh",
     "src/testbed/profiling/trace.py": "allreduce is a part of a kernel's name",
     "scripts/maintain/update_docs.py": "folders of the runs that a page shows",
@@ -133,7 +134,8 @@ def unlike() -> StrategyEntry:
 
 def test_what_a_strategy_of_its_own_kind_lacks_is_named(monkeypatch):
     """`stages_per_rank` is not an option of another strategy here."""
-    monkeypatch.setitem(STRATEGIES, "pipeline", dataclasses.replace(STRATEGIES["pipeline"], options={}))
+    for name in ("pipeline", "mesh"):
+        monkeypatch.setitem(STRATEGIES, name, dataclasses.replace(STRATEGIES[name], options={}))
     assert what_is_missing(unlike()) == [
         "tests/strategies/test_allreduce.py, as the agreement test leaves it out",
         "AllReduce.full_state_dict: of which weights is the exported model?",

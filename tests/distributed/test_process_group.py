@@ -89,7 +89,7 @@ def test_every_tensor_is_averaged_whatever_the_buckets(monkeypatch, bucket_bytes
 
     monkeypatch.setattr(tensors, "BUCKET_BYTES", bucket_bytes)
     monkeypatch.setattr(process_group.dist, "all_reduce", halve)
-    tensors.average_(averaged, SimpleNamespace(size=lambda: 2))
+    tensors.reduce_(averaged, SimpleNamespace(size=lambda: 2), process_group.dist.ReduceOp.AVG)
     assert all(torch.equal(tensor, mean) for tensor, mean in zip(averaged, expected, strict=True))
 
 

@@ -91,7 +91,8 @@ def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, steps, sa
 
 def of_cores(run_type: str, threads: int, *percents: float, steps: int = 40) -> dict:
     """A run whose ranks used these percents of one core each."""
-    facts = example_metrics(training_config={"math_changes": [], "run_type": run_type})
+    sizes = {"data": 1, "pipeline": 2 if run_type in ("pipeline", "model_parallel") else 1, "tensor": 1, "shard": 1}
+    facts = example_metrics(training_config={"math_changes": [], "run_type": run_type, "mesh": sizes})
     facts["timing"] |= {"step_time_p95_above_median": 0.01, "num_measured_steps": steps}
     facts["hardware"] |= {"device_type": "cpu", "cpu_threads_per_rank": threads}
     rows = [{"rank": rank, "cpu_percent_mean": percent} for rank, percent in enumerate(percents)]

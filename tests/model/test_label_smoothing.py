@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from testbed.model.gpt2 import GPT2, smoothing_sum, token_loss_sum
+from testbed.model.gpt2 import GPT2, loss_sum
 from testbed.model.shape import ModelShape
 from testbed.step import NOT_A_TARGET
 
@@ -27,7 +27,7 @@ def case() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("smoothing", [0.0, 0.05, 0.2, 0.9])
 def test_loss_and_gradient_are_those_of_torch_without_padding(smoothing):
     logits, targets = case()
-    mine = token_loss_sum(logits, targets) + smoothing * smoothing_sum(logits, targets, SHAPE.vocab_size)
+    mine = loss_sum(logits, targets, SHAPE.vocab_size, smoothing)
     gradient = torch.autograd.grad(mine, logits)[0]
     real = logits.detach()[..., : SHAPE.vocab_size].double().requires_grad_()
     expected = F.cross_entropy(
@@ -37,16 +37,6 @@ def test_loss_and_gradient_are_those_of_torch_without_padding(smoothing):
     assert mine.item() == pytest.approx(expected.item(), rel=1e-6)
     torch.testing.assert_close(gradient[..., : SHAPE.vocab_size].double(), expected_gradient, rtol=1e-5, atol=1e-7)
     assert gradient[..., SHAPE.vocab_size :].count_nonzero() == 0
-
-
-@pytest.mark.parametrize("parts", [2, 4, 128])
-def test_columns_add_up_to_the_whole(parts):
-    """Some parts of the vocabulary hold padding alone."""
-    logits, targets = case()
-    width = SHAPE.padded_vocab_size // parts
-    pieces = logits.split(width, -1)
-    found = sum(smoothing_sum(piece, targets, SHAPE.vocab_size, number * width) for number, piece in enumerate(pieces))
-    assert found.item() == pytest.approx(smoothing_sum(logits, targets, SHAPE.vocab_size).item(), rel=1e-5)
 
 
 def test_the_model_smooths_in_training_alone():

@@ -49,6 +49,8 @@ def read_back(job: Job, there: Machine, shape: ModelShape) -> Job:
         (8, {"mixed_precision": "native"}),
         (4, {"precision": "fp16", "offload": "optimizer", "overlap_comm": "off", "compile": True}),
         (16, {"matmul": "fp8", "attention": "math"}),
+        (32, {"run_type": "mesh", "context_parallel_size": 4}),
+        (16, {"run_type": "mesh", "pipeline_stages": 2, "pipeline_schedule": "zero_bubble", "shard_size": 4}),
     ],
 )
 def test_the_command_of_a_job_starts_that_job(devices, given):
@@ -107,7 +109,7 @@ def test_a_cpu_runs_in_fp32_uncompiled_and_without_dataparallel():
 
 def test_a_batch_that_divides_over_no_mesh_leaves_nothing():
     jobs, refused = possible(GPT2, 1024, 3, machine(8))
-    assert {job.run_type for job in jobs} <= {"pipeline", "model_parallel"}
+    assert {job.run_type for job in jobs} <= {"pipeline", "model_parallel", "mesh"}
     assert "--global_batch_size 3" in refused["ddp"]
 
 

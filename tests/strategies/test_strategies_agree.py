@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 
 import numpy as np
 import pytest
 import torch
-from support.agreement import CLIPPING, PAIRS, STEPS, TOLERANCE, case_flags, disagreements, distances, run_cases
+from support.agreement import (
+    CLIPPING,
+    PAIRS,
+    STEPS,
+    TOLERANCE,
+    case_flags,
+    disagreements,
+    distances,
+    run_cases,
+    write_down,
+)
 from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
 from support.settings import typed
-from support.variants import BF16, SMOOTHED, VARIANTS, WHOLE_BATCHES, slow_but
+from support.variants import BF16, MESHES, SMOOTHED, VARIANTS, WHOLE_BATCHES, slow_but
 from support.waits import allowed_waits
 
 from testbed.config.run_types import STRATEGIES
@@ -42,6 +53,16 @@ LARGEST_SHARE = {
     "zero bubble x data": 0.64,
     "1f1b on 4": 0.36,
 }
+
+
+def largest_share(variant: str, mesh: str) -> float:
+    if VARIANTS[variant][0] != "mesh":
+        return LARGEST_SHARE.get(variant, 1.0)
+    sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d+)", mesh)}
+    in_shards = sizes["shard"] * sizes.get("context", 1) if sizes.get("shard", 1) > 1 else 1
+    return (0.68 if sizes["pipeline"] > 1 else 1.0) * (0.53 if sizes["tensor"] > 1 else 1.0) / in_shards
+
+
 # name -> what the strategy itself says of what it built
 BUILT = {
     "allreduce": ["AllReduce"],
@@ -49,9 +70,9 @@ BUILT = {
     "allreduce, compiled": ["AllReduce", "compiled"],
     "ddp, compiled": ["DDP", "compiled"],
     "ddp, blocks compiled and recomputed": ["DDP", "compiled"],
-    "fsdp, compiled": ["FSDP", "3 groups on {'shard': 2}", "compiled"],
-    "fsdp": ["FSDP", "3 groups on {'shard': 2}"],
-    "fsdp, hybrid": ["FSDP", "3 groups on {'replicate': 2, 'shard': 2}"],
+    "fsdp, compiled": ["Mesh", "3 groups on {'fsdp': 2}", "compiled"],
+    "fsdp": ["Mesh", "3 groups on {'fsdp': 2}"],
+    "fsdp, hybrid": ["Mesh", "3 groups on {'replicate': 2, 'fsdp': 2}"],
     "optimized": ["DeepSpeedZero", "stage 1"],
     "ZeRO 0": ["DeepSpeedZero", "stage 0"],
     "ZeRO 2": ["DeepSpeedZero", "stage 2"],
@@ -62,13 +83,16 @@ BUILT = {
     "interleaved": ["Pipeline", "ScheduleInterleaved1F1B of 8"],
     "zero bubble": ["Pipeline", "ScheduleZBVZeroBubble of 8"],
     "1f1b x data": ["Pipeline", "Schedule1F1B of 4"],
-    "tensor": ["TensorParallel"],
+    "tensor": ["Mesh"],
+    "mesh": ["Mesh", "3 groups on {'fsdp': 2, 'tensor': 2}"],
+    "stages x shards": ["Pipeline", "Schedule1F1B of 4"],
+    "zero bubble x shards": ["Pipeline", "ScheduleZBVZeroBubble of 4"],
 }
 # whose state is laid out in a way of its own
 WITH_CHECKPOINT = [
     *(name for name, entry in STRATEGIES.items() if name != "baseline" and entry.equals_baseline),
     *("fsdp, hybrid", "ZeRO 2", "ZeRO 3", "zero bubble", "1f1b x data", "tensor x data"),
-    *("ddp, Muon", "fsdp, hybrid, Muon", "ZeRO 0, Muon", "pipeline, Muon", "tensor, Muon"),
+    *("ddp, Muon", "fsdp, Muon", "ZeRO 0, Muon", "pipeline, Muon", "tensor, Muon"),
 ]
 
 
@@ -103,13 +127,15 @@ def test_every_strategy_follows_the_single_process(train, variant, clipping):
     expected, actual = train("baseline", 1, recipe, clipping), train(run_type, ranks, flags, clipping)
     limit = float(CLIPPING[clipping])
     assert (min(expected["grad_norms"]) > limit) == (clipping == "clipping"), "the case tests what it says"
+    if variant in MESHES:
+        write_down(variant, clipping, actual, distances(expected, actual))
     assert disagreements(expected, actual) == []
     assert actual["world_size"] == ranks
     assert mesh is None or actual["mesh"] == f"mesh {mesh}"
     assert actual["built"] == BUILT.get(variant, actual["built"])
     whole = expected["parameter_bytes"][0]
     share = max(actual["parameter_bytes"]) / whole
-    assert share == pytest.approx(LARGEST_SHARE.get(variant, 1.0), abs=0.02)
+    assert share == pytest.approx(largest_share(variant, actual["mesh"]), abs=0.02)
     assert sum(actual["parameter_bytes"]) >= whole, "no rank holds what is missing"
 
 
@@ -133,8 +159,9 @@ def test_blocks_are_computed_again_where_that_was_asked_for(train, variant):
     run_type, ranks, flags, _ = VARIANTS[variant]
     plain = flags.partition("--activation_checkpointing")[0].strip()
     once = train(run_type, ranks, plain, "clipping")["block_passes"]
-    tensor_ranks = 2 if run_type == "tensor" else 1
-    assert once == 2 * 8 * tensor_ranks, "two blocks, eight micro batches in all"
+    sharing = 2 ** sum(axis in flags for axis in ("--tensor_parallel_size", "--context_parallel_size"))
+    sharing = 2 if run_type == "tensor" else sharing
+    assert once == 2 * 8 * sharing, "two blocks, eight micro batches in all"
     assert train(run_type, ranks, flags, "clipping")["block_passes"] == 2 * once
 
 
@@ -153,7 +180,8 @@ def test_bf16_is_as_near_to_fp32_as_on_one_process(train, name):
     run_type, flags, times = BF16[name]
     recipe = WHOLE_BATCHES if WHOLE_BATCHES in flags else ""
     exact, rounded = (train("baseline", 1, f"{start}{recipe}", "clipping") for start in ("", "--precision bf16 "))
-    actual = train(run_type, 2 if STRATEGIES[run_type].is_distributed else 1, flags, "clipping")
+    ranks = 4 if STRATEGIES[run_type].keeps == "axes" else 2 if STRATEGIES[run_type].is_distributed else 1
+    actual = train(run_type, ranks, flags, "clipping")
     found = distances(exact, actual)
     for quantity, allowed in distances(exact, rounded).items():
         assert found[quantity] <= times * allowed, quantity

@@ -12,7 +12,7 @@ from support.settings import checked_run
 from torch.distributed.pipelining import PipelineStage
 
 from testbed.model.gpt2 import GPT2
-from testbed.strategies import pipeline
+from testbed.strategies import mesh, pipeline
 from testbed.strategies.baseline import Baseline
 from testbed.strategies.data_parallel import DataParallel
 from testbed.train.batches import TrainingBatches
@@ -67,18 +67,22 @@ def test_dataparallel_on_all_devices_makes_the_step_of_one(token_files):
     assert result.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=1e-4)
 
 
-def test_the_tied_gradients_are_added_after_the_average_over_data_ranks(monkeypatch):
-    """An average over three ranks or more rounds by the length of its bucket, which differs between the two ends: added
+def test_the_tied_gradients_are_added_after_the_sum_over_data_ranks(monkeypatch):
+    """A sum over three ranks or more rounds by the length of its bucket, which differs between the two ends: added
     before it, the two copies of the embedding drift apart by a bit here and there."""
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.ones(2)
     done = []
-    monkeypatch.setattr(pipeline, "average_", lambda tensors, group: done.append("average"))
-    monkeypatch.setattr(pipeline.dist, "all_reduce", lambda tensor, group: done.append("add the two ends"))
-    end = SimpleNamespace(parameters=[weight], data_group=None, tie_group="ends", has_first=True, has_last=False)
+    monkeypatch.setattr(mesh, "reduce_", lambda tensors, group, operation: done.append("data ranks"))
+    monkeypatch.setattr(pipeline.dist, "P2POp", lambda *_, **__: None)
+    monkeypatch.setattr(pipeline.dist, "batch_isend_irecv", lambda operations: done.append("the two ends") or [])
+    end = object.__new__(pipeline.Pipeline)
+    end.parameters, end.has_first, end.has_last = [weight], True, False
+    end.axes = SimpleNamespace(data=None, pipeline=None)
+    end.schedule_name, end.num_ranks, end.num_stages = "1f1b", 2, 2
     end.model = SimpleNamespace(wte=SimpleNamespace(weight=weight))
-    pipeline.Pipeline.synchronise_gradients(end)
-    assert done == ["average", "add the two ends"]
+    end.synchronise_gradients()
+    assert done == ["data ranks", "the two ends"]
 
 
 @pytest.mark.parametrize(

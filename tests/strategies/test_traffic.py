@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.programs import SEQUENCE, TINY_RUN, data_flags
+from support.programs import SEQUENCE, TINY_RUN, VOCABULARY, data_flags
 
 from testbed.model.gpt2 import GPT2, token_loss_sum
 from testbed.model.shape import ModelShape
@@ -13,6 +13,7 @@ BYTES, CHANNELS, SEQUENCES, STEP = 4, 32, 2, 16  # of a number; of the model; of
 ACTIVATIONS = BYTES * SEQUENCES * SEQUENCE * CHANNELS  # A of docs/strategies.md
 MICRO_BATCHES = STEP // SEQUENCES
 LAYERS = 2
+ROWS = -(-VOCABULARY // 128) * 128  # of the embedding
 KINDS = ("model_parallel", "pipeline", "pipeline --pipeline_schedule gpipe", "tensor")
 
 
@@ -32,10 +33,12 @@ def sent(ranks, token_files, tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS[:-1])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_stages_send_each_activation_and_gradient_once_in_fp32(sent, kind, precision):
-    """M A forward and M A back at a cut, in bf16 as in fp32; in a validation M A forward."""
+    """M A forward and M A back at a cut, in bf16 as in fp32, and the gradient of the tied embedding; in a validation M
+    A forward."""
     trained, validated = sent[kind, precision]
     each_way = [ACTIVATIONS] * MICRO_BATCHES
-    assert trained == [each_way, each_way], "rank 0 sends activations, rank 1 their gradients"
+    with_tied = [*each_way, BYTES * ROWS * CHANNELS]
+    assert trained == [with_tied, with_tied], "rank 0 sends activations, rank 1 their gradients"
     assert validated == [each_way, []]
 
 

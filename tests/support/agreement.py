@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,20 @@ def distances(expected: dict, actual: dict) -> dict[str, float]:
     reference = np.array(expected["weights"])
     difference = np.linalg.norm(np.array(actual["weights"]) - reference)
     return {**found, "weights": float(difference / np.linalg.norm(reference))}
+
+
+def write_down(variant: str, clipping: str, actual: dict, found: dict[str, float]) -> None:
+    """Add a line to the file that AGREEMENT_FILE names, for docs/results/meshes; nothing without it."""
+    if path := os.environ.get("AGREEMENT_FILE"):
+        line = {
+            "variant": variant,
+            "clipping": clipping,
+            "ranks": actual["world_size"],
+            "mesh": actual["mesh"],
+            **found,
+        }
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def disagreements(expected: dict, actual: dict) -> list[str]:

@@ -30,8 +30,7 @@ LOOK_EVERY_S = 0.02
 # what FSDP and DTensor would import in each rank
 FOR_ALL = (
     "torch._dynamo",
-    "testbed.strategies.fsdp",
-    "testbed.strategies.tensor_parallel",
+    "testbed.strategies.mesh",
     "testbed.strategies.pipeline",
 )
 

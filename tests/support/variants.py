@@ -25,6 +25,58 @@ def slow_but(every_day: Collection[str], names: Iterable[str]) -> list:
     return [name if name in every_day else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+# What each run type computes alike needs no run of each: fsdp, tensor and pipeline are shapes of one mesh.
+SHAPES_OF_A_MESH = ("fsdp", "tensor", "model_parallel", "mesh")
+OF_ONE_KIND = [
+    name
+    for name, entry in STRATEGIES.items()
+    if entry.equals_baseline and name != "baseline" and name not in SHAPES_OF_A_MESH
+]
+# Any product of axes: name -> ranks, further flags, the mesh that must come out. Every pair of axes on 4 ranks.
+_TENSOR, _STREAM = "--tensor_parallel_size 2", "--tensor_parallel_size 2 --sequence_parallel on"
+_CONTEXT, _STAGES, _COPIES = "--context_parallel_size 2", "--pipeline_stages 2", "--shard_size 1"
+_GATHERED = f"{_CONTEXT} --context_parallel_method allgather"
+_ONE_PASS = "--micro_batch_size_per_gpu 8"  # a step of one micro batch
+MESHES = {
+    "mesh": (4, _STREAM, "data=2 (replicate=1 x shard=2) pipeline=1 tensor=2"),
+    "shards x tensor": (4, _TENSOR, "data=2 (replicate=1 x shard=2) pipeline=1 tensor=2"),
+    "copies x cut stream": (4, f"{_COPIES} {_STREAM}", "data=2 pipeline=1 tensor=2"),
+    "shards x context": (4, _CONTEXT, "data=2 (replicate=1 x shard=2) pipeline=1 tensor=1 context=2"),
+    "copies x context": (4, f"{_COPIES} {_CONTEXT}", "data=2 pipeline=1 tensor=1 context=2"),
+    "context x tensor": (4, f"{_CONTEXT} {_TENSOR}", "data=1 pipeline=1 tensor=2 context=2"),
+    "context x cut stream, gathered": (4, f"{_GATHERED} {_STREAM}", "data=1 pipeline=1 tensor=2 context=2"),
+    "context of 4": (4, "--context_parallel_size 4", "data=1 pipeline=1 tensor=1 context=4"),
+    "context of 4, gathered": (4, "--context_parallel_size 4 --context_parallel_method allgather", None),
+    "stages x shards": (4, _STAGES, "data=2 (replicate=1 x shard=2) pipeline=2 tensor=1"),
+    "stages x copies": (4, f"{_STAGES} {_COPIES}", "data=2 pipeline=2 tensor=1"),
+    "stages x tensor": (4, f"{_STAGES} {_STREAM}", "data=1 pipeline=2 tensor=2"),
+    "stages x context": (4, f"{_STAGES} {_CONTEXT}", "data=1 pipeline=2 tensor=1 context=2"),
+    "zero bubble x shards": (4, f"{_STAGES} --pipeline_schedule zero_bubble", None),
+    "interleaved x shards": (4, f"{_STAGES} --pipeline_schedule interleaved_1f1b --reshard_after_forward on", None),
+    "shards x tensor x copies": (8, f"--shard_size 2 {_STREAM}", "data=4 (replicate=2 x shard=2) pipeline=1 tensor=2"),
+    "shards x tensor x context": (
+        *(8, f"{_STREAM} {_CONTEXT}"),
+        "data=2 (replicate=1 x shard=2) pipeline=1 tensor=2 context=2",
+    ),
+    "stages x shards x copies": (8, f"{_STAGES} --shard_size 2", "data=4 (replicate=2 x shard=2) pipeline=2 tensor=1"),
+    "stages x tensor x copies": (8, f"{_STAGES} {_TENSOR} {_COPIES}", "data=2 pipeline=2 tensor=2"),
+    "stages x context x shards": (
+        *(8, f"{_STAGES} {_CONTEXT}"),
+        "data=2 (replicate=1 x shard=2) pipeline=2 tensor=1 context=2",
+    ),
+    "shards x tensor, one micro batch": (4, f"{_STREAM} {_ONE_PASS}", None),
+    "shards x context, one micro batch": (4, f"{_CONTEXT} {_ONE_PASS}", None),
+    "stages x tensor, blocks recomputed": (4, f"{_STAGES} {_TENSOR} --activation_checkpointing block", None),
+    "context x tensor, recomputed but products": (
+        *(4, f"{_CONTEXT} {_STREAM} --activation_checkpointing selective"),
+        None,
+    ),
+    "context x tensor, label smoothing": (4, f"{_CONTEXT} {_STREAM} {SMOOTHED}", None),
+    "context x shards, pairs": (4, f"{_CONTEXT} {PAIRS}", None),
+    "context x shards, compiled": (4, f"{_CONTEXT} {COMPILED}", None),
+    "stages x cut stream, compiled": (4, f"{_STAGES} {_STREAM} {COMPILED}", None),
+    "shards x tensor, Muon": (4, f"{_STREAM} --optimizer muon", None),
+}
 # name -> run type, ranks, further flags, the mesh that must come out
 VARIANTS = {
     run_type: (run_type, 2 if entry.is_distributed else 1, "", None)
@@ -32,11 +84,9 @@ VARIANTS = {
     if run_type != "baseline" and entry.equals_baseline
 } | {
     **{
-        f"{run_type}, label smoothing": (run_type, 2 if entry.is_distributed else 1, SMOOTHED, None)
-        for run_type, entry in STRATEGIES.items()
-        if run_type != "baseline" and entry.equals_baseline
+        f"{run_type}, label smoothing": (run_type, 2 if STRATEGIES[run_type].is_distributed else 1, SMOOTHED, None)
+        for run_type in (*OF_ONE_KIND, "tensor")
     },
-    "tensor x data, label smoothing": ("tensor", 4, f"--tensor_parallel_size 2 {SMOOTHED}", None),
     "ZeRO 3, label smoothing": ("optimized", 2, f"--zero_stage 3 {SMOOTHED}", None),
     "ddp, label smoothing compiled": ("ddp", 2, f"{SMOOTHED} {COMPILED}", None),
     "tensor, label smoothing compiled": ("tensor", 2, f"{SMOOTHED} {COMPILED}", None),
@@ -90,22 +140,18 @@ VARIANTS = {
             ("allreduce", "allreduce", 2, ""),
             ("ddp", "ddp", 2, ""),
             ("fsdp", "fsdp", 2, ""),
-            ("fsdp, hybrid", "fsdp", 4, "--shard_size 2"),
             ("ZeRO 0", "optimized", 2, "--zero_stage 0"),
             ("pipeline", "pipeline", 2, ""),
             ("tensor", "tensor", 2, ""),
-            ("tensor x data", "tensor", 4, "--tensor_parallel_size 2"),
         )
     },
+    **{name: ("mesh", ranks, flags, mesh) for name, (ranks, flags, mesh) in MESHES.items()},
     "tensor, recomputed but products": ("tensor", 2, "--activation_checkpointing selective", None),
     **{
-        f"{run_type}, pairs": (run_type, 2 if entry.is_distributed else 1, PAIRS, None)
-        for run_type, entry in STRATEGIES.items()
-        if run_type != "baseline" and entry.equals_baseline
+        f"{run_type}, pairs": (run_type, 2 if STRATEGIES[run_type].is_distributed else 1, PAIRS, None)
+        for run_type in OF_ONE_KIND
     },
     "ZeRO 3, pairs": ("optimized", 2, f"--zero_stage 3 {PAIRS}", None),
-    "1f1b x data, pairs": ("pipeline", 4, f"--pipeline_stages 2 {PAIRS}", "data=2 pipeline=2 tensor=1"),
-    "tensor x data, pairs": ("tensor", 4, f"--tensor_parallel_size 2 {PAIRS}", "data=2 pipeline=1 tensor=2"),
 }
 # what rounds to bf16: run type, flags, and how many times the single process's own rounding error is allowed
 BF16 = {
@@ -128,8 +174,14 @@ BF16 = {
             ("model_parallel", "model_parallel", "", 2),
             ("pipeline", "pipeline", "", 2),
             ("tensor", "tensor", "", 4),
+            ("shards x context", "mesh", f"{_CONTEXT} ", 2),
         )
     },
+    "shards x context": ("mesh", f"--precision bf16 {_CONTEXT}", 2),
+    # as for tensor: each part of a sum is rounded too
+    "shards x tensor": ("mesh", f"--precision bf16 {_STREAM}", 4),
+    "stages x context": ("mesh", f"--precision bf16 {_STAGES} {_CONTEXT}", 2),
+    "stages x tensor": ("mesh", f"--precision bf16 {_STAGES} {_TENSOR}", 4),
     # weights, gradients and the residual stream are rounded too
     "fsdp, native": ("fsdp", "--precision bf16 --mixed_precision native", 4),
     "ZeRO 2, native": ("optimized", "--precision bf16 --mixed_precision native --zero_stage 2", 4),

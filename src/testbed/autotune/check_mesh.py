@@ -39,7 +39,7 @@ from testbed.distributed.mesh import MeshSizes
 from testbed.errors import first_line
 from testbed.memory_model.job import Job, Machine
 from testbed.model.gpt2 import GPT2
-from testbed.planner.command import arguments_of
+from testbed.planner.command import arguments_of, mesh_of
 from testbed.strategies import Strategy, build_strategy
 from testbed.strategies.deepspeed_zero import import_deepspeed
 
@@ -65,14 +65,14 @@ class BuiltRank:
 
 
 def role_ranks(mesh: MeshSizes) -> list[int]:
-    """Return a rank for each role: every stage, every tensor rank, the first and the last data rank.
+    """Return a rank for each role: every stage, every tensor rank, the first and the last data or context rank.
 
     Ranks of one role hold pieces of the same shape and are in groups of the same sizes.
     """
     return [
-        (stage * mesh.data + data) * mesh.tensor + tensor
+        (stage * mesh.data * mesh.context + data) * mesh.tensor + tensor
         for stage in range(mesh.pipeline)
-        for data in sorted({0, mesh.data - 1})
+        for data in sorted({0, mesh.data * mesh.context - 1})
         for tensor in range(mesh.tensor)
     ]
 
@@ -225,7 +225,7 @@ def check_jobs(jobs: Sequence[Job], machine: Machine, work: Sequence[str] = ()) 
         for ranks in sorted({_ranks_of(job) for job in jobs}):
             alike = [job for job in jobs if _ranks_of(job) == ranks]
             arguments = [[*arguments_of(job, machine, work), *data] for job in alike]
-            roles = [role_ranks(_mesh_of(job)) if ranks > 1 else [0] for job in alike]
+            roles = [role_ranks(mesh_of(job)) if ranks > 1 else [0] for job in alike]
             built = build_ranks(arguments, roles, ranks, min(machine.per_node, ranks))
             checked |= {job: CheckedJob(job, tuple(found)) for job, found in zip(alike, built, strict=True)}
     return [checked[job] for job in jobs]
@@ -234,11 +234,6 @@ def check_jobs(jobs: Sequence[Job], machine: Machine, work: Sequence[str] = ()) 
 def _ranks_of(job: Job) -> int:
     assert job.run_type is not None
     return job.layout.devices if STRATEGIES[job.run_type].is_distributed else 1
-
-
-def _mesh_of(job: Job) -> MeshSizes:
-    layout = job.layout
-    return MeshSizes(layout.data, layout.pipeline, layout.tensor, layout.shard)
 
 
 def _write_tokens(folder: Path, largest: tuple[float, int]) -> list[str]:

@@ -122,10 +122,9 @@ def changes_of_data(metrics: dict, sha256: dict[str, str]) -> list[dict[str, Any
 
 
 def _is_same_mesh(checkpoint: Checkpoint, settings: RunSettings) -> bool:
-    return (checkpoint.run_type, checkpoint.mesh) == (
-        settings.training.run_type,
-        dataclasses.asdict(settings.plan.mesh),
-    )
+    before = {"context": 1, **checkpoint.mesh}  # earlier versions cut no sequence
+    now = dataclasses.asdict(settings.plan.mesh)
+    return (checkpoint.run_type, before) == (settings.training.run_type, now)
 
 
 def is_same_form(checkpoint: Checkpoint, settings: RunSettings, launch: Launch) -> bool:

@@ -30,6 +30,10 @@ def _is_positive(value: float) -> bool:
     return value > 0
 
 
+def _is_several(size: int | None) -> bool:
+    return size is not None and size > 1
+
+
 def _is_no_multiple_of_16(size: int) -> bool:
     return size % 16 != 0
 
@@ -61,9 +65,18 @@ RULES: tuple[Rule, ...] = (
      lambda values: f"DeepSpeed needs an even number; give {values['allgather_bucket_size'] + 1}"),
     ({"offload": "optimizer", "zero_stage": 0}, "ZeRO must shard the optimizer state; give --zero_stage 1, 2 or 3"),
     ({"offload": "parameters", "zero_stage": (0, 1, 2)}, "only stage 3 shards the weights; give --zero_stage 3"),
-    ({"dropout": _is_positive, "tensor_parallel_size": lambda size: size and size > 1},
+    ({"dropout": _is_positive, "tensor_parallel_size": _is_several},
      "tensor ranks would need the same random numbers in the residual stream and different ones in their heads, which "
      "is not built; use --dropout 0"),
+    ({"dropout": _is_positive, "context_parallel_size": _is_several},
+     "context ranks would have to drop the same attention weights as one process, piece by piece, which is not built; "
+     "use --dropout 0"),
+    ({"context_parallel_size": _is_several, "context_parallel_method": "ring",
+      "attention": ("efficient", "cudnn", "math")},
+     "the ring calls the flash kernel by its name; use --context_parallel_method allgather, or --attention auto"),
+    ({"pipeline_schedule": "zero_bubble", "reshard_after_forward": "on", "pipeline_stages": _is_several},
+     "its second half of backward would find the weights freed, and their gradients would be lost; leave "
+     "--reshard_after_forward out"),
     ({"activation_checkpointing": ("block", "selective"), "pipeline_schedule": "zero_bubble"},
      "it runs the backward pass in two halves, and a block is computed again for one only; use 1f1b, or none"),
     ({"matmul": "fp8", "device": "cpu"}, "no CPU multiplies in 8 bits; leave --matmul out"),
@@ -100,13 +113,16 @@ ON_DEVICE: tuple[Rule, ...] = (
     ({"backend": "gloo", "device": "cuda", "run_type": lambda entry: not entry.gloo_on_cuda},
      "gloo averages and broadcasts tensors on a GPU, and nothing else; use "
      + ", ".join(run_types_with(gloo_on_cuda=True)) + ", or --backend nccl"),
+    ({"context_parallel_size": _is_several, "context_parallel_method": "ring", "precision": "fp32", "device": "cuda"},
+     "the ring needs the flash kernel, which a GPU has for 16 bits alone; use --context_parallel_method allgather, or "
+     "--precision bf16"),
 )  # fmt: skip
 # with --compile, and what is not compiled by itself either
 COMPILE: tuple[tuple[When, str], ...] = (
     ({"pipeline_schedule": "zero_bubble"},
      "it runs the backward pass of weights apart from that of activations, which a compiled block does not offer; use "
      "1f1b"),
-    ({"run_type": lambda entry: entry.keeps == "parts", "activation_checkpointing": "block"},
+    ({"tensor_parallel_size": _is_several, "activation_checkpointing": "block"},
      "the compiler cannot keep a device mesh for the recomputation; use selective"),
     ({"zero_stage": 3},
      "DeepSpeed gathers weights in hooks inside the blocks, which break a compiled block into pieces; use "
@@ -185,6 +201,38 @@ def _words(when: When, values: Mapping[str, Any]) -> list[str]:
         for name in when
         if values[name] is not None
     ]
+
+
+def refusals() -> list[tuple[str, str]]:
+    """Return every pair that is refused: the flags with their values, and why; once, in the order of the tables."""
+    found = [
+        ({**MAY_REFUSE[refusable][0], "run_type": lambda entry, name=refusable: name in entry.refuses}, "")
+        for refusable in MAY_REFUSE
+        if any(refusable in entry.refuses for entry in STRATEGIES.values())
+    ]
+    with_compile = [({"compile": True, **when}, why) for when, why in COMPILE]
+    lines = []
+    for when, why in (*found, *RULES, *ON_DEVICE, *with_compile):
+        words = " with ".join(_condition(name, wanted) for name, wanted in when.items())
+        reason = why.partition(";")[0] if isinstance(why, str) else "a number that does not divide"
+        lines.append((words, reason))
+    return lines
+
+
+def _condition(name: str, wanted: Any) -> str:
+    """Return a flag and the values that a rule is about: `--dropout above 0`."""
+    said = {_is_positive: "above 0", _is_several: "above 1", _is_no_multiple_of_16: "no multiple of 16"}
+    if name == "run_type" and callable(wanted):
+        value = ", ".join(other for other, entry in STRATEGIES.items() if wanted(entry))
+    elif callable(wanted):
+        value = said.get(wanted, "above 0" if name == "dropout" else "")
+    else:
+        value = (
+            {True: "", None: "left out"}.get(wanted, wanted)
+            if not isinstance(wanted, tuple)
+            else ", ".join(map(str, wanted))
+        )
+    return f"`{FLAGS[name].option_strings[0]} {value}`".replace(" `", "`")
 
 
 def compile_blocker(values: Mapping[str, Any]) -> str | None:

@@ -104,6 +104,8 @@ _THEIRS = {
     "--pipeline_schedule": "pipeline_parallel_schedule parallelism.pipeline_parallel_schedule",
     "--stages_per_rank": "num_layers_per_virtual_pipeline_stage",
     "--shard_size": "data_parallel_shard_degree parallelism.data_parallel_shard_degree fsdp_size",
+    "--context_parallel_size": "cp cp_size context_parallel_degree parallelism.context_parallel_degree",
+    "--sequence_parallel": "enable_sequence_parallel",
     "--reshard_after_forward": "fsdp_reshard_after_forward parallelism.fsdp_reshard_after_forward",
 }
 OF_OTHERS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}

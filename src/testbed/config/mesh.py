@@ -5,6 +5,7 @@ Each function raises InputError, one sentence for the first rule that is broken.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +45,15 @@ def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[
     """
     entry, mesh = STRATEGIES[values["run_type"]], _mesh_sizes(values, world_size)
     sizes = {name: size for name, size in mesh.flags().items() if name in entry.options}
-    values = {**values, **sizes, "stages_per_rank": _stages_per_rank(values, mesh)}
+    reshards = values["reshard_after_forward"]
+    if reshards is None and "reshard_after_forward" in entry.options:
+        reshards = "off" if mesh.pipeline > 1 else "on"  # a stage computes again and again in one step
+    values = {
+        **values,
+        **sizes,
+        "stages_per_rank": _stages_per_rank(values, mesh),
+        "reshard_after_forward": reshards,
+    }
     check_combination(values)
     if values["matmul"] == "fp8":
         values["precision"] = "bf16"  # of all other products
@@ -65,16 +74,18 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
             "--nproc-per-node 2 (or more), or use --run_type baseline"
         )
     tensor = (values["tensor_parallel_size"] or world_size) if "tensor_parallel_size" in own else 1
+    context = values["context_parallel_size"] or 1
     pipeline = (values["pipeline_stages"] or max(1, world_size // tensor)) if "pipeline_stages" in own else 1
-    if world_size % (pipeline * tensor):
-        sizes = {"pipeline_stages": pipeline, "tensor_parallel_size": tensor}
-        flags = [f"--{name} {size}" for name, size in sizes.items() if name in own]
+    claimed = pipeline * tensor * context
+    if world_size % claimed:
+        sizes = {"pipeline_stages": pipeline, "tensor_parallel_size": tensor, "context_parallel_size": context}
+        flags = [f"--{name} {size}" for name, size in sizes.items() if name in own and (size > 1 or len(own) == 1)]
         raise InputError(
             f"{' x '.join(flags)} does not divide the {counted(world_size, 'rank')} that the launcher started: "
-            "every mesh is data x pipeline x tensor ranks; give a size that divides it, or start a multiple of "
-            f"{counted(pipeline * tensor, 'rank')}"
+            "every mesh is data x pipeline x tensor x context ranks; give a size that divides it, or start a multiple "
+            f"of {counted(claimed, 'rank')}"
         )
-    data = world_size // (pipeline * tensor)
+    data = world_size // claimed
     shard = (values["shard_size"] or data) if "shard_size" in own else 1
     if data % shard:
         raise InputError(
@@ -87,7 +98,26 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
             f"--tensor_parallel_size {tensor} (by default all ranks) does not divide --num_heads {heads}: every rank "
             f"takes as many whole heads; possible are {_divisors(heads)}"
         )
-    return MeshSizes(data, pipeline, tensor, shard)
+    _check_sequence(values, tensor, context)
+    return MeshSizes(data, pipeline, tensor, shard, context)
+
+
+def _check_sequence(values: Mapping[str, Any], tensor: int, context: int) -> None:
+    """Check that ranks can share a sequence: two chunks for each context rank, an equal piece for each tensor rank."""
+    length, is_cut = values["seq_length"], values["sequence_parallel"] == "on"
+    if is_cut and tensor == 1:
+        raise InputError(
+            "--sequence_parallel on with --tensor_parallel_size 1: it is for tensor ranks; leave it out, or give a "
+            "larger size"
+        )
+    unit = math.lcm(2 * context if context > 1 else 1, context * tensor if is_cut else 1)
+    if length % unit:
+        flags = f"--context_parallel_size {context}" if context > 1 else ""
+        flags += f"{' and ' if flags else ''}--sequence_parallel on with {tensor} tensor ranks" if is_cut else ""
+        raise InputError(
+            f"--seq_length {length} is not a multiple of {unit}, which {flags} needs; the next that is: "
+            f"{-(-length // unit) * unit}"
+        )
 
 
 def _stages_per_rank(values: Mapping[str, Any], mesh: MeshSizes) -> int | None:

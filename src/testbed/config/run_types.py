@@ -23,10 +23,10 @@ class StrategyEntry:
         devices: "one" device; "all" CUDA devices of a node, driven by one process; or one "per_rank".
         engine: "torch", or "deepspeed" where DeepSpeed builds the optimizer and writes the checkpoint.
         keeps: what a rank has of the model at rest: the "whole" model, "shards" of the state of all layers, some
-            "stages" (layers), or "parts" of each layer.
+            "stages" (layers), "parts" of each layer, or what the "axes" of its mesh say.
         sends: how data ranks exchange gradients: "nothing"; "tensors", one after the other, and nothing overlaps;
-            "buckets" during backward; "shards" of weights and gradients in each pass; "zero" as the ZeRO stage says; or
-            "at_end", all at once after backward.
+            "buckets" during backward; "shards" of weights and gradients in each pass (a mesh without shards: "at_end");
+            "zero" as the ZeRO stage says; or "at_end", all at once after backward.
         state_layout: how the ranks hold weights and moments: "replicated", all on all ranks; "sharded", in parts;
             or "per_rank", different values under one name. What several ranks have of the first two, and is not part,
             must be equal and is compared by hash before it is saved. "per_rank" is saved for each rank, and resumes on
@@ -48,7 +48,7 @@ class StrategyEntry:
     summary: str
     devices: Literal["one", "all", "per_rank"]
     engine: Literal["torch", "deepspeed"]
-    keeps: Literal["whole", "shards", "stages", "parts"]
+    keeps: Literal["whole", "shards", "stages", "parts", "axes"]
     sends: Literal["nothing", "tensors", "buckets", "shards", "zero", "at_end"]
     state_layout: Literal["replicated", "sharded", "per_rank"]
     equals_baseline: bool
@@ -163,8 +163,8 @@ STRATEGIES = {
         options={**_WHOLE_MODEL, "bucket_cap_mb": 25.0, "gradient_compression": "none"},
     ),
     "fsdp": StrategyEntry(
-        module="fsdp",
-        class_name="FSDP",
+        module="mesh",
+        class_name="Mesh",
         summary="FSDP2: weights, gradients and optimizer state in shards, also hybrid",
         devices="per_rank",
         engine="torch",
@@ -241,8 +241,8 @@ STRATEGIES = {
         options={**_PIPELINE_AXES, "pipeline_schedule": "1f1b", "stages_per_rank": None},
     ),
     "tensor": StrategyEntry(
-        module="tensor_parallel",
-        class_name="TensorParallel",
+        module="mesh",
+        class_name="Mesh",
         summary="attention heads, MLP and vocabulary split over ranks",
         devices="per_rank",
         engine="torch",
@@ -255,7 +255,34 @@ STRATEGIES = {
         gloo_on_cuda=False,
         micro_batch="given",
         compiles_with=("none",),
-        options={"tensor_parallel_size": None},
+        options={"tensor_parallel_size": None, "sequence_parallel": "off"},
+    ),
+    "mesh": StrategyEntry(
+        module="pipeline",
+        class_name="AnyMesh",
+        summary="any product of copies, shards, tensor, context and pipeline ranks",
+        devices="per_rank",
+        engine="torch",
+        keeps="axes",
+        sends="shards",
+        state_layout="sharded",
+        equals_baseline=True,
+        differs_because=None,
+        refuses={"matmul fp8": NO_FP8, "precision fp16": NO_FP16},
+        gloo_on_cuda=False,
+        micro_batch="given",
+        compiles_with=("none",),
+        options={
+            "shard_size": None,
+            "reshard_after_forward": None,
+            "tensor_parallel_size": 1,
+            "sequence_parallel": "off",
+            "context_parallel_size": 1,
+            "context_parallel_method": "ring",
+            "pipeline_stages": 1,
+            "pipeline_schedule": "1f1b",
+            "stages_per_rank": None,
+        },
     ),
 }
 ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)

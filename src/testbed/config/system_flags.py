@@ -72,8 +72,9 @@ class DataParallel:
         "average gradients in bf16: half the traffic, recorded as other mathematics (default: none)",
         PARALLELISM, choices=["none", "bf16"], default=OF_RUN_TYPE, resume=Resume.MATHEMATICS)
     reshard_after_forward: str | None = flag(
-        "free weights after forward and gather them again for backward; off = less traffic, more memory (default: on)",
-        PARALLELISM, choices=["on", "off"], default=OF_RUN_TYPE)
+        "free weights after forward and gather them again for backward; off = less traffic, more memory (default: on; "
+        "off with stages)",
+        PARALLELISM, choices=["on", "off"], default=OF_RUN_TYPE, filled=Filled.DERIVED)
     shard_size: int | None = flag(
         "ranks that share one copy of the weights; fewer than all = hybrid sharding, for example the ranks of a node "
         "(default: all)",
@@ -107,10 +108,10 @@ class DeepSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParallel:
-    """splitting the model (run types model_parallel, pipeline, tensor; the other ranks are data parallel)"""
+    """splitting the model (run types model_parallel, pipeline, tensor, mesh; the other ranks are data parallel)"""
 
     pipeline_stages: int | None = flag(
-        "ranks that the layers are split over, balanced by cost (default: all)",
+        "ranks that the layers are split over, balanced by cost (default: all; mesh: 1)",
         PARALLELISM, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
     pipeline_schedule: str | None = flag(
         "order of forward and backward passes (default: 1f1b)",
@@ -119,8 +120,17 @@ class ModelParallel:
         "stages on each rank (default: 2 for interleaved_1f1b and zero_bubble, else 1)",
         PARALLELISM, type=positive, metavar="N", default=OF_RUN_TYPE, filled=Filled.DERIVED)
     tensor_parallel_size: int | None = flag(
-        "ranks that attention heads, MLP and vocabulary are split over (default: all)",
+        "ranks that attention heads, MLP and vocabulary are split over (default: all; mesh: 1)",
         PARALLELISM, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
+    sequence_parallel: str | None = flag(
+        "tensor ranks also share the tokens of what lies between the matrices: fewer activations on each (default: off)",
+        PARALLELISM, choices=["on", "off"], default=OF_RUN_TYPE)
+    context_parallel_size: int | None = flag(
+        "ranks that share each sequence, for long ones (default: 1)",
+        PARALLELISM, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
+    context_parallel_method: str | None = flag(
+        "how a rank's attention meets the keys of the others: they go round in a ring, or all are gathered (default: ring)",
+        PARALLELISM, choices=["ring", "allgather"], default=OF_RUN_TYPE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MeshSizes:
-    """Ranks along each axis of the device mesh; data x pipeline x tensor is the world size."""
+    """Ranks along each axis of the device mesh; data x pipeline x tensor x context is the world size."""
 
     data: int = 1  # shares of the global batch
     pipeline: int = 1  # ranks that hold one copy of the layers together
     tensor: int = 1  # ranks that hold one copy of each matrix together
-    shard: int = 1  # of the data ranks, how many share one copy of the weights (fsdp)
+    shard: int = 1  # of the data ranks, how many share one copy of the weights
+    context: int = 1  # ranks that share each sequence; where weights lie in shards, they lie on these ranks too
 
     @property
     def replicate(self) -> int:
@@ -21,12 +22,18 @@ class MeshSizes:
 
     @property
     def num_ranks(self) -> int:
-        return self.data * self.pipeline * self.tensor
+        return self.data * self.pipeline * self.tensor * self.context
 
     def flags(self) -> dict[str, int]:
         """Return the sizes under the names of the flags that fix them."""
-        return {"shard_size": self.shard, "pipeline_stages": self.pipeline, "tensor_parallel_size": self.tensor}
+        return {
+            "shard_size": self.shard,
+            "pipeline_stages": self.pipeline,
+            "tensor_parallel_size": self.tensor,
+            "context_parallel_size": self.context,
+        }
 
     def __str__(self) -> str:
         hybrid = f" (replicate={self.replicate} x shard={self.shard})" if self.shard > 1 else ""
-        return f"mesh data={self.data}{hybrid} pipeline={self.pipeline} tensor={self.tensor}"
+        context = f" context={self.context}" if self.context > 1 else ""
+        return f"mesh data={self.data}{hybrid} pipeline={self.pipeline} tensor={self.tensor}{context}"

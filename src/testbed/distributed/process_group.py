@@ -14,11 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
-from testbed.distributed.mesh import MeshSizes
 from testbed.distributed.rendezvous import (
     LOOK_EVERY_S,
     WAY_OUT,
@@ -163,20 +161,6 @@ def new_gloo_group() -> dist.ProcessGroup | None:
 def stop_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def device_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
-    """Build the mesh with the axes "pipeline", "data" and "tensor". Tensor ranks are neighbours."""
-    return init_device_mesh(
-        device.type, (mesh.pipeline, mesh.data, mesh.tensor), mesh_dim_names=("pipeline", "data", "tensor")
-    )
-
-
-def hybrid_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
-    """Build the mesh of replicas of shards, or of shards alone. The ranks that share a copy are neighbours."""
-    if mesh.replicate == 1:
-        return init_device_mesh(device.type, (mesh.shard,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (mesh.replicate, mesh.shard), mesh_dim_names=("replicate", "shard"))
 
 
 def seed_of_rank(seed: int, rank: int, *step: int) -> int:

@@ -14,8 +14,9 @@ CHUNK = 2**17  # words that are hashed at once: they stay in a core's cache
 
 
 @torch.no_grad()
-def average_(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Replace tensors by their mean over a group, bucket after bucket; one is filled or emptied while another travels.
+def reduce_(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, operation: dist.ReduceOp.RedOpType) -> None:
+    """Replace tensors by their sum or mean over a group, bucket after bucket; one is filled or emptied while another
+    travels.
 
     Args:
         tensors: plain ones, of the same shapes in the same order on every rank of the group.
@@ -27,7 +28,7 @@ def average_(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
         # a large tensor is alone in its bucket and needs no copy
         is_flat = len(bucket) == 1 and bucket[0].is_contiguous()
         flat = bucket[0].view(-1) if is_flat else torch.cat([tensor.flatten() for tensor in bucket])
-        travelling.append((bucket, flat, dist.all_reduce(flat, dist.ReduceOp.AVG, group, async_op=True)))
+        travelling.append((bucket, flat, dist.all_reduce(flat, operation, group, async_op=True)))
         if len(travelling) > 1:
             _put_back(*travelling.popleft())
     while travelling:
@@ -52,8 +53,8 @@ def _put_back(bucket: list[torch.Tensor], flat: torch.Tensor, work: dist.Work) -
     work.wait()
     if flat.data_ptr() == bucket[0].data_ptr():
         return
-    averages = flat.split([tensor.numel() for tensor in bucket])
-    torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(averages, bucket, strict=True)])
+    reduced = flat.split([tensor.numel() for tensor in bucket])
+    torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(reduced, bucket, strict=True)])
 
 
 class RanksDiffer(Exception):

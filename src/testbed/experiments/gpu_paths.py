@@ -143,22 +143,24 @@ def _strategies(ranks: int) -> Iterator[Row]:
             "reference": "fp32" if entry.equals_baseline else None,
             "within": "fp32",
             "ranks": ranks if entry.is_distributed else 1,
-            "devices": 2 if entry.cuts_model or not entry.is_distributed else 0,
+            "devices": 2 if entry.cuts_model or entry.keeps == "axes" or not entry.is_distributed else 0,
             "on_cpu": entry.is_distributed,
             "package": "deepspeed" if entry.engine == "deepspeed" else None,
         }
         flags = f"{FP32} --run_type {name}"
         cut = [option for option in ("pipeline_stages", "tensor_parallel_size") if option in entry.options]
+        if entry.keeps == "axes":  # the axis that no other run type has; the ring's kernel has no fp32 there
+            cut, flags = ["context_parallel_size"], f"{flags} --context_parallel_method allgather"
         whole = f"{flags} " + " ".join(f"--{option} {min(ranks, LARGEST_CUT)}" for option in cut)
         if not entry.is_distributed:  # one process shares each micro batch out
             whole += "--micro_batch_size_per_gpu 16"
         yield Row(name, "small", whole.strip(), **fields)
-        for option in ("zero_stage", "pipeline_schedule"):
+        for option in ("zero_stage", "pipeline_schedule") if entry.keeps != "axes" else ():
             for value in FLAGS[option].choices or () if option in entry.options else ():
                 if value != entry.options[option]:
                     more = "".join(f" --{axis} 2" for axis in cut)
                     yield Row(f"{name}_{value}", "small", f"{flags} --{option} {value}{more}", **fields)
-        if entry.is_distributed and entry.compiles_with and not entry.cuts_model:
+        if entry.is_distributed and entry.compiles_with and not entry.cuts_model and entry.keeps != "axes":
             compiled = flags.replace("--compile off", "--compile on")
             yield Row(f"{name}_compiled", "small", compiled, **{**fields, "on_cpu": False})
         if entry.is_distributed and entry.gloo_on_cuda:

@@ -194,7 +194,8 @@ def head_of(job: Job) -> Head:
     if job.compiled and job.run_type is not None:
         return Head(logits, logits, 2 * logits)
     if (
-        job.strategy is not None and job.strategy.keeps == "parts"
-    ):  # loss_parallel computes the softmax of sharded logits in several steps
-        return Head(FP32, 4 * FP32, 4 * FP32)
+        job.strategy is not None and job.layout.tensor > 1
+    ):  # the cross entropy of logits that are cut over ranks keeps them less their maximum
+        cast = logits if logits != FP32 else 0
+        return Head(FP32, 3 * FP32 + cast, 2 * FP32 + cast)
     return Head(FP32, 2 * FP32 + (logits if logits != FP32 else 0), 3 * FP32)

@@ -89,7 +89,7 @@ def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
 
 
 def _is_ddp(job: Job) -> bool:
-    return job.layout.data > 1 if job.strategy is None else job.strategy.sends == "buckets"
+    return job.layout.data > 1 if job.strategy is None else job.sends == "buckets"
 
 
 def casts_weights(job: Job) -> bool:
@@ -100,7 +100,8 @@ def casts_weights(job: Job) -> bool:
 def keeps_casts(job: Job) -> bool:
     """Return whether casts stay for all micro batches of a step, as most strategies of src/gpt2.py keep them."""
     keeps = casts_weights(job) and job.accumulation > 1 and job.recompute == "none" and not job.compiled
-    return keeps and job.strategy is not None and job.strategy.keeps != "shards"
+    is_in_shards = job.sends == "shards"
+    return keeps and job.strategy is not None and not is_in_shards and job.strategy.keeps != "shards"
 
 
 def _casts(job: Job, held: Held) -> Iterator[Buffer]:
@@ -153,6 +154,8 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     yield Buffer("reduced blocks", (width + reduces_in) * held.block, ("backward",), FP32 * held.block)
     reduced = FP32 * (root + root / max(1, job.layout.shard))  # with the shard that comes out
     yield Buffer("reduced embeddings", reduced, ("backward end",), FP32 * held.table)
+    if job.run_type is not None and job.layout.pipeline > 1:  # a schedule reduces once, after all micro batches
+        yield Buffer("whole gradients", FP32 * (held.elements - root), (*FORWARD, *BACKWARD), FP32 * held.block)
 
 
 def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:

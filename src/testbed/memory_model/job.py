@@ -162,7 +162,7 @@ class Layout:
 
     data: int = 1  # shares of the global batch
     zero_stage: int = 0  # 0: nothing sharded, 1 optimizer, 2 and gradients, 3 and weights (FSDP)
-    shard: int = 1  # data ranks that share one copy of what is sharded
+    shard: int = 1  # data and context ranks that share one copy of what is sharded
     tensor: int = 1
     sequence_parallel: bool = False  # within `tensor`
     pipeline: int = 1
@@ -208,6 +208,13 @@ class Job:
         return None if self.run_type is None else STRATEGIES[self.run_type]
 
     @property
+    def sends(self) -> str:
+        """Return how data ranks exchange gradients, as in StrategyEntry; nothing for a run of another program."""
+        if self.strategy is None:
+            return ""
+        return "at_end" if self.strategy.keeps == "axes" and not self.layout.zero_stage else self.strategy.sends
+
+    @property
     def global_batch(self) -> float:
         return self.micro_batch * self.accumulation * self.layout.data
 
@@ -251,16 +258,20 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
     run_type, precision = values["run_type"], values["precision"]
     entry = STRATEGIES[run_type]
     stage = {"shards": 3, "zero": values["zero_stage"]}.get(entry.sends, 0)
+    if entry.keeps == "axes" and mesh.shard == 1:
+        stage = 0
     data, accumulation = mesh.data, values["grad_accum_steps"]
     if entry.devices == "all":  # one process, a micro batch on each device
         data, accumulation = devices, -(-accumulation // devices)
     layout = Layout(
         data=data,
         zero_stage=stage,
-        shard=mesh.shard if "shard_size" in entry.options else data if stage else 1,
+        shard=mesh.shard * mesh.context if "shard_size" in entry.options and stage else data if stage else 1,
         tensor=mesh.tensor,
+        sequence_parallel=values["sequence_parallel"] == "on",
         pipeline=mesh.pipeline,
         virtual_stages=values["stages_per_rank"] or 1,
+        context=mesh.context,
     )
     is_16_bit_engine = entry.engine == "deepspeed" and precision == "fp16"
     compiles, on_cpu = values["compile"], device == "cpu"
@@ -278,12 +289,12 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
         compiled=compiles,
         attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
         optimizer=values["optimizer"],
-        schedule=values["pipeline_schedule"],
+        schedule=values["pipeline_schedule"] if mesh.pipeline > 1 else None,
         offload=values["offload"] or "none",
         dropout=values["dropout"],
         label_smoothing=values["label_smoothing"],
         on_cpu=on_cpu,
         reshards=values["reshard_after_forward"] != "off",
         bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
-        overlap=entry.sends not in NOT_OVERLAPPED and values["overlap_comm"] != "off",
+        overlap=(stage > 0 or entry.sends not in (*NOT_OVERLAPPED, "shards")) and values["overlap_comm"] != "off",
     )

@@ -254,6 +254,7 @@ def _add_head(job: Job, rank: int, moments: Mapping[str, _Moment]) -> None:
     tokens, head = _tokens(job), head_of(job)
     entries = tokens * job.model.vocab / job.layout.tensor
     inputs = tokens * job.model.hidden * (residual_bytes(job) + product_bytes(job))
+    inputs /= job.layout.tensor if job.layout.sequence_parallel else 1
     # interleaved, the last stage goes backward as soon as it has gone forward: what waits is of the rank's first stages
     is_interleaved = job.layout.virtual_stages > 1 and job.schedule != "zero_bubble"
     waiting = 0.0 if is_interleaved else max(0.0, _in_flight(job, rank)[-1] - 1)

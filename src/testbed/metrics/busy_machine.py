@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.config.run_types import run_types_with
-
 NOISY = 0.1  # p95 above the median by more than this: the machine may not have been quiet
 ENOUGH_STEPS = 20  # of fewer the 95th percentile is close to the slowest one, which says little
 # Ranks that wait for each other use fewer cores than they have: quiet ones of fsdp used 75 % in docs/results/sweep.
 LEAST_USED = 0.7
-WAITS_FOR_STAGES = run_types_with(keeps="stages")  # idle by design
 
 
 def signs_of_other_work(metrics: Mapping[str, Any]) -> list[str]:
@@ -46,7 +43,8 @@ def cores_used(metrics: Mapping[str, Any]) -> tuple[float, int] | None:
     """
     hardware, config = _section(metrics, "hardware"), _section(metrics, "training_config")
     threads = hardware.get("cpu_threads_per_rank")
-    if hardware.get("device_type") != "cpu" or not threads or config.get("run_type") in WAITS_FOR_STAGES:
+    waits_by_design = _section(config, "mesh").get("pipeline", 1) > 1
+    if hardware.get("device_type") != "cpu" or not threads or waits_by_design:
         return None
     rows = _section(metrics, "utilization").get("per_rank") or []
     percents = [row.get("cpu_percent_mean") for row in rows]

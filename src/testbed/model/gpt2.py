@@ -45,16 +45,21 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = shape.num_heads
         self.dropout = dropout
+        self.attend: Callable[..., torch.Tensor] = attend  # another one where the sequence is cut over ranks
         self.c_attn = nn.Linear(shape.embedding_size, 3 * shape.embedding_size)
         self.c_proj = nn.Linear(shape.embedding_size, shape.embedding_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        B, T, _ = x.shape
-        heads = self.c_attn(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        query, key, value = heads.unbind(0)  # each (B, H, T, D)
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        heads = self.c_attn(x)
+        B, T, _ = heads.shape  # x may be a piece of the sequence, which c_attn completes
+        query, key, value = heads.view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D)
+        mixed = self.attend(query, key, value, self.dropout if self.training else 0.0)
         return self.c_proj(mixed.transpose(1, 2).reshape(B, T, -1))
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> torch.Tensor:
+    """Return causal attention, (B, H, T, D) like each argument."""
+    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
 
 
 class MLP(nn.Module):
@@ -108,9 +113,10 @@ class GPT2(nn.Module):
         super().__init__()
         self.shape = shape
         self.label_smoothing = 0.0  # of the loss in training; build_strategy sets it
-        self.smoothing_sum: Callable[..., torch.Tensor] = (
-            smoothing_sum  # that of logits which are cut over ranks differs
-        )
+        # what another takes the place of where the sequence or the vocabulary is cut over ranks
+        self.positions: Callable[..., torch.Tensor] = torch.arange
+        self.head: Callable[..., torch.Tensor] = F.linear
+        self.loss_sum: Callable[..., torch.Tensor] = loss_sum
         self.embeds = self.predicts = True  # whether it begins with token ids and ends in logits
         self.wte = nn.Embedding(shape.padded_vocab_size, shape.embedding_size)
         self.wpe = nn.Embedding(shape.max_position_embeddings, shape.embedding_size)
@@ -160,8 +166,7 @@ class GPT2(nn.Module):
     def run_blocks(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last block's (B, T, C) for (B, T) token ids, or for (B, T, C) activations in a later part."""
         if self.embeds:
-            positions = torch.arange(x.shape[1], device=x.device)
-            x = self.drop(self.wte(x) + self.wpe(positions))  # (B, T, C)
+            x = self.drop(self.wte(x) + self.wpe(self.positions(x.shape[1], device=x.device)))  # (B, T, C)
         for block in self.h.values():
             x = block(x)
         return x
@@ -172,10 +177,8 @@ class GPT2(nn.Module):
 
     def loss_of_logits(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of the token losses of (B, T, padded V) logits, smoothed in training."""
-        loss = token_loss_sum(logits, targets)
-        if self.training and self.label_smoothing:
-            loss = loss + self.label_smoothing * self.smoothing_sum(logits, targets, self.shape.vocab_size)
-        return loss
+        smoothing = self.label_smoothing if self.training else 0.0
+        return self.loss_sum(logits, targets, self.shape.vocab_size, smoothing)
 
     @property
     def blocks(self) -> list[Block]:
@@ -185,7 +188,7 @@ class GPT2(nn.Module):
     def padded_logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return (B, T, padded V) logits; minus infinity where there is no token."""
         is_padded = self.shape.padded_vocab_size != self.shape.vocab_size
-        return F.linear(x, self.wte.weight, self.padding_bias.to(x.dtype) if is_padded else None)
+        return self.head(x, self.wte.weight, self.padding_bias.to(x.dtype) if is_padded else None)
 
     def part(self, blocks: Iterable[int], embeds: bool, predicts: bool) -> GPT2:
         """Return some layers as a model of their own, under the same names and with the same parameters."""
@@ -230,25 +233,20 @@ def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_A_TARGET, reduction="sum")
 
 
-def smoothing_sum(logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, first: int = 0) -> torch.Tensor:
-    """Return what label smoothing adds to the sum of the cross entropies, per unit of it; 0-dim float32.
+def loss_sum(logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, smoothing: float) -> torch.Tensor:
+    """Return the sum of the cross entropies, with label smoothing where it is above zero; 0-dim float32.
 
     With smoothing e a target t costs (1 - e) (-log p_t) + e mean_v (-log p_v) over the real tokens v. As -log p_v is
     logsumexp(x) - x_v, that is the cross entropy plus e (x_t - mean_v x_v): a sum of logits, without those of padding,
     which are minus infinity.
-
-    Args:
-        logits: (B, T, padded V), or the columns of some tokens. The sum over all columns is the whole.
-        targets: (B, T) int64.
-        first: token of the first column.
     """
+    loss = token_loss_sum(logits, targets)
+    if not smoothing:
+        return loss
     is_target = targets != NOT_A_TARGET
-    ids = targets - first
-    is_here = is_target & (ids >= 0) & (ids < logits.shape[-1])
-    of_target = logits.gather(-1, torch.where(is_here, ids, 0).unsqueeze(-1)).squeeze(-1).float()  # (B, T)
-    real = logits[..., : max(0, min(logits.shape[-1], vocab_size - first))]
-    mean = real.sum(-1, dtype=torch.float32) / vocab_size
-    return (torch.where(is_here, of_target, 0.0) - torch.where(is_target, mean, 0.0)).sum()
+    of_target = logits.gather(-1, torch.where(is_target, targets, 0).unsqueeze(-1)).squeeze(-1).float()  # (B, T)
+    mean = logits[..., :vocab_size].sum(-1, dtype=torch.float32) / vocab_size
+    return loss + smoothing * torch.where(is_target, of_target - mean, 0.0).sum()
 
 
 def _on_meta(shape: ModelShape) -> GPT2:

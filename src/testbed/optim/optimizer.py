@@ -212,8 +212,11 @@ def _groups_of_shards(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
     if not isinstance(tensor, DTensor):
         return ()
     assert not any(placement.is_partial() for placement in tensor.placements), "the gradient was not reduced"
+    # not is_shard(): it is false of the shards of what tensor ranks had cut before
     return tuple(
-        tensor.device_mesh.get_group(axis) for axis, placement in enumerate(tensor.placements) if placement.is_shard()
+        tensor.device_mesh.get_group(axis)
+        for axis, placement in enumerate(tensor.placements)
+        if not placement.is_replicate()
     )
 
 

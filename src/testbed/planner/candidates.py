@@ -114,9 +114,37 @@ def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[
     own = STRATEGIES[run_type].options
     varied = {name: sizes for name, sizes in varied.items() if name in own}
     varied["activation_checkpointing"] = tuple(RECOMPUTE)
+    if STRATEGIES[run_type].keeps == "axes":
+        yield from _products(varied, devices, given)
+        return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):
         yield dict(zip(varied, choice, strict=True))
+
+
+def _products(varied: Mapping[str, Sequence[Any]], devices: int, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
+    cut, and what is left of the devices is all shards, all copies, or shards within a node."""
+    sizes: dict[str, Sequence[Any]] = {
+        "tensor_parallel_size": (1, *varied["tensor_parallel_size"]),
+        "pipeline_stages": (1, *varied["pipeline_stages"]),
+        "context_parallel_size": (1,),
+        "activation_checkpointing": varied["activation_checkpointing"],
+    }
+    sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
+    asked = {name: given[name] for name in ("pipeline_schedule", "sequence_parallel") if given.get(name) is not None}
+    for choice in itertools.product(*sizes.values()):
+        found = dict(zip(sizes, choice, strict=True))
+        tensor, stages, context = (found[f"{axis}"] for axis in list(sizes)[:3])
+        data, left = divmod(devices, tensor * stages * context)
+        if left:
+            continue
+        shards = [given["shard_size"]] if given.get("shard_size") else {1, data, *varied["shard_size"]}
+        for shard in sorted(size for size in shards if size <= data and data % size == 0):
+            if sum(size > 1 for size in (tensor, stages, shard)) + (context > 1) * 2 < 2:
+                continue  # one axis, of a run type of its own
+            cut = {"sequence_parallel": "on"} if tensor > 1 else {}
+            yield {**found, "shard_size": shard, **cut, **asked}
 
 
 def _why_not(run_type: str, machine: Machine) -> str | None:

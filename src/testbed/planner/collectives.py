@@ -129,7 +129,7 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     weights, gradients = held * _wide(job), held * _gradient_width(job)
     passes = job.accumulation if layout.pipeline == 1 else 1.0
     buckets = max(1.0, blocks)
-    sends = "" if job.strategy is None else job.strategy.sends
+    sends = job.sends
 
     def one(
         kind: str,
@@ -213,8 +213,7 @@ def _of_zero_3(
 
 def _gradient_width(job: Job) -> float:
     """Return the bytes of a gradient that data ranks add up: FSDP's are fp32, however it is mixed."""
-    reduces_in_fp32 = job.strategy is not None and job.strategy.sends == "shards"
-    return _wide(job) if job.has_16_bit_weights and not reduces_in_fp32 else 4.0
+    return _wide(job) if job.has_16_bit_weights and job.sends != "shards" else 4.0
 
 
 def _wide(job: Job) -> float:

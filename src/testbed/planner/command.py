@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.run_types import STRATEGIES
+from testbed.distributed.mesh import MeshSizes
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine
 from testbed.model.shape import MODEL_SIZES
 
@@ -37,12 +38,12 @@ def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[s
         "activation_checkpointing": _CHECKPOINTING[job.recompute],
     }
     flags |= {"matmul": "fp8"} if job.precision == "fp8" else {"precision": job.precision}
+    mesh = mesh_of(job)
     sizes = {
+        **mesh.flags(),
         "zero_stage": layout.zero_stage,
-        "shard_size": layout.shard,
-        "pipeline_stages": layout.pipeline,
-        "pipeline_schedule": job.schedule,
-        "tensor_parallel_size": layout.tensor,
+        "pipeline_schedule": job.schedule or own.get("pipeline_schedule"),
+        "sequence_parallel": "on" if layout.sequence_parallel else "off",
         "offload": job.offload,
         "overlap_comm": "on" if job.overlap else "off",
         "reshard_after_forward": "on" if job.reshards else "off",
@@ -53,12 +54,20 @@ def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[s
     if job.compiled != _compiles_by_itself(job, machine):
         flags["compile"] = "on" if job.compiled else "off"
     left_out: dict[str, object] = {"activation_checkpointing": "none", "offload": "none"}
-    left_out |= {"overlap_comm": "on", "mixed_precision": "autocast", "reshard_after_forward": "on"}
+    left_out |= {"overlap_comm": "on", "mixed_precision": "autocast", "sequence_parallel": "off"}
+    left_out["reshard_after_forward"] = "off" if layout.pipeline > 1 else "on"
     left_out["reduce_bucket_size"] = f"{Job.bucket_elements:.0f}"
-    if layout.shard == layout.data:
-        left_out["shard_size"] = layout.shard
+    left_out["shard_size"] = layout.data
+    left_out |= {name: size for name, size in own.items() if name in mesh.flags() and size is not None}
     words = [word for name, value in flags.items() if left_out.get(name) != value for word in (f"--{name}", str(value))]
     return [*words[:2], *work, *words[2:]]
+
+
+def mesh_of(job: Job) -> MeshSizes:
+    """Return the mesh of a run of src/gpt2.py. Where weights lie in shards, context ranks hold some too."""
+    layout = job.layout
+    shard = layout.shard // layout.context if layout.zero_stage else 1
+    return MeshSizes(layout.data, layout.pipeline, layout.tensor, shard, layout.context)
 
 
 def _launcher(job: Job, machine: Machine) -> list[str]:
@@ -105,5 +114,6 @@ def _compiles_by_itself(job: Job, machine: Machine) -> bool:
         "dropout": job.dropout,
         "mixed_precision": "native" if job.has_16_bit_weights else "autocast",
         "matmul": "fp8" if job.precision == "fp8" else "default",
+        "tensor_parallel_size": job.layout.tensor,
     }
     return machine.device.kind == "cuda" and auto_compile_blocker(values) is None

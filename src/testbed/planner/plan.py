@@ -38,7 +38,8 @@ OTHER_ERROR = 0.4  # of collectives, the host, stragglers, offloading
 FORGOTTEN = 0.02  # of a step: what the formulas know nothing of
 NINETY = 1.645  # standard deviations on each side that hold 90 % of a normal distribution
 # the simplest first: what a rank keeps, then what it sends
-KEEPS, SENDS = ("whole", "shards", "parts", "stages"), ("nothing", "buckets", "tensors", "at_end", "zero", "shards")
+KEEPS = ("whole", "shards", "parts", "stages", "axes")
+SENDS = ("nothing", "buckets", "tensors", "at_end", "zero", "shards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,9 @@ class PlannedRun:
         if entry is None:
             return (len(KEEPS),)
         stage = layout.zero_stage if entry.sends == "zero" else 0
-        return (KEEPS.index(entry.keeps), SENDS.index(entry.sends), stage, layout.shard < layout.data, self.job.offload)
+        axes = sum(size > 1 for size in (layout.shard, layout.tensor, layout.context, layout.pipeline))
+        is_hybrid = layout.shard < layout.data
+        return (KEEPS.index(entry.keeps), axes, SENDS.index(entry.sends), stage, is_hybrid, self.job.offload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,17 +262,22 @@ def best_of_each(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 def name_of(job: Job) -> str:
     """Return the strategy and its mesh in few words: `fsdp 8 x 4 copies`, `ZeRO-2`, `pipeline 4 x 2 data, 1f1b`."""
     layout, name = job.layout, job.run_type or job.stack
-    data = f" x {layout.data} data" if layout.data > 1 else ""
     if job.strategy is not None and job.strategy.sends == "zero":
         name = f"ZeRO-{layout.zero_stage}"
-        name += f", {job.offload} offloaded" if job.offload != "none" else ""
-    elif job.strategy is not None and job.strategy.sends == "shards":
-        name += f" {layout.shard} x {layout.data // layout.shard} copies" if layout.shard < layout.data else ""
-    elif layout.pipeline > 1:
-        name += f" {layout.pipeline}{data}" + (f", {job.schedule}" if job.schedule else "")
-    elif layout.tensor > 1:
-        name += f" {layout.tensor}{data}"
-    return name
+        return name + (f", {job.offload} offloaded" if job.offload != "none" else "")
+    shards = max(1, layout.shard // layout.context) if layout.zero_stage else 1
+    copies = layout.data // shards
+    if job.strategy is not None and job.strategy.keeps == "shards":
+        return name + (f" {shards} x {copies} copies" if copies > 1 else "")
+    sizes = {"": layout.pipeline, "tensor": layout.tensor, "context": layout.context, "shards": shards}
+    if job.strategy is None or job.strategy.keeps != "axes":
+        sizes = {"": layout.pipeline * layout.tensor}
+    else:
+        sizes = {"stages" if axis == "" else axis: size for axis, size in sizes.items()}
+    words = [f"{size} {axis}".strip() for axis, size in sizes.items() if size > 1]
+    words += [f"{copies} {'data' if '' in sizes else 'copies'}"] if copies > 1 and words else []
+    schedule = f", {job.schedule}" if job.schedule and layout.pipeline > 1 else ""
+    return " ".join([name, *([" x ".join(words)] if words else [])]) + schedule
 
 
 def settings_of(job: Job) -> str:

@@ -120,7 +120,8 @@ def _bus_bytes(collective: Collective, mesh: MeshSizes, world_size: int) -> floa
     """Return the bus bytes of these operations; None if several axes of the mesh could be their group."""
     group = collective.group_size
     if group is None:
-        is_one_axis = mesh.pipeline == 1 and (mesh.data == 1 or mesh.tensor == 1) and mesh.shard in (1, mesh.data)
+        is_one_axis = mesh.pipeline == mesh.context == 1 and 1 in (mesh.data, mesh.tensor)
+        is_one_axis = is_one_axis and mesh.shard in (1, mesh.data)
         group = 2 if collective.name in POINT_TO_POINT else world_size if is_one_axis else None
     if group is None or collective.num_bytes is None:
         return None

@@ -43,12 +43,14 @@ class Baseline:
     Attributes:
         model: what this rank holds of the model; its parameters are what the optimizer updates.
         forward_module: the module that forward calls; a strategy that wraps the model puts the wrapper here.
+        summed_over: ranks over which gradients of other sequences are added up, not averaged.
         keeps_casts: whether weights that were cast for a micro batch are kept for the next ones of the step. Not where
             backward computes again: it casts again too, and else no more than a block's casts would be alive.
     """
 
     data_rank = 0
     data_world_size = 1
+    summed_over = 1
     saves_in_background = True
     keeps_casts = True
 
@@ -74,7 +76,8 @@ class Baseline:
                         micro_loss_sum = self.loss_sum(micro_batch)
                         assert micro_batch.loss_divisor is not None, "a micro batch to train on"
                     with phase("backward"):
-                        self.scaler.scale(micro_loss_sum / micro_batch.loss_divisor).backward()
+                        divisor = micro_batch.loss_divisor * self.summed_over
+                        self.scaler.scale(micro_loss_sum / divisor).backward()
                 loss_sum += micro_loss_sum.detach()
         with phase("synchronise"):
             self.synchronise_gradients()

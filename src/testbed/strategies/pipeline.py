@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -22,14 +22,12 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from testbed.distributed.process_group import device_mesh, gather_objects
-from testbed.distributed.tensors import average_
 from testbed.memory_model.stages import Stage, balanced_stages
-from testbed.model.gpt2 import GPT2, token_loss_sum
-from testbed.optim.optimizer import global_grad_norm, gradient_of
+from testbed.model.gpt2 import GPT2
+from testbed.optim.optimizer import global_grad_norm, gradient_of, local_tensor
 from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
-from testbed.strategies.baseline import Baseline
+from testbed.strategies.mesh import Mesh
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
@@ -44,26 +42,33 @@ SCHEDULES = {
 }
 
 
-class Pipeline(Baseline):
+class Pipeline(Mesh):
     """All micro batches of a step pass through the stages, several at once, in the order of a schedule."""
 
-    def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
-        mesh = device_mesh(settings.plan.mesh, device)
-        self.data_rank, self.data_world_size = mesh.get_local_rank("data"), settings.plan.mesh.data
-        self.data_group, self.pipeline_group = mesh.get_group("data"), mesh.get_group("pipeline")
+    def stages_of(self, settings: RunSettings, model: GPT2) -> GPT2:
+        """Return the layers of this rank, of one stage or two."""
         self.schedule_name, self.micro_batches_per_pass = self.schedule_of(settings)
-        self.ranks, self.rank = settings.plan.mesh.pipeline, mesh.get_local_rank("pipeline")
+        self.num_ranks, self.rank = settings.plan.mesh.pipeline, self.axes.ranks["pipeline"]
         stages = balanced_stages(
-            settings.shape, settings.data.seq_length, self.ranks * (settings.model_parallel.stages_per_rank or 1)
+            settings.shape, settings.data.seq_length, self.num_ranks * (settings.model_parallel.stages_per_rank or 1)
         )
         self.num_stages = len(stages)
-        mine = {number: stage for number, stage in enumerate(stages) if self._holder_of(number) == self.rank}
-        self.has_first, self.has_last = 0 in mine, self.num_stages - 1 in mine
-        blocks = [block for stage in mine.values() for block in stage.blocks]
-        super().__init__(settings, model.part(blocks, self.has_first, self.has_last), device)
-        self.stages = {number: _StageModule(self, stage) for number, stage in mine.items()}
-        is_split = self._holder_of(0) != self._holder_of(self.num_stages - 1)
-        self.tie_group = _group_of_both_ends(mesh.mesh) if is_split else None
+        self.mine = {number: stage for number, stage in enumerate(stages) if self._holder_of(number) == self.rank}
+        self.has_first, self.has_last = 0 in self.mine, self.num_stages - 1 in self.mine
+        blocks = [block for stage in self.mine.values() for block in stage.blocks]
+        return model.part(blocks, self.has_first, self.has_last)
+
+    def modules_to_call(self, model: GPT2) -> list[nn.Module]:
+        self.stages = {number: _StageModule(self, model, stage) for number, stage in self.mine.items()}
+        return list(self.stages.values())
+
+    def kept_whole(self, model: GPT2) -> set[nn.Parameter]:
+        """The embedding, where one rank has both ends: FSDP2 lets one root alone have a parameter."""
+        has_both = self.has_first and self.has_last
+        return {cast("nn.Parameter", model.wte.weight)} if has_both else set()
+
+    def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
+        super().__init__(settings, model, device)
         self._loss_divisor = 1.0  # of the step
         self.schedule = self._build_schedule()
 
@@ -75,13 +80,13 @@ class Pipeline(Baseline):
     def _holder_of(self, number: int) -> int:
         """Return the pipeline rank of a stage. Stages go round the ranks; the zero-bubble schedule's second round runs
         back, so that one rank holds both ends."""
-        if self.schedule_name == "zero_bubble" and number >= self.ranks:
+        if self.schedule_name == "zero_bubble" and number >= self.num_ranks:
             return self.num_stages - 1 - number
-        return number % self.ranks
+        return number % self.num_ranks
 
     def _build_schedule(self):
         stages = [
-            _TimedStage(module, number, self.num_stages, self.device, group=self.pipeline_group)
+            _TimedStage(module, number, self.num_stages, self.device, group=self.axes.pipeline)
             for number, module in self.stages.items()
         ]
         takes_one = self.schedule_name in ("gpipe", "1f1b")
@@ -100,12 +105,12 @@ class Pipeline(Baseline):
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
         assert micro_batches[0].loss_divisor is not None, "micro batches to train on"
-        self._loss_divisor = micro_batches[0].loss_divisor
+        self._loss_divisor = micro_batches[0].loss_divisor * self.summed_over
         num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         losses: list[torch.Tensor] = []
         with self.casts_kept(len(micro_batches)):  # else each micro batch in flight would hold its own
             for first in range(0, len(micro_batches), self.micro_batches_per_pass):
-                passing = micro_batches[first : first + self.micro_batches_per_pass]
+                passing = [*map(self.of_this_rank, micro_batches[first : first + self.micro_batches_per_pass])]
                 inputs = [torch.cat([micro_batch.inputs for micro_batch in passing])] if self.has_first else []
                 targets = torch.cat([micro_batch.targets for micro_batch in passing]) if self.has_last else None
                 of_pass: list[torch.Tensor] = []
@@ -117,7 +122,7 @@ class Pipeline(Baseline):
             self.synchronise_gradients()
         with phase("optimizer"):
             grad_norm = self.update(learning_rate)
-        return StepResult(loss_sum, num_tokens if self.has_last else 0, grad_norm)
+        return self.counted_once(StepResult(loss_sum, num_tokens if self.has_last else 0, grad_norm))
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
@@ -126,58 +131,53 @@ class Pipeline(Baseline):
         self.model.eval()
         loss_sum, num_tokens = torch.zeros((), device=self.device), 0
         sent: deque[tuple[torch.Tensor, dist.Work]] = deque()  # an activation must live until it has arrived
-        for micro_batch in micro_batches:
+        for micro_batch in map(self.of_this_rank, micro_batches):
             x = micro_batch.inputs
             for number, stage in self.stages.items():
                 if number > 0 and self._holder_of(number - 1) != self.rank:
-                    x = torch.empty((*micro_batch.inputs.shape, self.settings.model.embedding_size), device=self.device)
-                    dist.recv(x, group=self.pipeline_group, group_src=self._holder_of(number - 1))
+                    x = torch.empty(self._shape_between(*micro_batch.inputs.shape), device=self.device)
+                    dist.recv(x, group=self.axes.pipeline, group_src=self._holder_of(number - 1))
                 x = stage(x)
                 if number == self.num_stages - 1:
-                    loss_sum += token_loss_sum(x, micro_batch.targets)
+                    loss_sum += self.model.loss_of_logits(x, micro_batch.targets)
                     num_tokens += micro_batch.num_target_tokens
                 elif self._holder_of(number + 1) != self.rank:
                     receiver = self._holder_of(number + 1)
-                    sending = dist.isend(x, group=self.pipeline_group, group_dst=receiver)
+                    sending = dist.isend(x, group=self.axes.pipeline, group_dst=receiver)
                     assert sending is not None, "this rank is of the group"
                     sent.append((x, sending))
                     if len(sent) > MOST_IN_FLIGHT:
                         sent.popleft()[1].wait()
         for _, work in sent:
             work.wait()
-        return StepResult(loss_sum, num_tokens, None)
+        return self.counted_once(StepResult(loss_sum, num_tokens, None))
+
+    def _shape_between(self, batch: int, length: int) -> tuple[int, int, int]:
+        """Return the shape of what travels between two stages."""
+        is_cut = self.settings.model_parallel.sequence_parallel == "on"
+        return batch, length // (self.axes.sizes.tensor if is_cut else 1), self.settings.model.embedding_size
 
     def synchronise_gradients(self) -> None:
-        """Average over the data ranks, then add the two gradients of the tied embedding. In this order: an average over
-        three ranks or more depends on the length of its buckets, which the two ends do not share, and a sum of two does
-        not, so that both ends update by the same bits."""
-        average_([gradient_of(parameter) for parameter in self.parameters], self.data_group)
-        if self.tie_group is not None and (self.has_first or self.has_last):
-            dist.all_reduce(self.model.wte.weight.grad, group=self.tie_group)
+        """Over the data ranks, then add the two gradients of the tied embedding. In this order: a sum over three ranks
+        or more depends on the length of its buckets, which the two ends do not share, and a sum of two does not, so
+        that both ends update by the same bits."""
+        super().synchronise_gradients()
+        if self.has_first == self.has_last:
+            return  # neither end, or both: then the gradient is one
+        mine = local_tensor(gradient_of(self.model.wte.weight))
+        other, group = self._holder_of(self.num_stages - 1 if self.has_first else 0), self.axes.pipeline
+        theirs = torch.empty_like(mine)
+        sending = dist.P2POp(dist.isend, mine, group=group, group_peer=other)
+        receiving = dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)
+        for work in dist.batch_isend_irecv([sending, receiving]):
+            work.wait()
+        mine += theirs
 
     def grad_norm(self) -> torch.Tensor:
         """Over all stages; the last stage's copy of the embedding is the first stage's, and counts once."""
         counted_elsewhere = None if self.has_first or not self.has_last else self.model.wte.weight
         mine = [gradient_of(parameter) for parameter in self.parameters if parameter is not counted_elsewhere]
-        return global_grad_norm(mine, over=self.pipeline_group)
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Rank 0 receives one tensor after the other from the lowest rank that holds it."""
-        mine = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-        owners: dict[str, tuple[int, torch.Size]] = {}
-        for rank, held in enumerate(gather_objects({name: tensor.shape for name, tensor in mine.items()})):
-            for name, shape in held.items():
-                owners.setdefault(name, (rank, shape))
-        collected = {}
-        for name, (owner, shape) in owners.items():
-            if dist.get_rank() == 0:
-                received = mine[name] if owner == 0 else torch.empty(shape, device=self.device)
-                if owner != 0:
-                    dist.recv(received, src=owner)
-                collected[name] = received.to("cpu", copy=True)
-            elif dist.get_rank() == owner:
-                dist.send(mine[name].contiguous(), dst=0)
-        return collected
+        return global_grad_norm(mine, over=self.axes.pipeline)
 
 
 class ModelParallel(Pipeline):
@@ -222,9 +222,9 @@ class _TimedStage(PipelineStage):
 class _StageModule(nn.Module):
     """Module that PipelineStage calls: some layers, in the precision of the run."""
 
-    def __init__(self, strategy: Pipeline, stage: Stage):
+    def __init__(self, strategy: Pipeline, model: GPT2, stage: Stage):
         super().__init__()
-        self.layers = strategy.model.part(stage.blocks, stage.embeds, stage.predicts)
+        self.layers = model.part(stage.blocks, stage.embeds, stage.predicts)
         self.autocast = strategy.autocast
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -232,17 +232,8 @@ class _StageModule(nn.Module):
             return self.layers.run_layers(x)
 
 
-def _group_of_both_ends(ranks: torch.Tensor) -> dist.ProcessGroup:
-    """Return the first and the last rank of this rank's pipeline. Every rank makes all groups, in the same order.
+class AnyMesh(Mesh):
+    """Any product of axes, with stages or without: one of the two above."""
 
-    Args:
-        ranks: (pipeline, data, tensor), the numbers of the ranks on the mesh.
-    """
-    mine = None
-    for column in ranks.flatten(1).unbind(1):
-        ends = [int(column[0]), int(column[-1])]
-        group = dist.new_group(ends)
-        if dist.get_rank() in column.tolist():
-            mine = group
-    assert mine is not None, "every rank is in one column"
-    return mine
+    def __new__(cls, settings: RunSettings, model: GPT2, device: torch.device) -> Mesh:  # type: ignore[misc]
+        return (Pipeline if settings.plan.mesh.pipeline > 1 else Mesh)(settings, model, device)

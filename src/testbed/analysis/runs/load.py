@@ -16,6 +16,7 @@ import numpy as np
 
 from testbed.analysis.statistics import all_known
 from testbed.config.flag import Kind
+from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS, upgrade_settings
 from testbed.errors import one_line
 from testbed.metrics.file import metrics_version, read_metrics
@@ -305,8 +306,16 @@ def _mean_phases(rows: Sequence[dict]) -> dict[str, float]:
 def _spread(metrics: dict) -> str:
     """Return the pipeline's schedule, and how a mesh with several axes lies over the ranks, to follow the run type."""
     axes, schedule = metrics["training_config"].get("mesh", {}), metrics["settings"].get("pipeline_schedule")
-    sizes = [f"{axis} {axes[axis]}" for axis in ("pipeline", "tensor", "data") if axes.get(axis, 1) > 1]
-    return (f" {schedule}" if schedule else "") + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
+    sizes = {axis: axes.get(axis, 1) for axis in ("pipeline", "tensor", "context", "data")}
+    entry = STRATEGIES.get(metrics["training_config"]["run_type"])
+    is_mesh = entry is not None and entry.keeps == "axes"
+    if is_mesh:
+        shard = axes.get("shard", 1)
+        sizes |= {"data": 1, "shard": shard, "copies": axes.get("data", 1) // shard}
+    several = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
+    is_named = len(several) > 1 or is_mesh
+    words = f" {schedule}" if schedule and (sizes["pipeline"] > 1 or not is_mesh) else ""
+    return words + (f" ({' x '.join(several)})" if is_named and several else "")
 
 
 def _from_v20(path: Path, metrics: dict) -> Run:

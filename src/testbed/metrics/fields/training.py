@@ -28,6 +28,7 @@ class Mesh(TypedDict):
     pipeline: Positive
     tensor: Positive
     shard: Positive
+    context: NotRequired[Positive]
 
 
 class AutomaticChoices(TypedDict):
@@ -89,8 +90,8 @@ class TrainingConfig(TypedDict):
     mesh: NotRequired[
         Annotated[
             Mesh,
-            "ranks along each axis: data x pipeline x tensor is the world size; `shard` is the number of data ranks "
-            "that share one copy of the weights (`fsdp`)",
+            "ranks along each axis: data x pipeline x tensor x context is the world size; `shard` is the number of "
+            "data ranks that share one copy of the weights (`fsdp`, `mesh`)",
         ]
     ]
     math_changes: NotRequired[

@@ -1,0 +1,179 @@
+"""Context parallelism: the sequence is cut over ranks, and attention meets the keys and values of all of them.
+
+A causal sequence that was cut into n pieces would give the last rank most of the work. So it is cut into 2 n chunks,
+and rank r has chunks r and 2 n - 1 - r: every rank computes the same. Tokens, targets and positions are cut alike,
+before the model; nothing else in it knows.
+
+Two methods: "ring" (Liu et al. 2023, arXiv:2310.01889), in which keys and values go from rank to rank while attention
+to the last ones is computed, and "allgather" (Llama 3, arXiv:2407.21783, section 3.3.2), in which every rank gets all
+of them at once and needs their memory.
+
+Shapes: B micro batch, H heads, t tokens of a rank, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+
+
+def order_of_rank(seq_length: int, ranks: int, rank: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return the (t,) positions of a rank, in the order in which it has them. `seq_length` is a multiple of 2 ranks."""
+    chunks = torch.arange(seq_length, device=device).chunk(2 * ranks)
+    return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
+
+
+def ring_attention(
+    group: dist.ProcessGroup, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float
+) -> torch.Tensor:
+    """Return causal attention of this rank's (B, H, t, D) queries to the keys of all ranks of the group."""
+    assert dropout == 0.0, "config/compatibility.py refuses it"
+    return _Ring.apply(query, key, value, group)
+
+
+class _Ring(torch.autograd.Function):
+    """Attention to one rank's keys after the other's. A part knows the logarithm of its sum of exponents, by which the
+    parts are weighed. Backward gets the whole sum's, so that nothing of the parts must be kept.
+
+    Of a rank's own keys, the usual causal mask holds for its two chunks in a row. Keys of an earlier rank: all queries
+    come after the first chunk and before the second. Of a later rank: only the second half of the queries comes after
+    them, and after both chunks. So no mask is needed.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, group):
+        ranks, rank, half = group.size(), group.rank(), query.shape[2] // 2
+        keys_values = torch.stack([key, value])
+        for hop in range(ranks):
+            arriving, transfer = _pass_on(keys_values, group) if hop < ranks - 1 else (keys_values, [])
+            keys, values = keys_values.unbind()
+            if hop == 0:
+                out, lse = _forward(query, keys, values, is_causal=True)
+            elif hop <= rank:
+                part = _forward(query, keys[:, :, :half], values[:, :, :half], is_causal=False)
+                out, lse = _weighed(out, lse, *part)
+            else:
+                part = _forward(query[:, :, half:], keys, values, is_causal=False)
+                late_out, late_lse = _weighed(out[:, :, half:], lse[:, :, half:], *part)
+                out = torch.cat([out[:, :, :half].float(), late_out], 2)
+                lse = torch.cat([lse[:, :, :half], late_lse], 2)
+            _wait(transfer)
+            keys_values = arriving
+        out = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.group = group
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, key, value, out, lse = ctx.saved_tensors
+        ranks, rank, half = ctx.group.size(), ctx.group.rank(), query.shape[2] // 2
+        gradient, keys_values = gradient.contiguous(), torch.stack([key, value])
+        of_query = torch.zeros_like(query, dtype=torch.float32)
+        of_keys = torch.zeros_like(keys_values, dtype=torch.float32)
+        late = slice(half, None)
+        for hop in range(ranks):
+            arriving, transfer = _pass_on(keys_values, ctx.group) if hop < ranks - 1 else (keys_values, [])
+            keys, values = keys_values.unbind()
+            if hop == 0:
+                parts = _backward(gradient, query, keys, values, out, lse, is_causal=True)
+                rows, columns = slice(None), slice(None)
+            elif hop <= rank:
+                early = (keys[:, :, :half], values[:, :, :half])
+                parts = _backward(gradient, query, *early, out, lse, is_causal=False)
+                rows, columns = slice(None), slice(None, half)
+            else:
+                of_late = (tensor[:, :, late] for tensor in (gradient, query))
+                parts = _backward(*of_late, keys, values, out[:, :, late], lse[:, :, late], is_causal=False)
+                rows, columns = late, slice(None)
+            of_query[:, :, rows] += parts[0]
+            of_keys[0, :, :, columns] += parts[1]
+            of_keys[1, :, :, columns] += parts[2]
+            of_keys, returning = _pass_on(of_keys, ctx.group)  # behind its keys, and one hop further: home
+            _wait(returning)
+            _wait(transfer)
+            keys_values = arriving
+        return of_query.to(query.dtype), *of_keys.to(query.dtype).unbind(), None
+
+
+def _weighed(out, lse, more_out, more_lse):
+    """Return attention to two sets of keys, of the attention to each and its logarithm of the sum of exponents."""
+    both = torch.logaddexp(lse, more_lse)
+    weight, more_weight = (lse - both).exp().unsqueeze(-1), (more_lse - both).exp().unsqueeze(-1)
+    return out.float() * weight + more_out.float() * more_weight, both
+
+
+def _pass_on(tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, list[dist.Work]]:
+    """Send a tensor to the next rank. Returns what the one before sends, and what to wait for."""
+    ranks, rank = group.size(), group.rank()
+    tensor = tensor.contiguous()
+    arriving = torch.empty_like(tensor)
+    sending = dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % ranks)
+    receiving = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % ranks)
+    return arriving, dist.batch_isend_irecv([sending, receiving])
+
+
+def _wait(transfer: list[dist.Work]) -> None:
+    for work in transfer:
+        work.wait()
+
+
+# The kernels by their own names, as only these return and take the logarithm of the sum of exponents, (B, H, t) fp32.
+def _forward(query, key, value, is_causal):
+    if query.device.type == "cpu":
+        return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal)
+    return aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[:2]
+
+
+def _backward(gradient, query, key, value, out, lse, is_causal):
+    lse = lse.contiguous()
+    if query.device.type == "cpu":
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, query, key, value, out, lse, 0.0, is_causal
+        )
+    lengths = query.shape[2], key.shape[2]
+    unused = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the random state of a dropout that is 0
+    return aten._scaled_dot_product_flash_attention_backward(
+        gradient, query, key, value, out, lse, None, None, *lengths, 0.0, is_causal, unused, unused
+    )
+
+
+def gathered_attention(
+    group: dist.ProcessGroup, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float
+) -> torch.Tensor:
+    """Return causal attention of this rank's (B, H, t, D) queries to the keys of all ranks, which are gathered."""
+    assert dropout == 0.0, "config/compatibility.py refuses it"
+    ranks, rank, chunk = group.size(), group.rank(), query.shape[2] // 2
+    keys, values = _Gathered.apply(torch.stack([key, value]), group)
+    parts = []
+    for queries, number in zip(query.chunk(2, 2), (rank, 2 * ranks - 1 - rank), strict=True):
+        end = (number + 1) * chunk  # the keys up to the last of these queries
+        is_seen = torch.ones(chunk, end, dtype=torch.bool, device=query.device).tril(end - chunk)
+        parts.append(F.scaled_dot_product_attention(queries, keys[:, :, :end], values[:, :, :end], attn_mask=is_seen))
+    return torch.cat(parts, 2)
+
+
+class _Gathered(torch.autograd.Function):
+    """(2, B, H, t, D) of each rank -> the whole sequence in its own order. Backward adds up and cuts."""
+
+    @staticmethod
+    def forward(ctx, mine, group):
+        ranks, seq_length = group.size(), mine.shape[3] * group.size()
+        order = [order_of_rank(seq_length, ranks, rank, mine.device) for rank in range(ranks)]
+        ctx.group, ctx.order = group, torch.cat(order)
+        everyone = mine.new_empty(ranks * mine.shape[0], *mine.shape[1:])
+        dist.all_gather_into_tensor(everyone, mine.contiguous(), group=group)
+        return torch.cat(everyone.chunk(ranks), dim=3).index_select(3, ctx.order.argsort())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        pieces = gradient.index_select(3, ctx.order).chunk(ctx.group.size(), dim=3)
+        mine = torch.empty_like(pieces[0], memory_format=torch.contiguous_format)
+        dist.reduce_scatter_tensor(mine, torch.cat(pieces), group=ctx.group)
+        return mine, None
+
+
+METHODS = {"ring": ring_attention, "allgather": gathered_attention}
