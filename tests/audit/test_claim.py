@@ -364,3 +364,26 @@ def test_the_same_thing_twice_is_no_claim(tmp_path):
     for words in (["--a", "", "--b", ""], ["--json", ""], ["--claim", "1,000"], ["--claim", "2", "--baseline", path]):
         done = run_here(PROGRAM, path, *words)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_the_paragraph_beside_a_table_names_what_all_rows_share(tmp_path):
+    header, rows = "Strategy | GPUs | tokens/s", ("DDP | 4 | 10000", "ZeRO-2 | 4 | 29000")
+    path = table(tmp_path, header, *rows)
+    plain, words = (
+        path.read_text(),
+        "GPT-2 124M on A100s: global batch 64, sequence length 1024, everything in bf16.\n\n",
+    )
+    path.write_text(f"# Results\n\n{words}{plain}\nWe used 8 GPUs for something else.\n")
+    found = answered([path], 2.9, ("DDP", "ZeRO-2"))
+    assert found is not None and (found.verdict, found.ask) == (STANDS, ())
+    assert {states(found)[name] for name in ("model", "global batch size", "sequence length", "precision")} == {EQUAL}
+    path.write_text(f"{words}# Results\n\n{plain}")  # of another section
+    found = answered([path], 2.9, ("DDP", "ZeRO-2"))
+    assert found is not None and found.verdict == OPEN
+
+
+def test_figures_of_the_two_rows_that_contradict_each_other_are_reasons(tmp_path):
+    header = "GPUs | tokens/s | Speedup | Efficiency"
+    rows = ("1 | 100,000 | 1.00x | 100%", "2 | 190,000 | 1.90x | 95%", "4 | 360,000 | 3.60x | 90%")
+    found = of_rows(tmp_path, header, *rows, "8 | 620,000 | 6.20x | 57.5%", claimed=6.2)
+    assert found.verdict == FALLS and any("does not follow" in reason for reason in found.reasons)

@@ -80,10 +80,17 @@ def test_a_row_of_other_work_is_noted(tmp_path):
 
 def test_what_has_to_be_guessed_is_not_read(tmp_path):
     known = {"#GPUs": "devices", "Number of GPUs": "devices", "Step time (ms)": "step_s", "tokens/sec/GPU":
-             "device_token_rate", "Throughput (tokens/s)": "token_rate", "**Global batch size**": "batch"}  # fmt: skip
+             "device_token_rate", "Throughput (tokens/s)": "token_rate", "**Global batch size**": "batch",
+             "GlobalBatchSize": "batch", "GPUNum": "devices", "TimePerIter (s)": "step_s", "bsz/gpu": "micro_batch",
+             "mean_step_ms": "step_s", "iter (ms)": "step_s", "Training Speed (tok/s)": "token_rate",
+             "train time (s/iter)": "step_s", "Val. loss": "val_loss", "num_params": "params"}  # fmt: skip
     assert {heading: quantity_of(heading) for heading in known} == known
     for heading in ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative cost"):
         assert quantity_of(heading) is None, heading
+    headed = SPEED_UP.replace("Speed-up", "vs 1 GPU")
+    assert "4.32x does not follow" in audit([saved(tmp_path, headed.replace("3.82x", "4.32x"))])[0].message
+    shares = table("params | GPUs | speedup", "100% | 1 | 1.0", "30% | 1 | 1.5", "10% | 1 | 1.9")
+    assert audit([saved(tmp_path, shares)]) == [], "a share of a model is not its size"
     commas = SPEED_UP.replace("Speed-up", "Speed\N{NON-BREAKING HYPHEN}up").replace("3.82x", "4,32x")
     assert "4,32x does not follow" in audit([saved(tmp_path, commas)])[0].message
     estimates = SPEED_UP.replace("3.82x", "~4.32x")

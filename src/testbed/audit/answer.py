@@ -61,14 +61,19 @@ class Answer:
         return self.measures[0] if self.measures else None
 
 
-def answer(claim: Claim, claimed: float | None = None) -> Answer:
-    """Answer the claim that the other side is faster than the baseline, `claimed` times as fast where it is given."""
+def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Finding] = ()) -> Answer:
+    """Answer the claim that the other side is faster than the baseline, `claimed` times as fast where it is given.
+
+    Args:
+        of_table: what the figures of these two rows contradict.
+    """
     ratios = tuple(measures(claim))
     question = ratios[0] if ratios else None  # a claim is about the rate over all devices, never about one device's
     found = conditions(claim)
     findings = (
         *(finding for side in (claim.baseline, claim.other) for item in side.runs for finding in findings_of_run(item)),
         *(finding for rule in ARITHMETIC_RULES for finding in rule(claim)),
+        *of_table,
     )
     reasons = [*_against_figures(claim, claimed, ratios), *_reasons(claim, question, found, findings)]
     ask = [each.name for each in found if each.state == UNKNOWN and each.decides]

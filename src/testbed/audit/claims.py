@@ -31,6 +31,7 @@ from testbed.sweep.state import sweeps_above
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
 
 ENOUGH_REPEATS = 5
+OF_FIGURES = (Rule.FOLLOWS, Rule.STEP_CLOCK, Rule.MORE_DEVICES)  # of two rows; in what they differ, conditions say
 
 
 def audit(
@@ -84,7 +85,9 @@ def answered(
         tables = {side.first.details["table"] for side in (base, other)}
         read = {f"{item.name}:{grid.lines[0]}": grid for item in items for grid in item.details["grids"]}
         words = tuple(f"{name}: {columns_in_words(grid)}" for name, grid in read.items() if name in tables)
-        return replace(answer(Claim(base, other), claimed), read=words)
+        found = (finding for item in items for rule in TABLE_RULES for finding in rule(item))
+        figures = [each for each in found if each.rule in OF_FIGURES and {base.name, other.name} & {*each.runs}]
+        return replace(answer(Claim(base, other), claimed, figures), read=words)
     if len(paths) != 2 or columns:
         return None
     if paths[0].absolute() == paths[1].absolute():

@@ -46,7 +46,7 @@ ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none")  #
 # removed before two names of strategies are compared: devices and their number, batch and mesh sizes, brackets
 _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
-    r"|\bx ?\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
+    r"|\bx ?\d+\b|\bv\d[a-z]?-\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
 BATCHES = ("global batch size", "batch size")
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens")

@@ -29,25 +29,27 @@ FORM = "table"
 MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "accelerators", "workers")),
+    "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "ngpus",
+                          "accelerators", "workers", "chips", "tpus")),
     "nodes": ("count", ("nodes", "nnodes", "node count", "machines")),
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
     "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "local batch size", "batch/gpu",
                               "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
-                              "micro batch size/gpu", "per gpu batch size", "batch size per rank")),
+                              "micro batch size/gpu", "per gpu batch size", "batch size per rank", "bsz/gpu",
+                              "bs/gpu")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
-    "any_batch": ("count", ("batch", "batch size", "batchsize", "bs")),  # of one device or of all
+    "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz")),  # of one device or of all
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size")),
-    "params": ("number", ("parameters", "params")),
+    "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed")),
     "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step", "ms/step",
                         "s/iteration", "ms/iteration", "s/it", "ms/it", "s/iter", "ms/iter", "seconds/step",
-                        "step duration")),
+                        "step duration", "time/iter", "step ms", "iter ms", "step time ms", "iter time ms")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
                         "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed")),
     "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
@@ -60,7 +62,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "speedup": ("factor", ("speedup", "speed up", "relative speed", "relative throughput")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
                              "scaling eff", "weak scaling efficiency", "strong scaling efficiency")),
-    "val_loss": ("number", ("val loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb", "bits/byte")),
+    "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
+                            "bits/byte")),
     "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl")),
     "train_loss": ("number", ("loss", "train loss", "training loss", "final loss", "final train loss")),
 }  # fmt: skip
@@ -68,7 +71,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
 WORDS: dict[str, tuple[str, ...]] = {
     STRATEGY: ("strategy", "method", "parallelism", "parallel strategy", "run type", "approach", "framework",
                "technique", "configuration", "config", "setup", "setting", "experiment", "variant", "mode", "run",
-               "name", "optimization", "optimizer", "attention", "implementation", "algorithm", "kernel", "backend"),
+               "name", "optimization", "optimizer", "attention", "implementation", "algorithm", "kernel", "backend",
+               "stack", "layout"),
     MODEL: ("model", "model size", "model name", "network", "architecture"),
     PRECISION: ("precision", "dtype", "data type", "datatype", "training precision"),
     DEVICE: ("gpu type", "gpu model", "hardware", "device type", "accelerator type", "gpu", "device", "accelerator",
@@ -112,6 +116,8 @@ IN_WORDS = {
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
+# what a sentence beside a table may say of all its rows. Not the devices: rows differ in them, and it names the most
+OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "length", "batch", "micro_batch")
 LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
@@ -201,7 +207,7 @@ def _grid(table: Table, named: Mapping[str, str]) -> Grid:
     taken: set[str] = {*named}
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
-        quantity = chosen.get(heading) or quantity_of(heading)
+        quantity = chosen.get(heading) or quantity_of(heading) or ("speedup" if _is_ratio_to(heading, cells) else None)
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
         column = _column(heading, quantity, cells)
@@ -214,6 +220,7 @@ def _grid(table: Table, named: Mapping[str, str]) -> Grid:
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
     columns += _said_in_words(columns, taken)
+    columns += _said_around(table, columns)
     return Grid(tuple(row.line for row in table.rows), tuple(columns))
 
 
@@ -228,6 +235,18 @@ def _said_in_words(columns: Sequence[Column], taken: set[str]) -> list[Column]:
             continue
         column = _column(f"{name} in the row's words", name if name in QUANTITIES else None, cells)
         found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
+    return found
+
+
+def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
+    """Return a column for each setting of all rows that the paragraph beside the table names once: "all in bf16". What
+    some row says itself is left to the rows."""
+    taken = {column.quantity or column.word for column in columns}
+    found = []
+    for name in OF_ALL_ROWS:
+        if name not in taken and (text := _only(IN_WORDS[name], table.around)):
+            column = _column(f"{name} in the text", name if name in QUANTITIES else None, [text] * len(table.rows))
+            found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
     return found
 
 
@@ -248,13 +267,24 @@ def quantity_of(heading: str) -> str | None:
     name, unit = _canonical(heading)
     name = name if name in _HEADING else re.sub(r"^(?:avg\.?|average|mean|median|measured|achieved|overall) ", "", name)
     name = re.sub(rf"^(?:{_DEVICES.lower()}) (?=gpus?$)", "", name)
-    if name in ("throughput", "speed", "rate") and unit in _HEADING:
+    if name in ("step", "iter", "iteration") and unit in _SECONDS:
+        return "step_s"
+    if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
         return _HEADING[unit]
     return _HEADING.get(name)
 
 
+def _is_ratio_to(heading: str, cells: Sequence[str]) -> bool:
+    """Return whether a column is a speed-up by its form: headed "vs 1 GPU", and every figure in it ends with x."""
+    figures = [cell for cell in map(plain, cells) if cell and not is_reference(cell)]
+    is_factor = all(re.fullmatch(r"\d+(?:[.,]\d+)? ?x", figure) for figure in figures)
+    return re.match(r"(?:vs\.?|versus|relative to) ", heading.lower()) is not None and bool(figures) and is_factor
+
+
 def _canonical(heading: str) -> tuple[str, str]:
     """Return a heading in the words of QUANTITIES, and what stands behind it in brackets."""
+    if re.match(r"[A-Za-z]+(?: ?[(\[]|$)", heading):  # GlobalBatchSize
+        heading = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=GPU)(?=[A-Z][a-z])", " ", heading)
     name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
     name = re.sub(r"(?<=\w)( @ ?\w+| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
     name = re.sub(r"^(no\.|num|number|total number|n)( of)? (?=gpu|device|rank|worker|acc|node)", "", name)
@@ -315,7 +345,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
     if quantity == "devices":  # 4x A100
         texts = tuple(re.sub(rf"^(\d{{1,5}}) ?x ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in texts)
     kind, unit = QUANTITIES[quantity][0], _canonical(heading)[1]
-    unit = "ms" if kind == "time" and _canonical(heading)[0].startswith("ms/") else unit
+    is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", _canonical(heading)[0]) is not None
+    unit = "ms" if is_in_ms else unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
     last = _last_place(texts)
     figures = [figure_of(text, kind, scale, last) for text in texts]
@@ -369,7 +400,7 @@ def _factor(rest: str, kind: str, scale: float) -> float | None:
     unit = re.match(r"%|[a-zµ]*", rest)
     word = unit[0] if unit else ""
     if word == "%":
-        return None if kind == "factor" else 0.01  # +55 % is another convention than 1.55x
+        return 0.01 if kind == "share" else None  # +55 % is another convention than 1.55x, and 30 % of a model no size
     if kind == "time":
         return _SECONDS.get(word) if word else scale
     if word in _SUFFIXES and kind in ("number", "count"):

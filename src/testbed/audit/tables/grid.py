@@ -7,6 +7,7 @@ import io
 import re
 from dataclasses import dataclass
 
+MOST_AROUND = 12  # lines beside a table that are looked at
 SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
 
@@ -21,6 +22,7 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[Row, ...]  # as wide as the header
     line: int = 0  # of its header
+    around: str = ""  # the paragraphs right above and below
 
 
 def markdown_tables(text: str) -> list[Table]:
@@ -38,9 +40,22 @@ def markdown_tables(text: str) -> list[Table]:
         while end < len(lines) and "|" in lines[end] and lines[end].strip():
             end += 1
         rows = [Row(index + 1, _cells(lines[index])) for index in range(first, end)]
-        found.append(Table(header, _as_wide(rows, header), number))
+        around = f"{_paragraph(lines[number - 2 :: -1] if number > 1 else [])}\n{_paragraph(lines[end:])}"
+        found.append(Table(header, _as_wide(rows, header), number, around))
         number = end + 1
     return found
+
+
+def _paragraph(lines: list[str]) -> str:
+    """Return the first paragraph, up to an empty line, a heading or another table; a few empty lines may come first."""
+    found: list[str] = []
+    for line in lines[:MOST_AROUND]:
+        is_text = bool(line.strip()) and "|" not in line and not line.lstrip().startswith(("#", "```"))
+        if is_text:
+            found.append(line)
+        elif found or line.strip():
+            break
+    return "\n".join(found)
 
 
 def csv_tables(text: str) -> list[Table]:
