@@ -104,8 +104,16 @@ def planner_score() -> str:
 
 def mesh_agreement() -> str:
     path = RESULTS / "meshes" / "agreement.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    table = ["| mesh | ranks | loss | norm | validation loss | weights (relative) |", "|---|---:|---:|---:|---:|---:|"]
+    made, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    head = (
+        f"`AGREEMENT_FILE={path.relative_to(REPOSITORY)} {made['command']}`, commit `{made['commit']}`, "
+        f"{made['cores']} cores ({made['cpu']}), PyTorch {made['torch']}.\n"
+    )
+    table = [
+        head,
+        "| mesh | ranks | loss | norm | validation loss | weights (relative) |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
     for variant in dict.fromkeys(line["variant"] for line in lines):
         of_variant = [line for line in lines if line["variant"] == variant]
         names = ("losses", "grad_norms", "val_loss", "weights")

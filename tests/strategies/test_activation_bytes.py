@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.programs import data_flags
 
-pytestmark = pytest.mark.launches
+pytestmark = [pytest.mark.launches, pytest.mark.slow]
 # many blocks and a small vocabulary, so that the blocks decide; no activation has the shape of a weight
 WORK = (
     "--num_layers 6 --num_heads 4 --embedding_size 64 --seq_length 160 --max_position_embeddings 256 --device cpu "

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from support.programs import TINY_RUN, data_flags
 from support.ranks import Ranks
+from testbed.planner.here import facts_here
+from testbed.sweep.request import facts_of_machine
 
 WORKER = Path(__file__).parent / "agreement_worker.py"
 PAIRS = "PAIRS"  # among the flags of a case: it trains on pairs, of which only the references are learned
@@ -49,15 +53,13 @@ def distances(expected: dict, actual: dict) -> dict[str, float]:
 def write_down(variant: str, clipping: str, actual: dict, found: dict[str, float]) -> None:
     """Add a line to the file that AGREEMENT_FILE names, for docs/results/meshes; nothing without it."""
     if path := os.environ.get("AGREEMENT_FILE"):
-        line = {
-            "variant": variant,
-            "clipping": clipping,
-            "ranks": actual["world_size"],
-            "mesh": actual["mesh"],
-            **found,
-        }
+        line = {"variant": variant, "clipping": clipping, "ranks": actual["world_size"], "mesh": actual["mesh"]} | found
+        lines = [line]
+        if not Path(path).exists():  # the first line says what made the others
+            command = shlex.join(["python", "-m", "pytest", *sys.argv[1:]])
+            lines.insert(0, {"command": command, **facts_of_machine(), **facts_here()})
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.writelines(f"{json.dumps(each)}\n" for each in lines)
 
 
 def disagreements(expected: dict, actual: dict) -> list[str]:

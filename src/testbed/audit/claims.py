@@ -133,7 +133,7 @@ def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Find
         counts = ", ".join(sorted({str(len(side.runs)) for side in few}))
         message = (
             f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
-            "between them is no claim about the configurations"
+            "between them does not compare the configurations"
         )
         found.append(Finding(Rule.ONE_RUN, tuple(side.name for side in few), message, NOTE))
     runs = [(side.name, item.run) for side in sides for item in side.runs if item.run]

@@ -119,8 +119,8 @@ def _condition(fact: Fact, claim: Claim, own: dict[str, Difference]) -> Conditio
         else:
             state = DIFFERS if (fact.differs(claim, a, b) if fact.differs else _text(a) != _text(b)) else SAME
         spoils = state == DIFFERS and (fact.spoils if isinstance(fact.spoils, bool) else fact.spoils(claim))
-    is_of_whom = fact.name not in BATCHES or None not in map(_batch, (claim.baseline.first, claim.other.first))
-    name = fact.name if is_of_whom or state == UNKNOWN else BATCHES[1]  # a table may not say whose batch it is
+    batch_is_known = fact.name not in BATCHES or None not in map(_batch, (claim.baseline.first, claim.other.first))
+    name = fact.name if batch_is_known or state == UNKNOWN else BATCHES[1]  # a table may not say whose batch it is
     return Condition(name, a, b, state, spoils, fact.is_work, fact.decides, fact.effect)
 
 

@@ -110,6 +110,8 @@ def _told_by_rank_0(choose, settings: RunSettings, launch: Launch, device: torch
 
 
 def _attention(settings: RunSettings, device: torch.device) -> tuple[str, str]:
+    if settings.plan.mesh.context > 1:  # the trial would be of another attention than context ranks compute
+        return "auto", "attention auto: context ranks share each sequence"
     chosen, trials = fastest_backend(settings, device)
     return chosen, f"attention {chosen}: {', '.join(map(str, trials))}"
 

@@ -116,6 +116,9 @@ ON_DEVICE: tuple[Rule, ...] = (
     ({"context_parallel_size": _is_several, "context_parallel_method": "ring", "precision": "fp32", "device": "cuda"},
      "the ring needs the flash kernel, which a GPU has for 16 bits alone; use --context_parallel_method allgather, or "
      "--precision bf16"),
+    ({"context_parallel_size": _is_several, "context_parallel_method": "allgather", "attention": "flash",
+      "device": "cuda"},
+     "gathered keys need a mask, which the flash kernel of a GPU does not take; leave --attention out"),
 )  # fmt: skip
 # with --compile, and what is not compiled by itself either
 COMPILE: tuple[tuple[When, str], ...] = (
@@ -204,35 +207,38 @@ def _words(when: When, values: Mapping[str, Any]) -> list[str]:
 
 
 def refusals() -> list[tuple[str, str]]:
-    """Return every pair that is refused: the flags with their values, and why; once, in the order of the tables."""
-    found = [
-        ({**MAY_REFUSE[refusable][0], "run_type": lambda entry, name=refusable: name in entry.refuses}, "")
-        for refusable in MAY_REFUSE
-        if any(refusable in entry.refuses for entry in STRATEGIES.values())
-    ]
+    """Return the combinations that are refused: the flags with their values, and the reason.
+
+    Combinations are in the order of the tables. Run types that refuse a flag for one reason are in one row.
+    """
+    of_run_types: list[Rule] = []
+    for refusable, (when, _) in MAY_REFUSE.items():
+        reasons = (entry.refuses[refusable] for entry in STRATEGIES.values() if refusable in entry.refuses)
+        for reason in dict.fromkeys(reasons):
+            named = tuple(name for name, entry in STRATEGIES.items() if entry.refuses.get(refusable) == reason)
+            of_run_types.append(({**when, "run_type": named}, reason))
     with_compile = [({"compile": True, **when}, why) for when, why in COMPILE]
-    lines = []
-    for when, why in (*found, *RULES, *ON_DEVICE, *with_compile):
-        words = " with ".join(_condition(name, wanted) for name, wanted in when.items())
-        reason = why.partition(";")[0] if isinstance(why, str) else "a number that does not divide"
-        lines.append((words, reason))
-    return lines
+    return [
+        (
+            " with ".join(_condition(name, wanted) for name, wanted in when.items()),
+            why.partition(";")[0] if isinstance(why, str) else "the number does not divide",
+        )
+        for when, why in (*of_run_types, *RULES, *ON_DEVICE, *with_compile)
+    ]
 
 
 def _condition(name: str, wanted: Any) -> str:
-    """Return a flag and the values that a rule is about: `--dropout above 0`."""
-    said = {_is_positive: "above 0", _is_several: "above 1", _is_no_multiple_of_16: "no multiple of 16"}
+    """Return a flag with the values of a rule: `--dropout above 0`."""
     if name == "run_type" and callable(wanted):
-        value = ", ".join(other for other, entry in STRATEGIES.items() if wanted(entry))
-    elif callable(wanted):
+        wanted = tuple(other for other, entry in STRATEGIES.items() if wanted(entry))
+    if callable(wanted):
+        said = {_is_positive: "above 0", _is_several: "above 1", _is_no_multiple_of_16: "no multiple of 16"}
         value = said.get(wanted, "above 0" if name == "dropout" else "")
+    elif isinstance(wanted, tuple):
+        value = ", ".join(map(str, wanted))
     else:
-        value = (
-            {True: "", None: "left out"}.get(wanted, wanted)
-            if not isinstance(wanted, tuple)
-            else ", ".join(map(str, wanted))
-        )
-    return f"`{FLAGS[name].option_strings[0]} {value}`".replace(" `", "`")
+        value = {True: "", None: "left out"}.get(wanted, wanted)
+    return f"`--{name} {value}`".replace(" `", "`")
 
 
 def compile_blocker(values: Mapping[str, Any]) -> str | None:

@@ -135,14 +135,14 @@ def _products(varied: Mapping[str, Sequence[Any]], devices: int, given: Mapping[
     asked = {name: given[name] for name in ("pipeline_schedule", "sequence_parallel") if given.get(name) is not None}
     for choice in itertools.product(*sizes.values()):
         found = dict(zip(sizes, choice, strict=True))
-        tensor, stages, context = (found[f"{axis}"] for axis in list(sizes)[:3])
+        tensor, stages, context, _ = choice
         data, left = divmod(devices, tensor * stages * context)
         if left:
             continue
         shards = [given["shard_size"]] if given.get("shard_size") else {1, data, *varied["shard_size"]}
         for shard in sorted(size for size in shards if size <= data and data % size == 0):
-            if sum(size > 1 for size in (tensor, stages, shard)) + (context > 1) * 2 < 2:
-                continue  # one axis, of a run type of its own
+            if context == 1 and sum(size > 1 for size in (tensor, stages, shard)) < 2:
+                continue  # the one axis has a run type of its own
             cut = {"sequence_parallel": "on"} if tensor > 1 else {}
             yield {**found, "shard_size": shard, **cut, **asked}
 

@@ -70,13 +70,10 @@ class Mesh(Baseline):
         """Return this context rank's part of the sequences. It does not know how many targets are in it."""
         if self.axes.sizes.context == 1:
             return micro_batch
-        order = self._order(micro_batch.inputs.shape[1])
+        ranks, rank = self.axes.sizes.context, self.axes.ranks["context"]
+        order = order_of_rank(micro_batch.inputs.shape[1], ranks, rank, self.device)
         inputs, targets = micro_batch.inputs[:, order], micro_batch.targets[:, order]
         return dataclasses.replace(micro_batch, inputs=inputs, targets=targets)
-
-    @functools.lru_cache  # noqa: B019 one strategy lives as long as its process
-    def _order(self, seq_length: int) -> torch.Tensor:
-        return order_of_rank(seq_length, self.axes.sizes.context, self.axes.ranks["context"], self.device)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         return super().loss_sum(self.of_this_rank(micro_batch))

@@ -96,8 +96,8 @@ class VocabularyParallelEmbedding(nn.Module):
 
 
 class PositionsOfPiece(nn.Module):
-    """Positions where the stream is cut: a rank looks up those of its own tokens. The gradients of all ranks together
-    are that of the whole sequence."""
+    """Position embedding where the residual stream is cut. Each rank looks up the positions of its own tokens, and its
+    gradient is partial: the sum over the tensor ranks is the gradient of the whole sequence."""
 
     def __init__(self, weight: torch.Tensor, mesh: DeviceMesh):
         super().__init__()

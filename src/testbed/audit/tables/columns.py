@@ -239,8 +239,10 @@ def _said_in_words(columns: Sequence[Column], taken: set[str]) -> list[Column]:
 
 
 def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
-    """Return a column for each setting of all rows that the paragraph beside the table names once: "all in bf16". What
-    some row says itself is left to the rows."""
+    """Return the settings of all rows, as columns, that the paragraph above or below the table gives: "all in bf16".
+
+    A setting with several values in the text, or with a column of the table, is left out.
+    """
     taken = {column.quantity or column.word for column in columns}
     found = []
     for name in OF_ALL_ROWS:
