@@ -40,6 +40,8 @@ def test_the_oldest_that_is_not_over_is_named():
         profiling_name="nccl:send 0->1", is_p2p=True, input_sizes=[[2, 32, 8]], process_group=["2", "undefined"]
     )
     assert _first_open([sent]) == "nccl:send 0->1 (2x32x8 Float), p2p 3 of process group 2"
+    barrier = entry(profiling_name="gloo:barrier", input_sizes=[], input_dtypes=[])
+    assert _first_open([barrier]) == "gloo:barrier, collective 41 of process group 0 default_pg"
     assert _first_open(over) is None and _first_open([]) is None
 
 

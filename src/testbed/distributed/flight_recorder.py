@@ -63,7 +63,9 @@ def _first_open(entries: list[dict[str, Any]]) -> str | None:
     )
     group, description = first["process_group"]
     return (
-        f"{first['profiling_name']} ({tensors}), {kind} {first[number]} of process group {group}"
+        first["profiling_name"]
+        + (f" ({tensors})" if tensors else "")  # gloo's barrier has none
+        + f", {kind} {first[number]} of process group {group}"
         + (f" {description}" if description not in ("", "undefined", group) else "")
         + (f", with {len(waiting) - 1} more behind it" if len(waiting) > 1 else "")
     )
