@@ -22,7 +22,7 @@ from testbed.planner.candidates import candidates
 from testbed.planner.command import arguments_of
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
-from testbed.planner.plan import Budget, PlannedRun, as_fast, best_of_each, duration, headline, plan
+from testbed.planner.plan import GIVEN_UP, Budget, PlannedRun, as_fast, best_of_each, duration, headline, plan
 from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
 from testbed.planner.question import OTHER_MODELS, deadline_of, numbers_of_sweep, question, tokens_of
 from testbed.planner.step_time import step_time
@@ -53,6 +53,7 @@ def test_what_fits_comes_first_then_what_is_tight_and_the_fastest_of_it(runs):
 
 def test_of_those_that_the_estimate_does_not_tell_apart_the_simplest_is_taken(runs):
     alike = as_fast(runs)
+    assert all(run.time.seconds <= GIVEN_UP * min(each.time.seconds for each in runs) for run in alike)
     fastest = min((run for run in runs if run.fits and not run.is_tight), key=lambda run: run.time.seconds)
     assert runs[0] in alike and fastest in alike and len({run.job.run_type for run in alike}) > 2
     assert runs[0].job.run_type == "ddp" != fastest.job.run_type

@@ -19,6 +19,7 @@ from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
 UNITS = (("minutes", 1440.0, 2 / 24), ("hours", 24.0, 2.0))  # name, how many are a day, below how many days
+GIVEN_UP = 1.05  # times the fastest estimate that the simplest run may take; more is too much for being simple
 WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
 FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one device, and of the peak
 PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
@@ -211,8 +212,8 @@ class Budget:
 def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTime]) -> list[PlannedRun]:
     """Return the jobs with their estimates, the one to take first.
 
-    Then come those that fit, by time, those that are tight, and the others by what they need. Of those whose ratio to
-    the fastest may be 1, the simplest is the one to take, and of equally simple ones the one that needs least memory.
+    Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
+    `as_fast` as the fastest, the simplest is the one to take; of equally simple ones the one that needs least memory.
     A job that recomputes more than one that fits and is the same otherwise is left out: it only does more work.
 
     Args:
@@ -232,10 +233,14 @@ def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTim
 
 
 def as_fast(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs that the estimate does not tell from the fastest; those that are tight only among each other."""
+    """Return the runs that the estimate does not tell from the fastest; those that are tight only among each other.
+
+    Their ratio to the fastest may be 1, and is at most GIVEN_UP.
+    """
     alike = [run for run in runs if run.fits and run.is_tight == runs[0].is_tight]
     fastest = min(alike, key=lambda run: run.time.seconds)
-    return [run for run in alike if run.ratio_to(fastest)[1] <= 1]
+    ratios = {id(run): run.ratio_to(fastest) for run in alike}
+    return [run for run in alike if ratios[id(run)][0] <= GIVEN_UP and ratios[id(run)][1] <= 1]
 
 
 def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstimate]]:
