@@ -387,3 +387,43 @@ def test_figures_of_the_two_rows_that_contradict_each_other_are_reasons(tmp_path
     rows = ("1 | 100,000 | 1.00x | 100%", "2 | 190,000 | 1.90x | 95%", "4 | 360,000 | 3.60x | 90%")
     found = of_rows(tmp_path, header, *rows, "8 | 620,000 | 6.20x | 57.5%", claimed=6.2)
     assert found.verdict == FALLS and any("does not follow" in reason for reason in found.reasons)
+
+
+NOTED = "Optimizer | step (ms) | Speedup", ("AdamW | 38.6 | 1.00x", "fused | 21.9 | 1.76x", "ours | 19.3 | 2.00x")
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "words"),
+    [
+        ("AdamW", "The AdamW number was read off the Nsight Systems trace run; the others are plain runs.", "nsight"),
+        ("ours", "Note: the last row assumes linear scaling of the first.", "projection"),
+        ("ours*", "\\* extrapolated from shorter runs", "projection"),
+        ("ours[^2]", "[^2]: timer started after 20 untimed warm-up iterations.", "warm-up"),
+        ("ours (roofline model)", "", "projection"),
+        ("AdamW (with torch.profiler, record_shapes=True)", "", "torch.profiler"),
+    ],
+)
+def test_what_is_said_of_one_row_alone_is_held_against_it(tmp_path, row, text, words):
+    header, rows = NOTED
+    rows = [each.replace(row.rstrip("*[^2]").split(" (")[0], row) for each in rows]
+    path = table(tmp_path, header, *rows)
+    path.write_text(f"{path.read_text()}\n{text}\n")
+    said = " ".join(finding.message.lower() for finding in audit([path]))
+    assert words in said and "fused" not in said, said
+    found = answered([path], 2.0, (":3", ":5"))
+    assert found is not None and found.verdict == FALLS, found.reasons
+    path.write_text(
+        path.read_text()
+        .replace(text or "with torch.profiler", "Nothing else; no profiler ran.")
+        .replace(" (roofline model)", "")
+    )
+    assert audit([path]) == []
+
+
+def test_words_that_are_not_understood_and_differ_are_asked_for(tmp_path):
+    header = FULL.replace("Loss", "clock")
+    found = of_rows(
+        tmp_path, header, DDP.replace("3.20", "whole job"), DDP.replace("10000 | 3.20", "29000 | loop alone")
+    )
+    assert (found.verdict, found.ask) == (OPEN, ("whether `clock` whole job against loop alone decides it too",))
+    assert of_rows(tmp_path, header, DDP, DDP.replace("10000 | 3.20", "29000 | 9.1")).verdict == STANDS, "a figure"

@@ -13,7 +13,7 @@ from support.fuzz import READ, Fuzz, in_time
 from support.mutations import broken_bytes, broken_words
 from support.real_logs import FOLDER, LOGS
 
-from testbed.audit.claims import FAILS, NOTE, audit
+from testbed.audit.claims import FAILS, NOTE, answered, audit
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.readers import read_reported, read_text_log
 from testbed.errors import InputError
@@ -159,6 +159,26 @@ def test_logs_of_other_lengths_compare_rates_and_no_losses(tmp_path):
     assert [finding for finding in times if finding.severity == FAILS] == [], "times to one loss, whatever the steps"
 
 
+def test_what_deepspeed_prints_of_instruments_is_compared(tmp_path):
+    def log(name: str, profiler: str, breakdown: str, end: str = "") -> Path:
+        steps = (f"steps: {n} loss: 7.{n:04} iter time (s): 0.5 samples/sec: 128.0\n" for n in range(10, 110, 10))
+        head = f'print]   flops_profiler_config ........ {{\n    "enabled": {profiler}, \n}}\n'
+        head += f"print]   wall_clock_breakdown ......... {breakdown}\n"
+        (tmp_path / name).write_text(head + "".join(steps) + end)
+        return tmp_path / name
+
+    plain = log("plain.log", "false", "False")
+    (run,) = read_reported([plain])
+    assert (run.form, run.rate, run.rate_unit, run.time_s) == ("DeepSpeed log", 128.0, "samples/s", 0.5)
+    for other, words in (
+        (log("flops.log", "true", "False"), "Instrumentation none against DeepSpeed's flops profiler ran"),
+        (log("whole.log", "false", "True"), "Instrumentation none against DeepSpeed's wall_clock_breakdown"),
+        (log("died.log", "false", "False", "torch.OutOfMemoryError: CUDA out of memory"), "B is ended by"),
+    ):
+        found = answered([plain, other])
+        assert found is not None and any(words in reason for reason in found.reasons), found.reasons
+
+
 def test_another_length_is_unequal_work(tmp_path):
     other = edited(tmp_path, "torchtitan", ("sequence length 128", "sequence length 256"))
     found = audit([FOLDER / "torchtitan.txt", other])
@@ -205,7 +225,8 @@ def test_the_lines_of_a_real_log_are_read(tmp_path):
     one, two = (read_text_log(path)[0] for path in deepspeed_pair(tmp_path))
     assert (one.global_batch_size, one.micro_batch_size, one.world_size) == (8, 8, 1)
     assert (two.global_batch_size, two.micro_batch_size, two.world_size) == (8, 4, 2)
-    assert two.settings == {"offload": "optimizer on the cpu", "precision": "fp32", "ZeRO stage": "2"}
+    settings = {"offload": "optimizer on the cpu", "precision": "fp32", "ZeRO stage": "2", "instrumentation": "none"}
+    assert two.settings == settings
     assert two.batch_is_printed and not any("batch" in words for words in two.unread)
 
 

@@ -83,9 +83,11 @@ def test_what_has_to_be_guessed_is_not_read(tmp_path):
              "device_token_rate", "Throughput (tokens/s)": "token_rate", "**Global batch size**": "batch",
              "GlobalBatchSize": "batch", "GPUNum": "devices", "TimePerIter (s)": "step_s", "bsz/gpu": "micro_batch",
              "mean_step_ms": "step_s", "iter (ms)": "step_s", "Training Speed (tok/s)": "token_rate",
-             "train time (s/iter)": "step_s", "Val. loss": "val_loss", "num_params": "params"}  # fmt: skip
+             "train time (s/iter)": "step_s", "Val. loss": "val_loss", "num_params": "params", "train_hours": "time_s",
+             "Epoch (s)": "time_s", "Seconds": "time_s", "time to 300B tokens": "time_s", "kTok/s/GPU":
+             "device_token_rate", "loss @ 20B tokens": "train_loss", "gpus_per_node": "per_node"}  # fmt: skip
     assert {heading: quantity_of(heading) for heading in known} == known
-    for heading in ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative cost"):
+    for heading in ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative cost", "epoch", "total"):
         assert quantity_of(heading) is None, heading
     headed = SPEED_UP.replace("Speed-up", "vs 1 GPU")
     assert "4.32x does not follow" in audit([saved(tmp_path, headed.replace("3.82x", "4.32x"))])[0].message
@@ -98,6 +100,42 @@ def test_what_has_to_be_guessed_is_not_read(tmp_path):
     path = saved(tmp_path, table("Name | Colour", "a | red"))
     with pytest.raises(InputError, match="--columns"):
         audit([path])
+
+
+SIDES = {
+    "Throughput - FP32 (seq/s) | Throughput - mixed precision (seq/s) | Throughput speedup (FP32 to mixed precision)": (
+        "33.36 | 125.44 | x3.76", "121.92 | 458.24 | x3.76", "245.12 | 919.04 | x3.75",
+    ),
+    "eager (us) | ours (us) | speedup": ("412 | 181 | 2.28x", "968 | 405 | 2.39x", "530 | 212 | 2.50x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("header", SIDES)
+def test_two_columns_side_by_side_are_compared_in_each_row(tmp_path, header):
+    rows = [f"{2**at} | 8 | {row}" for at, row in enumerate(SIDES[header])]
+    path = saved(tmp_path, table(f"GPUs | batch size/GPU | {header}", *rows))
+    assert audit([path]) == []
+    changed = rows[1].replace("x3.76", "x4.76").replace("2.39x", "1.39x")
+    (found,) = audit([saved(tmp_path, table(f"GPUs | batch size/GPU | {header}", rows[0], changed, rows[2]))])
+    assert "does not follow" in found.message and found.runs == (f"{path}:4",)
+    other = rows[1].replace("| 8 |", "| 8/16 |")
+    (found,) = audit([saved(tmp_path, table(f"GPUs | batch size/GPU | {header}", rows[0], other, rows[2]))])
+    assert "batch size 8 against 16 (2 times)" in found.message and found.runs == (f"{path}:4",)
+    three = table("GPUs | a (us) | b (us) | speedup", *(f"1 | 5 | {n} | 1.{n}x" for n in range(3)))
+    with pytest.raises(InputError):  # a ratio of something else
+        audit([saved(tmp_path, three.replace("GPUs", "Layers"))])
+
+
+def test_nodes_are_as_good_as_devices_for_a_ratio(tmp_path):
+    header, rows = (
+        "Nodes | Time per epoch (s) | Speedup | Efficiency",
+        ("1 | 611.0 | 1.00 | 1.00", "2 | 318.2 | 1.92 | 0.96"),
+    )
+    said = [f.message for f in audit([saved(tmp_path, table(header, *rows, "4 | 130.0 | 4.70 | 1.18"))])]
+    assert said == ["Speedup 4.70 on 4 times the nodes is more than linear"]
+    rows = ("1 node | 100 | 1.0x | 100 %", "2 nodes | 195 | 1.95x | 97.5 %", "4 nodes | 374 | 3.74x | 83.5 %")
+    (found,) = audit([saved(tmp_path, table("| seq/s | speed-up | efficiency", *rows))])
+    assert "efficiency 83.5 % does not follow" in found.message
 
 
 def test_columns_are_named_where_headings_leave_a_doubt(tmp_path):

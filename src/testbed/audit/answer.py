@@ -77,6 +77,8 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
     )
     reasons = [*_against_figures(claim, claimed, ratios), *_reasons(claim, question, found, findings)]
     ask = [each.name for each in found if each.state == UNKNOWN and each.decides]
+    others = _differing_words(claim)
+    ask += [f"whether {each.against} decides it too" for each in others]
     if question is None:
         ask.insert(0, "a rate or a time that both sides have")
     elif needs_repeats(question):
@@ -86,8 +88,17 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
     notes = tuple(dict.fromkeys(item.message for item in findings if item.severity == NOTE and not item.unknown))
     instead = tuple(_instead(claim, ratios, question, findings, verdict))
     return Answer(
-        claim, claimed, verdict, ratios, tuple(found), tuple(reasons), instead, tuple(ask), also, notes, findings
+        claim, claimed, verdict, ratios, (*found, *others), tuple(reasons), instead, tuple(ask), also, notes, findings
     )
+
+
+def _differing_words(claim: Claim) -> list[Condition]:
+    """Return the words of two rows that differ under headings that are not understood."""
+    a, b = (side.first.details.get("others", {}) for side in (claim.baseline, claim.other))
+    return [
+        Condition(f"`{heading}`", a[heading] or None, b[heading] or None, DIFFERS)
+        for heading in a if heading in b and a[heading].lower() != b[heading].lower()
+    ]  # fmt: skip
 
 
 def needs_repeats(question: Measure) -> bool:

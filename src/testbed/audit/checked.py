@@ -10,8 +10,9 @@ from typing import Any
 from testbed.analysis.document.words import counted
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import FORM, Column, Grid
-from testbed.audit.tables.rules import checks_of
+from testbed.audit.tables.columns import Column, Grid
+from testbed.audit.tables.read import FORM
+from testbed.audit.tables.rules import all_of, checks_of
 from testbed.sweep.state import SWEEP_FILE
 
 QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
@@ -45,13 +46,20 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
     tables: list[tuple[Reported, Grid]] = [
         (item, grid) for item in items if item.form == FORM for grid in item.details["grids"]
     ]
-    counts = [checks_of(item, grid) for item, grid in tables]
+    counts = [checks_of(item, grid) for item in items if item.form == FORM for grid in all_of(item)]
+    apart = {(item.name, grid.lines[0]): grid for item in items if item.form == FORM for grid in item.details["pairs"]}
     skipped = dict.fromkeys(
         [*nothing_read, *(file for path in paths if path.is_dir() for file in _beside(path, items))]
     )
     return Checked(
         figures + sum(number for number, _ in counts),
-        tuple(f"{item.name}:{grid.lines[0]}: {columns_in_words(grid)}" for item, grid in tables),
+        (
+            *(f"{item.name}:{grid.lines[0]}: {columns_in_words(grid)}" for item, grid in tables),
+            *(
+                f"{name}:{line}: `{grid.columns[0].texts[0]}` beside `{grid.columns[0].texts[1]}` in one row"
+                for (name, line), grid in apart.items()
+            ),
+        ),
         tuple(map(str, skipped)),
         sum(len(grid.lines) for _, grid in tables),
         max((rules for _, rules in counts), default=0),

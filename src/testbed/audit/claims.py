@@ -21,7 +21,7 @@ from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
 from testbed.audit.reported import Claim, Reported, Side
-from testbed.audit.tables.columns import FORM as TABLE
+from testbed.audit.tables.read import FORM as TABLE
 from testbed.audit.tables.rows import row_named
 from testbed.audit.tables.rules import TABLE_RULES
 from testbed.config.run_types import REFERENCE

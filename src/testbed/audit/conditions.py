@@ -24,6 +24,7 @@ from testbed.audit.reported import (
     BATCH,
     COMPILED,
     DATA,
+    INSTRUMENTS,
     MODEL,
     OFFLOADED,
     PASS,
@@ -32,6 +33,7 @@ from testbed.audit.reported import (
     ROW,
     STATUS,
     STRATEGY,
+    WARM_UP,
     ZERO,
     Claim,
     Reported,
@@ -219,6 +221,24 @@ def _marked(name: str, usual: str) -> Callable[[Claim], tuple[Value, Value]]:
     return read
 
 
+def _marked_or(name: str, usual: str, read: Callable[[Reported], Value]) -> Callable[[Claim], tuple[Value, Value]]:
+    """Return a reader of what rows are marked as, and of what `read` finds in other files.
+
+    An instrument that one log of a program prints, and another log of the same program does not, was off there.
+    """
+    of_rows, of_others = _marked(name, usual), _of_runs(read)
+
+    def both(claim: Claim) -> tuple[Value, Value]:
+        forms = claim.baseline.first.form, claim.other.first.form
+        if forms[0] == ROW:
+            return of_rows(claim)
+        a, b = of_others(claim)
+        is_one_program = name == INSTRUMENTS and forms[0] == forms[1] and (a, b) != (None, None)
+        return (a or usual, b or usual) if is_one_program else (a, b)
+
+    return both
+
+
 def _batch(item: Reported) -> int | None:
     if item.global_batch_size is not None:
         return item.global_batch_size
@@ -275,7 +295,7 @@ def _warm_up(item: Reported) -> str | None:
 def _instruments(item: Reported) -> str | None:
     if item.instruments:
         return "; ".join(item.instruments)
-    return "none" if item.run is not None else None
+    return "none" if item.run is not None else item.settings.get(INSTRUMENTS)
 
 
 def _repeats(side: Side) -> str | None:
@@ -378,12 +398,14 @@ FACTS: tuple[Fact, ...] = (
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
     Fact("data", _setting(DATA), "other data are other work", is_work=True),
     Fact("kind of pass", _marked(PASS, TRAINING), "a forward pass is a third of a step", is_work=True),
-    Fact("warm-up", _of_runs(_warm_up), "the start-up of one side alone is in the ratio"),
+    Fact("warm-up", _marked_or(WARM_UP, "not said", _warm_up),
+         "the start-up of one side alone is in the ratio"),
     Fact("compile", _setting(COMPILED), "the compiler's gain is in the ratio", spoils=is_another_strategy),
-    Fact("recomputation", _setting(RECOMPUTED), "a third more is computed for one update",
-         spoils=lambda claim: not is_another_strategy(claim)),
+    Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
+         spoils=is_another_strategy),
     Fact("offloading", _setting(OFFLOADED), "what offloading costs is in the ratio", spoils=False),
-    Fact("instrumentation", _of_runs(_instruments), "its times are not those of the plain program"),
+    Fact("instrumentation", _marked_or(INSTRUMENTS, "none said", _instruments),
+         "its times are not those of the plain program"),
     Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=False,
          differs=losses_differ),
     Fact("repeats", _each(_repeats), spoils=False,

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from testbed.audit.curves import Curves, reported_of
 from testbed.audit.printed_setup import counts_of, plain_precision, printed_setup, said_in
-from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, STRATEGY, ZERO, Reported
+from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, STATUS, STRATEGY, ZERO, Reported
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
 MOST_LINES, LAST_LINES = 50_000, 1000  # of steps, whose figures are read
+LOOKED_AT = 20_000  # characters at the end
+_OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 
 
@@ -216,6 +218,17 @@ PROGRAMS = (
         figures={"rate": rf"CurrSamplesPerSec={NUMBER}"},
         rate_unit="samples/s",
     ),
+    Program(  # its pipeline engine
+        "DeepSpeed",
+        mark=r"\bsteps: \d+ loss: \S+ iter time \(s\): ",
+        line=r"\bsteps: (\d{1,12}) loss: ",
+        figures={
+            "loss": r"loss: (\S+)",
+            "s": rf"iter time \(s\): {NUMBER}",
+            "rate": rf"samples/sec: {NUMBER}",
+        },
+        rate_unit="samples/s",
+    ),
 )
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
 KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
@@ -260,6 +273,8 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
     if program.val_loss and (validated := _last_number(program.val_loss, others)):
         known["val_loss"] = validated
     known["settings"] = settings | known.get("settings", {})
+    if out := _OUT_OF_MEMORY.search(text[-LOOKED_AT:]):
+        known["settings"][STATUS] = f"ended by {out[0]}"
     return reported_of(
         path,
         f"{program.name} log",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.audit.reported import BREAKDOWN, OFFLOADED, PRECISION, ZERO
+from testbed.audit.reported import BREAKDOWN, INSTRUMENTS, OFFLOADED, PRECISION, ZERO
 
 LONGEST_COUNT = 15  # digits
 _LINE = r"(?m)(?:print\]|^worker-\d+:)\s+{}(?: \.+)? +(\S+)\s*$"  # of DeepSpeed
@@ -28,9 +28,13 @@ ENGINE = {
     "fp16": _LINE.format("fp16_enabled"),
     "bf16": _LINE.format("bfloat16_enabled"),
     "breakdown": _LINE.format("wall_clock_breakdown"),
+    "flops_profiler": r'flops_profiler_config[ .]+\{\s*"enabled": (true|false)',
     "offloading": r"(?m)print\]\s+zero_config[ .]+(.*)$",
     "optimizer": r"(?m)\bCPU (Offload): True\s*$",
 }
+
+
+_SLOWS_DOWN = {"breakdown": BREAKDOWN, "flops_profiler": "DeepSpeed's flops profiler ran (flops_profiler_config)"}
 
 
 def said_in(text: str, patterns: Mapping[str, str]) -> dict[str, str]:
@@ -50,10 +54,13 @@ def printed_setup(text: str) -> dict[str, Any]:
     """Return fields of `Reported` that DeepSpeed's lines give; the batch else by flags in the log, or a JSON."""
     said = said_in(text, FLAGS) | said_in(text, ENGINE)
     settings = {PRECISION: _precision(said), ZERO: said.get(ZERO), OFFLOADED: _offloaded(said)}
+    instruments = [words for name, words in _SLOWS_DOWN.items() if said.get(name, "").lower() == "true"]
+    if not instruments and said.get("breakdown") == "False":
+        settings[INSTRUMENTS] = "none"
     counted = {name: said[name] for name in ("world_size", *FLAGS) if name in said}
     return counts_of(counted) | {
         "settings": {name: value for name, value in settings.items() if value},
-        "instruments": (BREAKDOWN,) if said.get("breakdown") == "True" else (),
+        "instruments": tuple(instruments),
     }
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
 from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
-from testbed.audit.tables.columns import SUFFIXES, quantity_of, tables_in
+from testbed.audit.tables.columns import quantity_of
+from testbed.audit.tables.read import SUFFIXES, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 from testbed.sweep.state import SWEEP_FILE

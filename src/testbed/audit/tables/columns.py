@@ -8,29 +8,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from testbed.audit.reported import (
     COMPILED,
     DATA,
     DEVICE,
+    INSTRUMENTS,
     MODEL,
     PASS,
     PRECISION,
     RECOMPUTED,
     STATUS,
     STRATEGY,
-    Reported,
+    WARM_UP,
 )
-from testbed.audit.tables.grid import Table, csv_tables, markdown_tables
+from testbed.audit.tables.grid import Table
 from testbed.errors import InputError
 
-FORM = "table"
-MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "ngpus",
-                          "accelerators", "workers", "chips", "tpus")),
+                          "accelerators", "workers", "chips", "tpus", "world")),
+    "per_node": ("count", ("gpus/node", "devices/node")),
     "nodes": ("count", ("nodes", "nnodes", "node count", "machines")),
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
@@ -43,7 +42,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
     "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz")),  # of one device or of all
-    "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size")),
+    "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq")),
     "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed")),
@@ -51,15 +50,17 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                         "s/iteration", "ms/iteration", "s/it", "ms/it", "s/iter", "ms/iter", "seconds/step",
                         "step duration", "time/iter", "step ms", "iter ms", "step time ms", "iter time ms")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
-                        "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed")),
+                        "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
+                        "wall clock", "epoch", "train", "training", "total")),
     "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
-    "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs")),
-    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s")),
+    "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs", "tps/gpu")),
+    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "seq/s", "train samples/s")),
     "step_rate": ("number", ("steps/s", "it/s", "iter/s", "iters/s", "iterations/s")),
     "rate": ("number", ("throughput",)),
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
-    "speedup": ("factor", ("speedup", "speed up", "relative speed", "relative throughput")),
+    "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
+                           "gain", "x")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
                              "scaling eff", "weak scaling efficiency", "strong scaling efficiency")),
     "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
@@ -82,6 +83,7 @@ WORDS: dict[str, tuple[str, ...]] = {
                  "activation recomputation"),
     DATA: ("dataset", "data"),
     PASS: ("pass", "phase", "workload", "task"),
+    INSTRUMENTS: ("profiler", "profiling", "instrumentation"),
 }  # fmt: skip
 RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops",
            "speedup", "efficiency")  # fmt: skip
@@ -109,16 +111,24 @@ IN_WORDS = {
         r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
         DEVICE: rf"\b({_DEVICES})\b",
-        STATUS: r"\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated|simulated)\b",
+        "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
+        STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated"
+        r"|simulated|roofline|assum(?:es|ed|ing) (?:linear|perfect|ideal))\b",
+        INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
+        r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking)\b",
+        WARM_UP: r"([^|.;\n]{0,60}\b(?:warm-?ups?|warmed up|compilation|compile time|first epoch|cold start)\b"
+        r"[^|.;\n]{0,60})",
         RECOMPUTED: r"(?<!without )(?<!no )(?<!w/o )\b((?:activation|gradient)[- ]checkpointing|recompute)\b",
         PASS: r"\b(forward[- ]only|inference)\b",
         DATA: r"\b(synthetic)\b",
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
+OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
 # what a sentence beside a table may say of all its rows. Not the devices: rows differ in them, and it names the most
 OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "length", "batch", "micro_batch")
 LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
+OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
@@ -130,7 +140,7 @@ _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-
 _MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 _REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
-            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0}  # fmt: skip
+            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -168,39 +178,8 @@ class Grid:
         return column.figures[row] if column else None
 
 
-SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
-
-
-def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> list[Reported]:
-    """Return what the tables of a file say, as one; nothing where no table has two columns that are known.
-
-    `named` is `--columns`: quantity -> heading, or a number for every row.
-
-    Raises:
-        InputError: `named` has a heading that no table has, or one without figures.
-    """
-    found = SUFFIXES.get(path.suffix.lower(), markdown_tables)(text)
-    tables = [table for table in found if len(table.rows) <= MOST_ROWS]
-    headings = sorted({plain(heading) for table in tables for heading in table.header} - {""})
-    for heading in (named or {}).values():
-        if heading not in headings and not _is_number(heading):
-            raise InputError(f"--columns: {path} has no column '{heading}'; it has {', '.join(headings) or 'none'}")
-    every = [_grid(table, named or {}) for table in tables]
-    grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
-    refused = {line for grid in every if grid not in grids for line in grid.lines}
-    for quantity, heading in (named or {}).items():
-        if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
-            raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
-    details = {"grids": grids, "refused": refused}
-    return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids else []
-
-
-def _is_of_results(grid: Grid, is_named: bool) -> bool:
-    known = {column.quantity for column in grid.columns if column.quantity and any(column.figures)}
-    return bool(known) and (is_named or (len(known) > 1 and bool(known & {*RESULTS, "batch", "devices"})))
-
-
-def _grid(table: Table, named: Mapping[str, str]) -> Grid:
+def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
+    """Return the columns of a table, by their headings or as `named` names them."""
     headings = [plain(heading) for heading in table.header]
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
     columns = []
@@ -219,18 +198,25 @@ def _grid(table: Table, named: Mapping[str, str]) -> Grid:
     for quantity, text in named.items():
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
-    columns += _said_in_words(columns, taken)
+    columns += _said_in_words(columns, taken, [row.note for row in table.rows])
     columns += _said_around(table, columns)
     return Grid(tuple(row.line for row in table.rows), tuple(columns))
 
 
-def _said_in_words(columns: Sequence[Column], taken: set[str]) -> list[Column]:
-    """Return a column for each quantity or setting that the words of some rows name: DP=16, 8 GPUs, 4x A100, bf16."""
+def _said_in_words(columns: Sequence[Column], taken: set[str], notes: Sequence[str]) -> list[Column]:
+    """Return a column for each quantity or setting that the words of some rows name: DP=16, 8 GPUs, 4x A100, bf16.
+
+    `notes` say whether a row was measured as the others were.
+    """
     found = []
     of_all = _rows_of(columns)
     of_words = _rows_of([column for column in columns if column.quantity is None])
     for name, pattern in IN_WORDS.items():
-        cells = [_only(pattern, row) or "" for row in (of_all if name == STATUS else of_words)]
+        if name in OF_ONE_ROW:
+            texts = (f"{row} | {note}" for row, note in zip(of_all, notes, strict=True))
+            cells = [match[1].strip() if (match := pattern.search(text)) else "" for text in texts]
+        else:
+            cells = [_only(pattern, row) or "" for row in of_words]
         if name in taken or not any(cells):
             continue
         column = _column(f"{name} in the row's words", name if name in QUANTITIES else None, cells)
@@ -269,11 +255,21 @@ def quantity_of(heading: str) -> str | None:
     name, unit = _canonical(heading)
     name = name if name in _HEADING else re.sub(r"^(?:avg\.?|average|mean|median|measured|achieved|overall) ", "", name)
     name = re.sub(rf"^(?:{_DEVICES.lower()}) (?=gpus?$)", "", name)
+    if name not in _HEADING and not unit:  # train hours
+        name, unit = _with_unit_behind(name)
     if name in ("step", "iter", "iteration") and unit in _SECONDS:
         return "step_s"
+    if name in OF_TIME_ALONE and unit not in _SECONDS:
+        return None
     if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
         return _HEADING[unit]
     return _HEADING.get(name)
+
+
+def _with_unit_behind(name: str) -> tuple[str, str]:
+    """Return a heading that ends with a unit of time, and the unit: "train hours"; "seconds" alone is a time."""
+    first, _, last = name.rpartition(" ")
+    return (first or "time", last) if last in _SECONDS else (name, "")
 
 
 def _is_ratio_to(heading: str, cells: Sequence[str]) -> bool:
@@ -288,10 +284,11 @@ def _canonical(heading: str) -> tuple[str, str]:
     if re.match(r"[A-Za-z]+(?: ?[(\[]|$)", heading):  # GlobalBatchSize
         heading = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=GPU)(?=[A-Z][a-z])", " ", heading)
     name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
-    name = re.sub(r"(?<=\w)( @ ?\w+| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
+    name = re.sub(r"^(?:time|days|hours) to (?:train|[\d.]+[mbt] tokens)", "time", name)
+    name = re.sub(r"(?<=\w)( @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
     name = re.sub(r"^(no\.|num|number|total number|n)( of)? (?=gpu|device|rank|worker|acc|node)", "", name)
     name = re.sub(r"^of (?=gpu|device|rank)", "", name)
-    name = re.sub(r" ?(/| per ) ?", "/", name)
+    name = re.sub(r" ?(/| per ) ?", "/", re.sub(r"^k ?(?=tok)", "", name))
     name = re.sub(r"/(sec|second|secs)\b", "/s", name)
     name = re.sub(r"/(device|accelerator|rank|card|chip)\b", "/gpu", name)
     match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]", name)
@@ -315,13 +312,13 @@ def columns_named(typed: Sequence[str]) -> dict[str, str]:
             raise InputError(f"{said}: no such quantity; there are {', '.join(QUANTITIES)}")
         if name in named:
             raise InputError(f"{said}: {name} is '{named[name]}' already; name each quantity once")
-        if heading in named.values() and not _is_number(heading):
+        if heading in named.values() and not is_number(heading):
             raise InputError(f"{said}: '{heading}' is another quantity already; name each heading once")
         named[name] = heading
     return named
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
 
 
@@ -346,10 +343,12 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
         texts = tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
     if quantity == "devices":  # 4x A100
         texts = tuple(re.sub(rf"^(\d{{1,5}}) ?x ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in texts)
-    kind, unit = QUANTITIES[quantity][0], _canonical(heading)[1]
-    is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", _canonical(heading)[0]) is not None
-    unit = "ms" if is_in_ms else unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
+    kind, (name, unit) = QUANTITIES[quantity][0], _canonical(heading)
+    is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", name) is not None
+    unit = "ms" if is_in_ms else unit or _with_unit_behind(name)[1]
+    unit = unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
+    scale *= 1e3 if re.match(r"(?i)k ?tok", heading) else 1.0
     last = _last_place(texts)
     figures = [figure_of(text, kind, scale, last) for text in texts]
     if kind == "share" and scale == 1 and not any("%" in text for text in texts):
@@ -370,16 +369,22 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
 
     `kind` is count (exact), number, time (in seconds), share or factor. `scale` is the unit of the heading.
     """
+    if kind == "count":  # a footnote changes no number of devices
+        text = re.sub(r"(?:\\?\*|[†‡§¹²³⁴]|\[\^\w+\])+$", "", text.strip())
     if len(text) > LONGEST or _MARKED.search(text):
         return None
     if kind == "time" and (clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text.strip())):
         seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
         return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
     text = re.sub(r"\([^()]*\)", "", text).strip()
+    text = re.sub(r"^x ?(?=\d)", "", text) if kind == "factor" else text
     text = re.sub(r"^(\+?\d+),(\d{1,2}|\d{4,})(?!\d|,)", r"\1.\2", text)  # 2,9 is 2.9, and 2,900 is not
     match = _NUMBER.match(text)
     if not match:
         return None
+    if kind == "factor" and re.fullmatch(r"\+\d+(?:\.\d+)? ?%", text):  # +41 % is 1.41 times
+        share, last = float(text.rstrip("% ")) / 100, 0.01 * 10.0 ** -len(text.rstrip("% ").partition(".")[2])
+        return Figure(1 + share, 1 + share - last, 1 + share + last)
     digits, power = match[1].replace(",", ""), int(match[2][1:]) if match[2] else 0
     rest = text[match.end() :].strip().lower()
     factor = _factor(rest, kind, scale)

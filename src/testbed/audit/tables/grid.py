@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MOST_AROUND = 12  # lines beside a table that are looked at
+MOST_NOTE = 1000  # characters
+_MARK = r"\[\^\w{1,20}\]|\\?\*{1,3}|[†‡§¹²³⁴]"
+_OF_FIGURES = re.compile(r"(?i)\b(?:numbers?|figures?|rows?|timings?|times?|results?|measured?|taken|read off)\b")
 SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
 
@@ -15,6 +18,7 @@ SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 class Row:
     line: int  # of the file, from 1
     cells: tuple[str, ...]
+    note: str = ""  # its footnotes, and the sentences beside the table that are about this row alone
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,13 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[Row, ...]  # as wide as the header
     line: int = 0  # of its header
-    around: str = ""  # the paragraphs right above and below
+    around: str = ""  # the paragraphs right above and below, and the heading above
 
 
 def markdown_tables(text: str) -> list[Table]:
     """Return the pipe tables of a Markdown text. Rows of another width than their header are left out."""
     lines = text.splitlines()
+    footnotes = {match[1]: match[2] for line in lines if (match := re.match(r"(\[\^\w{1,20}\]):\s*(.*)", line))}
     found = []
     number = 1
     while number < len(lines):
@@ -40,10 +45,52 @@ def markdown_tables(text: str) -> list[Table]:
         while end < len(lines) and "|" in lines[end] and lines[end].strip():
             end += 1
         rows = [Row(index + 1, _cells(lines[index])) for index in range(first, end)]
-        around = f"{_paragraph(lines[number - 2 :: -1] if number > 1 else [])}\n{_paragraph(lines[end:])}"
-        found.append(Table(header, _as_wide(rows, header), number, around))
+        above, below = lines[number - 2 :: -1] if number > 1 else [], lines[end:]
+        around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
+        noted = _with_notes(_as_wide(rows, header), around, footnotes | _marked_lines(below))
+        found.append(Table(header, noted, number, around))
         number = end + 1
     return found
+
+
+def _marked_lines(below: list[str]) -> dict[str, str]:
+    """Return text by mark of the lines right below a table that begin with a mark, as `* extrapolated`."""
+    found: dict[str, str] = {}
+    for line in below[:MOST_AROUND]:
+        match = re.match(rf"\s*({_MARK})\)?:?\s*(\S.*)", line)
+        if match and not re.fullmatch(r"(\*+)[^*]+\1", line.strip()):  # a text in italics
+            found.setdefault(match[1].replace("\\", ""), match[2])
+    return found
+
+
+def _with_notes(rows: tuple[Row, ...], around: str, footnotes: dict[str, str]) -> tuple[Row, ...]:
+    """Return the rows with what the text says of each alone: by a mark in a cell, its name, or "the last row"."""
+    names = [_name_of(row) for row in rows]
+    sentences = re.split(r"(?<=[.!?;])\s+|\n\s*\n|\n(?=[-*] )", around)
+    notes: list[list[str]] = [[] for _ in rows]
+    for sentence in sentences:
+        words = " ".join(sentence.split())
+        about = {at for at, name in enumerate(names)
+                 if len(name) > 2 and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words)}  # fmt: skip
+        about |= {at for place, at in (("first row", 0), ("last row", len(rows) - 1)) if place in words.lower()}
+        if len(about) == 1 and _OF_FIGURES.search(words):
+            notes[about.pop()].append(words)
+    for at, row in enumerate(rows):
+        plain = [re.sub(r"(\*\*|__|`)", "", cell).replace("\\", "") for cell in row.cells]
+        marks = {mark for cell in plain for mark in re.findall(_MARK, cell)}
+        notes[at] += [text for mark, text in footnotes.items() if mark in marks]
+    return tuple(replace(row, note=" ".join(note)[:MOST_NOTE]) for row, note in zip(rows, notes, strict=True))
+
+
+def _name_of(row: Row) -> str:
+    """Return the first cell with letters, without its markup."""
+    cells = (" ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)", r"\1", cell).split()) for cell in row.cells)
+    return next((cell for cell in cells if re.search("[A-Za-z]", cell)), "")
+
+
+def _title(above: list[str]) -> str:
+    """Return the heading right above a table and its paragraph."""
+    return next((line.lstrip("# ") for line in above[:MOST_AROUND] if line.startswith("#")), "")
 
 
 def _paragraph(lines: list[str]) -> str:

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 from testbed.audit.measures import SPEED_UP
 from testbed.audit.printed_setup import plain_precision
-from testbed.audit.reported import BATCH, DEVICE, MODEL, PRECISION, ROW, STATUS, STRATEGY, Reported, Side
+from testbed.audit.reported import (
+    BATCH,
+    DEVICE,
+    MODEL,
+    PRECISION,
+    ROW,
+    STATUS,
+    STRATEGY,
+    Reported,
+    Side,
+)
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
 from testbed.errors import InputError
 
@@ -21,6 +31,7 @@ COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accu
 _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
+_FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)  # of a quantity that is not known
 
 
 def side_of(item: Reported, grid: Grid, row: int) -> Side:
@@ -60,7 +71,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
         device_name=words.pop(DEVICE, None),
-        details={"table": f"{item.name}:{grid.lines[0]}"},
+        details={"table": f"{item.name}:{grid.lines[0]}", "others": _others(grid, row)},
         settings={str(key): text for key, text in words.items() if text},
         world_size=devices_of(grid, row),
         val_loss=value("val_loss") or (math.log(ppl) if ppl else None),
@@ -71,9 +82,19 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     return Side(run.name, (run,))
 
 
+def _others(grid: Grid, row: int) -> dict[str, str]:
+    """Return the words of a row under headings that are not understood, by heading."""
+    columns = [column for column in grid.columns[1:] if not (column.quantity or column.word)]
+    are_words = (column for column in columns if not all(map(_FIGURE.fullmatch, column.texts)))
+    return {column.heading: column.texts[row] for column in are_words if column.heading}
+
+
 def devices_of(grid: Grid, row: int) -> int | None:
-    """Return the devices of a row: its own count, or else the product of its parallel sizes."""
+    """Return the devices of a row: its own count, or else the product of its parallel sizes or with its nodes."""
     figure = grid.figure("devices", row)
+    of_node = grid.figure("per_node", row), grid.figure("nodes", row)
+    if figure is None and all(of_node):
+        return round(math.prod(each.value for each in of_node if each))
     if figure and (per_node := _nodes_to_multiply(grid, row)):
         return round(figure.value) * per_node
     sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]

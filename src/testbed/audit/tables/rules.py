@@ -113,12 +113,27 @@ class Pair:
     def conditions(self) -> list[Condition]:
         return conditions(self.claim)
 
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """The devices of the reference and of the row; their nodes where only these are known."""
+        found = [devices_of(self.grid, row) for row in (self.reference, self.row)]
+        if found == [None, None]:
+            nodes = (self.grid.figure("nodes", row) for row in (self.reference, self.row))
+            found = [round(figure.value) if figure else None for figure in nodes]
+        return found[0], found[1]
+
     def finds(self, rule: Rule, severity: str, message: str, corrected: str | None = None) -> Finding:
-        return Finding(rule, self.claim.names[::-1], message, severity, corrected)
+        names = tuple(dict.fromkeys(self.claim.names[::-1]))  # one, where a row compares its own columns
+        return Finding(rule, names, message, severity, corrected)
+
+
+def all_of(item: Reported) -> tuple[Grid, ...]:
+    """Return the tables of a file, and the rows that compare two of their columns, each as a table."""
+    return (*item.details["grids"], *item.details["pairs"])
 
 
 def figures_follow(item: Reported) -> Iterator[Finding]:
-    for grid in item.details["grids"]:
+    for grid in all_of(item):
         for formula in FORMULAS:
             reference = _reference(grid, formula.ratio)
             checked = _products(grid, formula, reference)
@@ -178,6 +193,8 @@ def _product(grid: Grid, row: int, reference: int | None, powers: Powers) -> Pro
         quantity = name.removeprefix(FIRST)
         at = row if quantity == name or reference is None else reference
         figure = _data_ranks(grid, at) if quantity == DATA_RANKS else grid.figure(quantity, at)
+        if quantity == "devices" and FIRST + quantity in powers and not grid.column(quantity):
+            figure = grid.figure("nodes", at)  # of equal nodes
         if figure is None:
             return None
         low *= (figure.low if power > 0 else figure.high) ** power
@@ -214,7 +231,7 @@ def _reference(grid: Grid, name: str | None) -> int | None:
 
 def whole_micro_batches(item: Reported) -> Iterator[Finding]:
     """Check that micro batch x data ranks divides the global batch, where no column gives the accumulation."""
-    for grid in item.details["grids"]:
+    for grid in all_of(item):
         counts = _batches(grid)
         apart = [row for row, (batch, samples) in counts.items() if batch % samples]
         for row in apart if 2 * len(apart) < len(counts) else ():
@@ -234,7 +251,7 @@ def _batches(grid: Grid) -> dict[int, tuple[int, int]]:
 
 def no_device_does_more_than_its_peak(item: Reported) -> Iterator[Finding]:
     """Find an MFU over 100 %, and FLOP/s of one device over the peak of the device that the row names."""
-    for grid in item.details["grids"]:
+    for grid in all_of(item):
         for row in range(len(grid.lines)):
             mfu, tflops = grid.figure("mfu", row), grid.figure("tflops", row)
             device = side_of(item, grid, row).first.device_name
@@ -257,7 +274,7 @@ def _peak_tflops(device: str) -> float | None:
 
 def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
     """Answer every speed-up and efficiency against the row that it refers to, and rates against the fewest devices."""
-    for grid in item.details["grids"]:
+    for grid in all_of(item):
         ratios = [name for name in RATIOS if grid.column(name)]
         for name in ratios:
             reference = _reference(grid, name)
@@ -331,15 +348,14 @@ def _contradicted(pair: Pair, loss: Condition | None) -> Iterator[Finding]:
 
 def _more_devices(pair: Pair) -> Iterator[Finding]:
     """Find more than linear gains, and losses, on more devices; both directions, whichever row is the reference."""
-    base, other = pair.claim.baseline.first, pair.claim.other.first
-    if (other.world_size or 0) < (base.world_size or 0):
+    few, many = pair.sizes
+    if not few or not many or few == many or is_another_strategy(pair.claim):
+        return
+    if many < few:
         pair = replace(pair, row=pair.reference, reference=pair.row)
-        base, other = other, base
-    if not base.world_size or not other.world_size or base.world_size == other.world_size:
-        return
-    if is_another_strategy(pair.claim):
-        return
-    added = other.world_size / base.world_size
+        few, many = many, few
+    base, other = pair.claim.baseline.first, pair.claim.other.first
+    added, what = many / few, "devices" if other.world_size else "nodes"
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
     if speedup and at:
         gain, low, high = speedup.value / at.value, speedup.low / at.high, speedup.high / at.low
@@ -350,11 +366,11 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
     else:
         return
     if low > LINEAR * added:
-        said = f"{said} on {added:g} times the devices is more than linear"
+        said = f"{said} on {added:g} times the {what} is more than linear"
         found = pair.finds(Rule.STEP_CLOCK, FAILS if speedup else NOTE, said)
         yield replace(found, runs=found.runs[:1]) if speedup else found
     elif gain < SLOWER and high <= 1:
-        said = f"more devices were slower: {said} on {other.world_size:,} devices against {base.world_size:,}"
+        said = f"more {what} were slower: {said} on {many:,} {what} against {few:,}"
         yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain / added:.0%} efficiency")
 
 

@@ -1,0 +1,46 @@
+"""Read the tables of a file: those with two columns that are known, and rows that compare two of their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from testbed.audit.reported import Reported
+from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain
+from testbed.audit.tables.grid import csv_tables, markdown_tables
+from testbed.audit.tables.side_by_side import side_by_side
+from testbed.errors import InputError
+
+FORM = "table"
+MOST_ROWS = 2000  # more are the steps of a run, and no table of results
+SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
+
+
+def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> list[Reported]:
+    """Return what the tables of a file say, as one; nothing where no table has two columns that are known.
+
+    `named` is `--columns`: quantity -> heading, or a number for every row.
+
+    Raises:
+        InputError: `named` has a heading that no table has, or one without figures.
+    """
+    found = SUFFIXES.get(path.suffix.lower(), markdown_tables)(text)
+    tables = [table for table in found if len(table.rows) <= MOST_ROWS]
+    headings = sorted({plain(heading) for table in tables for heading in table.header} - {""})
+    for heading in (named or {}).values():
+        if heading not in headings and not is_number(heading):
+            raise InputError(f"--columns: {path} has no column '{heading}'; it has {', '.join(headings) or 'none'}")
+    every = [grid_of(table, named or {}) for table in tables]
+    grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
+    refused = {line for grid in every if grid not in grids for line in grid.lines}
+    for quantity, heading in (named or {}).items():
+        if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
+            raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
+    pairs = tuple(grid_of(each, {}) for table in tables for each in side_by_side(table))
+    details = {"grids": grids, "refused": refused, "pairs": pairs}
+    return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs else []
+
+
+def _is_of_results(grid: Grid, is_named: bool) -> bool:
+    known = {column.quantity for column in grid.columns if column.quantity and any(column.figures)}
+    return bool(known) and (is_named or (len(known) > 1 and bool(known & {*RESULTS, "batch", "devices"})))
