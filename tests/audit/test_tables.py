@@ -93,6 +93,11 @@ def test_what_has_to_be_guessed_is_not_read(tmp_path):
     assert "4.32x does not follow" in audit([saved(tmp_path, headed.replace("3.82x", "4.32x"))])[0].message
     shares = table("params | GPUs | speedup", "100% | 1 | 1.0", "30% | 1 | 1.5", "10% | 1 | 1.9")
     assert audit([saved(tmp_path, shares)]) == [], "a share of a model is not its size"
+    other = table("Layer | Params | vs Linear", "linear | 98,304 | 1.00x", "conv | 589,824 | 0.44x")
+    with pytest.raises(InputError):  # a ratio, and not of speed
+        audit([saved(tmp_path, other)])
+    smaller = table("Model | Parameters | Speed-up", "teacher | 109M | 1.0x", "student | 4M | 46.5x")
+    assert audit([saved(tmp_path, smaller)]) == [], "a distilled model is meant to be smaller"
     commas = SPEED_UP.replace("Speed-up", "Speed\N{NON-BREAKING HYPHEN}up").replace("3.82x", "4,32x")
     assert "4,32x does not follow" in audit([saved(tmp_path, commas)])[0].message
     estimates = SPEED_UP.replace("3.82x", "~4.32x")

@@ -182,11 +182,14 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     """Return the columns of a table, by their headings or as `named` names them."""
     headings = [plain(heading) for heading in table.header]
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
+    is_of_speed = any(quantity_of(heading) in (*RESULTS, "devices", "nodes") for heading in headings)
     columns = []
     taken: set[str] = {*named}
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
-        quantity = chosen.get(heading) or quantity_of(heading) or ("speedup" if _is_ratio_to(heading, cells) else None)
+        quantity = chosen.get(heading) or quantity_of(heading)
+        if quantity is None and is_of_speed and _is_ratio_to(heading, cells):
+            quantity = "speedup"
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
         column = _column(heading, quantity, cells)

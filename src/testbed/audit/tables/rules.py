@@ -28,7 +28,7 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures
-from testbed.audit.reported import STATUS, Claim, Reported
+from testbed.audit.reported import MODEL, STATUS, Claim, Reported
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid, is_reference
 from testbed.audit.tables.rows import RATIOS, devices_of, failure_of, side_of
 from testbed.errors import InputError
@@ -172,7 +172,9 @@ def _does_not_follow(
         shown = ", ".join(_said(grid, name, row) for name in (*powers, *ranks) if grid.column(name))
         return f"{formula.words}: {shown} give {factor:.3g} times that", None
     value = f"{stated.value * factor:.3g}x" if formula.ratio == "speedup" else f"{stated.value * factor:.1%}"
-    follows = f"does not follow from the figures of its row and of line {grid.lines[reference]}"
+    lines = grid.lines[row], grid.lines[reference]
+    follows = "does not follow from the figures of its row"
+    follows += f" and of line {lines[1]}" if lines[0] != lines[1] else ""
     heading = _said(grid, formula.ratio)
     return f"{_said(grid, formula.ratio, row)} {follows}", f"{heading} {value} would follow"
 
@@ -301,7 +303,8 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     grid, row, claim = pair.grid, pair.row, pair.claim
     found = {each.name: each for each in pair.conditions if each.state == DIFFERS}
     kind, said = kind_of(claim), _said(grid, name, row)
-    spoiled = [each for each in found.values() if each.spoils and each.name not in ("ranks", "figures are")]
+    passed_over = ("ranks", "figures are", *(["model"] if _compares_models(grid) else []))
+    spoiled = [each for each in found.values() if each.spoils and each.name not in passed_over]
     names = {each.name for each in spoiled}
     is_weak = kind == SCALING and len(names) == 1 and names <= set(BATCHES)
     is_only_change = len(names) == 1 and kind == OF_STRATEGY and not is_another_strategy(claim)
@@ -326,6 +329,11 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     if name == "speedup":
         yield from _contradicted(pair, found.get("loss"))
         yield from _more_devices(pair)
+
+
+def _compares_models(grid: Grid) -> bool:
+    """Return whether rows are models, whose sizes the table prints: a distilled one is meant to be smaller."""
+    return grid.columns[0].word == MODEL and grid.column("params") is not None
 
 
 def _contradicted(pair: Pair, loss: Condition | None) -> Iterator[Finding]:
