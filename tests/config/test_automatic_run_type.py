@@ -155,6 +155,18 @@ def test_a_resumed_run_keeps_the_type_that_it_recorded(place, token_files):
     assert auto(token_files, "--resume", "--checkpoint_path", "new").settings.training.run_type == "ddp", "not begun"
 
 
+def test_a_run_resumed_without_tensor_ranks_forgets_their_cut_stream(place, token_files):
+    folder, mesh = Path("run"), ("--run_type", "mesh")
+    folder.mkdir()
+    cut = settings_of(token_files, *mesh, "--tensor_parallel_size", "2", "--sequence_parallel", "on", world_size=4)
+    (folder / "effective_config.json").write_text(json.dumps(cut.as_config()))
+    resumed = (*mesh, "--resume", "--checkpoint_path", "run")
+    assert settings_of(token_files, *resumed, world_size=4).plan.mesh.tensor == 2
+    other = ("--tensor_parallel_size", "1", "--context_parallel_size", "2")
+    settings = settings_of(token_files, *resumed, *other, world_size=4)
+    assert (settings.plan.mesh.tensor, settings.plan.mesh.context) == (1, 2)
+
+
 @pytest.mark.parametrize("content", ["{}", '{"run_type": ["ddp"]}', '{"run_type": "ddp", "bucket_cap_mb": {}}', "x"])
 def test_a_broken_record_of_a_resumed_run_is_one_sentence(place, token_files, content):
     Path("run").mkdir()

@@ -200,6 +200,8 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
         for name in sorted(_TAKEN - foreign - asked.explicit)
         if content.get(name) is not None
     }
+    if "tensor_parallel_size" in asked.explicit and asked.values["tensor_parallel_size"] == 1:
+        taken.pop("sequence_parallel", None)  # of the tensor ranks that the run had
     taken["run_type"] = run_type
     return asked.configured_with(taken), file
 
