@@ -112,6 +112,10 @@ SIDES = {
         "33.36 | 125.44 | x3.76", "121.92 | 458.24 | x3.76", "245.12 | 919.04 | x3.75",
     ),
     "eager (us) | ours (us) | speedup": ("412 | 181 | 2.28x", "968 | 405 | 2.39x", "530 | 212 | 2.50x"),
+    "plain scan, ms | our scan, ms | \N{MULTIPLICATION SIGN} faster": (
+        "8.8 | 4.6 | 1.91", "17.9 | 7.5 | 2.39", "36.4 | 16.3 | 2.23",
+    ),
+    "base_img_s | ours_img_s | speedup": ("460 | 810 | 1.76", "880 | 2103 | 2.39", "1540 | 3350 | 2.18"),
 }  # fmt: skip
 
 
@@ -120,12 +124,14 @@ def test_two_columns_side_by_side_are_compared_in_each_row(tmp_path, header):
     rows = [f"{2**at} | 8 | {row}" for at, row in enumerate(SIDES[header])]
     path = saved(tmp_path, table(f"GPUs | batch size/GPU | {header}", *rows))
     assert audit([path]) == []
-    changed = rows[1].replace("x3.76", "x4.76").replace("2.39x", "1.39x")
+    changed = rows[1].replace("x3.76", "x4.76").replace("2.39", "1.39")
     (found,) = audit([saved(tmp_path, table(f"GPUs | batch size/GPU | {header}", rows[0], changed, rows[2]))])
     assert "does not follow" in found.message and found.runs == (f"{path}:4",)
     other = rows[1].replace("| 8 |", "| 8/16 |")
     (found,) = audit([saved(tmp_path, table(f"GPUs | batch size/GPU | {header}", rows[0], other, rows[2]))])
     assert "batch size 8 against 16 (2 times)" in found.message and found.runs == (f"{path}:4",)
+    failed = rows[1].replace("33.36", "OOM").replace("121.92", "OOM").replace("968", "OOM")
+    assert audit([saved(tmp_path, table(f"GPUs | batch size/GPU | {header}", rows[0], failed, rows[2]))]) == []
     three = table("GPUs | a (us) | b (us) | speedup", *(f"1 | 5 | {n} | 1.{n}x" for n in range(3)))
     with pytest.raises(InputError):  # a ratio of something else
         audit([saved(tmp_path, three.replace("GPUs", "Layers"))])
@@ -141,6 +147,34 @@ def test_nodes_are_as_good_as_devices_for_a_ratio(tmp_path):
     rows = ("1 node | 100 | 1.0x | 100 %", "2 nodes | 195 | 1.95x | 97.5 %", "4 nodes | 374 | 3.74x | 83.5 %")
     (found,) = audit([saved(tmp_path, table("| seq/s | speed-up | efficiency", *rows))])
     assert "efficiency 83.5 % does not follow" in found.message
+
+
+def test_a_heading_that_is_not_known_is_read_by_its_unit_where_no_other_has_one(tmp_path):
+    rows = ("1 | 41.6 | 1.00", "2 | 21.0 | 1.98", "4 | 10.6 | 3.92", "8 | 5.5 | 7.56")
+    for heading in ("fwd+bwd [min]", "Minutes per pass"):
+        path = saved(tmp_path, table(f"GPUs | {heading} | Speedup", *rows))
+        assert audit([path]) == []
+        (found,) = audit([saved(tmp_path, table(f"GPUs | {heading} | Speedup", *rows[:3], "8 | 5.5 | 5.56"))])
+        assert "Speedup 5.56 does not follow" in found.message
+    two = table(
+        "GPUs | a (min) | b (min) | Speedup",
+        *(row.replace(" | ", " | 3 | ", 1) for row in rows[:3]),
+        "8 | 3 | 5.5 | 5.6",
+    )
+    assert audit([saved(tmp_path, two)]) == [], "which of them is meant?"
+    other = table("GPUs | load (min) | Speedup", *(row.replace("41.6", "7") for row in rows[:2]))
+    assert audit([saved(tmp_path, other)]) == [], "a time of something else"
+    gaining = table("# of GPUs | Minutes per epoch", "1 | 50", "4 | 10")
+    (found,) = audit([saved(tmp_path, gaining)])
+    assert found.message == "an epoch 5.00 times as fast on 4 times the devices is more than linear"
+
+
+def test_a_table_with_its_quantities_in_the_first_column_is_turned(tmp_path):
+    text = table(
+        "| old | new", "GPUs | 8 | 8", "Global batch size | 32 | 64", "tokens/s | 100 | 210", "Speed-up | 1.0x | 2.1x"
+    )
+    (found,) = audit([saved(tmp_path, text)])
+    assert "global batch size 32 against 64 (2 times)" in found.message
 
 
 def test_columns_are_named_where_headings_leave_a_doubt(tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from testbed.audit.comparison_rules import ARITHMETIC_RULES
 from testbed.audit.conditions import (
     BATCHES,
+    DECISIVE,
     DIFFERS,
     MEASURED,
     OF_BOTH,
@@ -95,10 +96,14 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
 def _differing_words(claim: Claim) -> list[Condition]:
     """Return the words of two rows that differ under headings that are not understood."""
     a, b = (side.first.details.get("others", {}) for side in (claim.baseline, claim.other))
-    return [
+    found = [
         Condition(f"`{heading}`", a[heading] or None, b[heading] or None, DIFFERS)
         for heading in a if heading in b and a[heading].lower() != b[heading].lower()
     ]  # fmt: skip
+    notes = [side.first.details.get("note", "") for side in (claim.baseline, claim.other)]
+    if notes[0] != notes[1] and any(map(DECISIVE.search, notes)):
+        found.append(Condition("what is said of one row alone,", notes[0] or None, notes[1] or None, DIFFERS))
+    return found
 
 
 def needs_repeats(question: Measure) -> bool:

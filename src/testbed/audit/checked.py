@@ -47,7 +47,11 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
         (item, grid) for item in items if item.form == FORM for grid in item.details["grids"]
     ]
     counts = [checks_of(item, grid) for item in items if item.form == FORM for grid in all_of(item)]
-    apart = {(item.name, grid.lines[0]): grid for item in items if item.form == FORM for grid in item.details["pairs"]}
+    apart: dict[tuple[str, str, str], int] = {}  # file, and what two columns are of -> the first row
+    for item in items:
+        for grid in item.details.get("pairs", ()):
+            a, b = grid.columns[0].texts
+            apart.setdefault((item.name, a, b), grid.lines[0])
     skipped = dict.fromkeys(
         [*nothing_read, *(file for path in paths if path.is_dir() for file in _beside(path, items))]
     )
@@ -55,10 +59,7 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
         figures + sum(number for number, _ in counts),
         (
             *(f"{item.name}:{grid.lines[0]}: {columns_in_words(grid)}" for item, grid in tables),
-            *(
-                f"{name}:{line}: `{grid.columns[0].texts[0]}` beside `{grid.columns[0].texts[1]}` in one row"
-                for (name, line), grid in apart.items()
-            ),
+            *(f"{name}:{line}: `{a}` beside `{b}` in each row" for (name, a, b), line in apart.items()),
         ),
         tuple(map(str, skipped)),
         sum(len(grid.lines) for _, grid in tables),

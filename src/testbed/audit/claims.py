@@ -17,6 +17,7 @@ from testbed.analysis.runs.arms import group_into_arms
 from testbed.audit.answer import Answer, answer
 from testbed.audit.checked import Checked, checked_in, columns_in_words
 from testbed.audit.comparison_rules import CLAIM_RULES
+from testbed.audit.conditions import DIFFERS, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
@@ -78,12 +79,13 @@ def answered(
     if named != (None, None):
         if None in named:
             raise InputError("--a and --b name two rows of a table: give both")
-        items = [item for item in read_reported(paths, columns) if item.form == TABLE]
+        items = [item for item in read_reported(paths, columns, for_rows=True) if item.form == TABLE]
         base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
         if base.name == other.name:
             raise InputError(f"--a and --b are both the row {base.name}: name two")
         tables = {side.first.details["table"] for side in (base, other)}
-        read = {f"{item.name}:{grid.lines[0]}": grid for item in items for grid in item.details["grids"]}
+        read = {f"{item.name}:{grid.lines[0]}": grid for item in items
+                for grid in (*item.details["grids"], *item.details["others"])}  # fmt: skip
         words = tuple(f"{name}: {columns_in_words(grid)}" for name, grid in read.items() if name in tables)
         found = (finding for item in items for rule in TABLE_RULES for finding in rule(item))
         figures = [each for each in found if each.rule in OF_FIGURES and {base.name, other.name} & {*each.runs}]
@@ -120,8 +122,21 @@ def audit_runs(
                 said = f"left out of every comparison: {side.first.instruments[0]}"
                 findings.append(side.notes(Rule.INSTRUMENTED, said))
         findings += _findings_of_table(compared, protocol)
+    findings += _if_compared(items)
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
+
+
+def _if_compared(items: Sequence[Reported]) -> Iterator[Finding]:
+    """Note in what the only two logs of a folder differ. Nothing says that they are compared."""
+    two = [item for item in items if not item.is_claim]
+    if len(two) != 2 or two[0].form != two[1].form:
+        return
+    one, other = (Side(item.name, (item,)) for item in two)
+    claim = Claim(one, other)
+    for each in conditions(claim):
+        if each.spoils or (each.state == DIFFERS and each.name in ("ranks", "loss")):
+            yield claim.notes(Rule.EQUAL_WORK, f"if the two are compared: {each.against}; {each.effect}")
 
 
 def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Finding]:

@@ -50,6 +50,11 @@ _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
     r"|\bx ?\d+\b|\bv\d[a-z]?-\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
+# words of a note on one row that may decide a comparison
+DECISIVE = re.compile(
+    r"(?i)\b(?:batch|gpus?|nodes?|seq\w*|length|precision|bf16|fp16|fp32|copied|papers?|estimat\w+|extrapolat\w+|project\w+"
+    r"|derived|profil\w+|nsys|nsight|warm\w*|compil\w+|measured on|steps?|[ahv]100|rtx|not run|resolution)\b"
+)
 BATCHES = ("global batch size", "batch size")
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens")
 MEASURED, TRAINING = "measured", "training"
@@ -282,7 +287,7 @@ def _shape(item: Reported) -> str | None:
 def _steps_decide(claim: Claim) -> bool:
     """Return whether steps are part of the quoted work: a rate or the time of one iteration is of any number."""
     items = claim.baseline.first, claim.other.first
-    is_of_any = any(item.losses or item.is_of_iteration for item in items)
+    is_of_any = any(item.losses or item.is_of_iteration or " to " in item.time_meaning for item in items)
     return not is_of_any and claim.protocol != "time_to_loss"
 
 

@@ -107,7 +107,7 @@ PROGRAMS = (
             "sequence_length": r"(?m)^(?!.*print\]).*\bseq_length \.{3,} ?(\d+)\s*$",
             "tp": r"tensor-model-parallel size: (\d+)",
             "pp": r"pipeline-model-parallel size: (\d+)",
-            PRECISION: r"(?m)\bparams_dtype \.{3,} ?torch\.(\w+)\s*$",
+            PRECISION: r"(?m)(?:\bparams_dtype \.{3,} ?|^using )torch\.(\w+)(?: for parameters \.\.\.)?\s*$",
             RECOMPUTED: r"(?m)\brecompute_granularity \.{3,} ?(\w+)\s*$",
         },
         instruments={
@@ -189,6 +189,7 @@ PROGRAMS = (
             "micro_batch_size": rf"(?m)^\s*(?:Overriding: )?batch_size = {COUNT}",
             "sequence_length": rf"(?m)^\s*(?:Overriding: )?block_size = {COUNT}",
             PRECISION: r"(?m)^\s*(?:Overriding: )?dtype = '?(\w+)",
+            MODEL: r"(?m)^number of parameters: (\S+)",
             COMPILED: r"(?m)^(compiling) the model",
         },
         val_loss=r"step \d+: train loss \S+, val loss (\S+)",

@@ -19,6 +19,7 @@ _FLAG = r"""(?:--|")(?:{})["']?(?:=|[:,]?\s+)["']?(\d+)\b"""  # of a command lin
 FLAGS = {
     "global_batch_size": _FLAG.format("global[-_]batch[-_]size|train[-_]batch[-_]size"),
     "micro_batch_size": _FLAG.format("micro[-_]batch[-_]size|train_micro_batch_size_per_gpu"),
+    "world_size": r"\bdist_world_size=(\d+)",
 }
 ENGINE = {
     "world_size": _LINE.format("world_size"),
@@ -57,7 +58,7 @@ def printed_setup(text: str) -> dict[str, Any]:
     instruments = [words for name, words in _SLOWS_DOWN.items() if said.get(name, "").lower() == "true"]
     if not instruments and said.get("breakdown") == "False":
         settings[INSTRUMENTS] = "none"
-    counted = {name: said[name] for name in ("world_size", *FLAGS) if name in said}
+    counted = {name: said[name] for name in FLAGS if name in said}
     return counts_of(counted) | {
         "settings": {name: value for name, value in settings.items() if value},
         "instruments": tuple(instruments),

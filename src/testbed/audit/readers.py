@@ -14,7 +14,7 @@ from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
 from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
-from testbed.audit.tables.read import SUFFIXES, tables_in
+from testbed.audit.tables.read import SUFFIXES, is_table_of_results, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 from testbed.sweep.state import SWEEP_FILE
@@ -32,9 +32,13 @@ Read = Callable[[Path], list[Reported]]
 
 
 def read_reported(
-    paths: Sequence[Path], columns: Mapping[str, str] | None = None, nothing_read: list[Path] | None = None
+    paths: Sequence[Path],
+    columns: Mapping[str, str] | None = None,
+    nothing_read: list[Path] | None = None,
+    for_rows: bool = False,
 ) -> list[Reported]:
     """Read every run that the files and folders of `paths` hold, in their order. `columns` makes a typed file a table.
+    `for_rows` keeps tables with one heading that is known, whose rows a claim may name.
 
     InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
     folder, files of no known format are passed over; those that say nothing of a run are added to `nothing_read`.
@@ -59,7 +63,10 @@ def read_reported(
             continue
         folders.add((reader, file.parent))
         try:
-            found += reader(file)
+            read = [item for item in reader(file) if for_rows or is_table_of_results(item)]
+            if not read:
+                raise InputError(f"{file} has no table with two headings that are known (--columns names them)")
+            found += read
         except InputError:
             if is_typed or reader is read_metrics:
                 raise

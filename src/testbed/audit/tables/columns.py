@@ -42,7 +42,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
     "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz")),  # of one device or of all
-    "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq")),
+    "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq",
+                         "ctx len", "max seq len", "context")),
     "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed")),
@@ -62,10 +63,11 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
                            "gain", "x")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
-                             "scaling eff", "weak scaling efficiency", "strong scaling efficiency")),
+                             "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
     "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
                             "bits/byte")),
-    "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl")),
+    "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl",
+                              "valid perplexity")),
     "train_loss": ("number", ("loss", "train loss", "training loss", "final loss", "final train loss")),
 }  # fmt: skip
 # what else a row says, in words: name -> its headings
@@ -85,6 +87,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     PASS: ("pass", "phase", "workload", "task"),
     INSTRUMENTS: ("profiler", "profiling", "instrumentation"),
 }  # fmt: skip
+RATES = ("token_rate", "device_token_rate", "sample_rate", "step_rate", "rate")
+TIMES = ("step_s", "time_s")
 RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops",
            "speedup", "efficiency")  # fmt: skip
 # what --columns takes too
@@ -99,7 +103,7 @@ IN_WORDS = {
     name: re.compile(pattern, re.I)
     for name, pattern in {
         "devices": rf"(?<![\d,.])({_COUNT})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b"
-        rf"|(?<![\d,.])({_COUNT}) ?x ?(?:{_DEVICES})\b",
+        rf"|(?<![\d,.])({_COUNT}) ?x ?(?:{_DEVICES})\b|\b(single|one) (?:nvidia )?(?:gpu|{_DEVICES})\b",
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",
@@ -125,11 +129,20 @@ IN_WORDS = {
     }.items()
 }  # fmt: skip
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
-# what a sentence beside a table may say of all its rows. Not the devices: rows differ in them, and it names the most
-OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "length", "batch", "micro_batch")
+# what a sentence beside a table may say of all its rows
+OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "micro_batch")
 LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
+            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
+# a heading's unit, where its words are not known: of a rate, or of a time
+_OF_RATE = re.compile(
+    r"(?:^|[\W_])(tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:age|g)s?|it(?:er(?:ation)?)?s?|steps?|examples?|clips?|frames?"
+    r"|[gm]b)(?: ?/ ?| per |_per_|_)s(?:ec(?:ond)?)?s?(?![a-z])"
+)
+_OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(_SECONDS)})(?![a-z0-9])")
+_OF_NO_RUN = re.compile(r"memory|mem\b|load|compil|inference|latency|start|wait|save|per param|old")
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
     "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
@@ -139,8 +152,6 @@ _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-
 # What the source itself marks as uncertain, or with a footnote, is not a figure to hold against it.
 _MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 _REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
-_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
-            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -161,6 +172,7 @@ class Column:
     texts: tuple[str, ...]
     word: str | None = None  # a key of WORDS, of a column without figures
     is_of_words: bool = False  # no column of the table: read from the words of its rows
+    is_by_unit: bool = False  # its words are not known; the only column with such a unit
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,8 @@ class Grid:
 
     lines: tuple[int, ...]
     columns: tuple[Column, ...]
+    footnotes: tuple[str, ...]  # of each row
+    notes: tuple[str, ...]  # of each row, what its footnotes and other sentences say of it alone
 
     def column(self, quantity: str) -> Column | None:
         return next((column for column in self.columns if column.quantity == quantity), None)
@@ -201,9 +215,43 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     for quantity, text in named.items():
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
-    columns += _said_in_words(columns, taken, [row.note for row in table.rows])
+    columns = _by_units(columns)
+    footnotes = tuple(row.footnote for row in table.rows)
+    notes = tuple(f"{row.footnote} {row.said}".strip() for row in table.rows)
+    columns += _said_in_words(columns, taken, notes)
     columns += _said_around(table, columns)
-    return Grid(tuple(row.line for row in table.rows), tuple(columns))
+    return Grid(tuple(row.line for row in table.rows), tuple(columns), footnotes, notes)
+
+
+def by_unit(heading: str) -> tuple[str, float, str] | None:
+    """Return quantity, seconds of its unit, and the text of the unit of a heading whose words are not known."""
+    name = heading.lower()[:LONGEST]
+    if _OF_NO_RUN.search(name):
+        return None
+    if rate := _OF_RATE.search(name):
+        is_of_one = re.search(r"(?:/|per )(?:gpu|device|rank)", name) is not None
+        token = "device_token_rate" if is_of_one else "token_rate"
+        kinds = {"tok": token, "it": "step_rate", "ste": "step_rate", "ite": "step_rate"}
+        return kinds.get(rate[1][:3], "sample_rate"), 1.0, rate[0]
+    if time := _OF_TIME.search(name):
+        return ("step_s" if re.search("step|iter", name) else "time_s"), _SECONDS[time[1]], time[0]
+    return None
+
+
+def _by_units(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns, and the only one with a unit of rates, or of times, as one where none is known."""
+    known = {column.quantity for column in columns}
+    found = list(columns)
+    for group in (RATES, TIMES):
+        places = [at for at, column in enumerate(columns) if not column.quantity and not column.word
+                  and (unit := by_unit(column.heading)) and unit[0] in group]  # fmt: skip
+        if len(places) == 1 and not known & {*group}:
+            column = columns[places[0]]
+            unit = by_unit(column.heading)
+            assert unit is not None
+            read = _column(column.heading, unit[0], column.texts, unit[1])
+            found[places[0]] = replace(read, is_by_unit=True)
+    return found
 
 
 def _said_in_words(columns: Sequence[Column], taken: set[str], notes: Sequence[str]) -> list[Column]:
@@ -262,6 +310,8 @@ def quantity_of(heading: str) -> str | None:
         name, unit = _with_unit_behind(name)
     if name in ("step", "iter", "iteration") and unit in _SECONDS:
         return "step_s"
+    name = name.rstrip(".") if name not in _HEADING else name
+    name = name if name in _HEADING else re.sub(r"^(?:final|best|max\.?) ", "", name.replace("valid. ", "valid "))
     if name in OF_TIME_ALONE and unit not in _SECONDS:
         return None
     if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
@@ -338,19 +388,21 @@ def is_reference(cell: str) -> bool:
     return _REFERENCE.fullmatch(cell) is not None
 
 
-def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
+def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: float | None = None) -> Column:
     texts = tuple(plain(cell) for cell in cells)
     if quantity is None:
         return Column(heading, None, (None,) * len(texts), texts)
     if quantity == "length":  # 2k tokens are 2,048
         texts = tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
     if quantity == "devices":  # 4x A100
+        texts = tuple("1" if text.lower() in ("single", "one") else text for text in texts)
         texts = tuple(re.sub(rf"^(\d{{1,5}}) ?x ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in texts)
     kind, (name, unit) = QUANTITIES[quantity][0], _canonical(heading)
     is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", name) is not None
     unit = "ms" if is_in_ms else unit or _with_unit_behind(name)[1]
     unit = unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
+    scale = scale if seconds is None else seconds
     scale *= 1e3 if re.match(r"(?i)k ?tok", heading) else 1.0
     last = _last_place(texts)
     figures = [figure_of(text, kind, scale, last) for text in texts]

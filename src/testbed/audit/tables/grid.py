@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from dataclasses import dataclass, replace
 
 MOST_AROUND = 12  # lines beside a table that are looked at
 MOST_NOTE = 1000  # characters
 _MARK = r"\[\^\w{1,20}\]|\\?\*{1,3}|[†‡§¹²³⁴]"
-_OF_FIGURES = re.compile(r"(?i)\b(?:numbers?|figures?|rows?|timings?|times?|results?|measured?|taken|read off)\b")
+_OF_FIGURES = re.compile(
+    r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|times?|results?|measured?|taken|read off|ran"
+    r"|run on)\b"
+)
 SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
 
@@ -18,7 +22,8 @@ SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 class Row:
     line: int  # of the file, from 1
     cells: tuple[str, ...]
-    note: str = ""  # its footnotes, and the sentences beside the table that are about this row alone
+    footnote: str = ""
+    said: str = ""  # the sentences beside the table that are about this row alone
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ def markdown_tables(text: str) -> list[Table]:
         rows = [Row(index + 1, _cells(lines[index])) for index in range(first, end)]
         above, below = lines[number - 2 :: -1] if number > 1 else [], lines[end:]
         around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
-        noted = _with_notes(_as_wide(rows, header), around, footnotes | _marked_lines(below))
+        noted = _with_notes(_as_wide(rows, header), f"{around}\n\n{_section(below)}", footnotes | _marked_lines(below))
         found.append(Table(header, noted, number, around))
         number = end + 1
     return found
@@ -57,7 +62,7 @@ def _marked_lines(below: list[str]) -> dict[str, str]:
     """Return text by mark of the lines right below a table that begin with a mark, as `* extrapolated`."""
     found: dict[str, str] = {}
     for line in below[:MOST_AROUND]:
-        match = re.match(rf"\s*({_MARK})\)?:?\s*(\S.*)", line)
+        match = re.match(rf"\s*(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)", line)
         if match and not re.fullmatch(r"(\*+)[^*]+\1", line.strip()):  # a text in italics
             found.setdefault(match[1].replace("\\", ""), match[2])
     return found
@@ -75,17 +80,25 @@ def _with_notes(rows: tuple[Row, ...], around: str, footnotes: dict[str, str]) -
         about |= {at for place, at in (("first row", 0), ("last row", len(rows) - 1)) if place in words.lower()}
         if len(about) == 1 and _OF_FIGURES.search(words):
             notes[about.pop()].append(words)
-    for at, row in enumerate(rows):
+    said = [" ".join(note)[:MOST_NOTE] for note in notes]
+    marked = []
+    for row in rows:
         plain = [re.sub(r"(\*\*|__|`)", "", cell).replace("\\", "") for cell in row.cells]
         marks = {mark for cell in plain for mark in re.findall(_MARK, cell)}
-        notes[at] += [text for mark, text in footnotes.items() if mark in marks]
-    return tuple(replace(row, note=" ".join(note)[:MOST_NOTE]) for row, note in zip(rows, notes, strict=True))
+        marked.append(" ".join(text for mark, text in footnotes.items() if mark in marks)[:MOST_NOTE])
+    return tuple(replace(row, footnote=note, said=words) for row, note, words in zip(rows, marked, said, strict=True))
 
 
 def _name_of(row: Row) -> str:
     """Return the first cell with letters, without its markup."""
     cells = (" ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)", r"\1", cell).split()) for cell in row.cells)
     return next((cell for cell in cells if re.search("[A-Za-z]", cell)), "")
+
+
+def _section(below: list[str]) -> str:
+    """Return the text below a table, up to a heading or another table."""
+    text = itertools.takewhile(lambda line: not line.startswith("#") and "|" not in line, below[:MOST_AROUND])
+    return "\n".join(text)
 
 
 def _title(above: list[str]) -> str:

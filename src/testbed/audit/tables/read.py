@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain
-from testbed.audit.tables.grid import csv_tables, markdown_tables
+from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of
+from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables
 from testbed.audit.tables.side_by_side import side_by_side
 from testbed.errors import InputError
 
 FORM = "table"
+LEAST_TURNED = 2  # quantities in a first column
 MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
 
@@ -30,15 +31,37 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     for heading in (named or {}).values():
         if heading not in headings and not is_number(heading):
             raise InputError(f"--columns: {path} has no column '{heading}'; it has {', '.join(headings) or 'none'}")
+    tables = [_turned(table) for table in tables]
     every = [grid_of(table, named or {}) for table in tables]
     grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
-    refused = {line for grid in every if grid not in grids for line in grid.lines}
+    others = tuple(grid for grid in every if grid not in grids and _has_a_result(grid))
+    refused = {line for grid in every if grid not in (*grids, *others) for line in grid.lines}
     for quantity, heading in (named or {}).items():
         if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
             raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
     pairs = tuple(grid_of(each, {}) for table in tables for each in side_by_side(table))
-    details = {"grids": grids, "refused": refused, "pairs": pairs}
-    return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs else []
+    details = {"grids": grids, "refused": refused, "pairs": pairs, "others": others}
+    return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs or others else []
+
+
+def is_table_of_results(item: Reported) -> bool:
+    """Return whether a file holds a table with two headings that are known, and not one that rows are taken from."""
+    return item.form != FORM or bool(item.details["grids"] or item.details["pairs"])
+
+
+def _turned(table: Table) -> Table:
+    """Return a table that has its quantities in the first column with them as headings; others as they are."""
+    names = [plain(row.cells[0]) for row in table.rows]
+    known = sum(quantity_of(name) is not None for name in names)
+    if known < LEAST_TURNED or any(quantity_of(plain(heading)) for heading in table.header):
+        return table
+    columns = zip(*(row.cells for row in table.rows), strict=True)
+    rows = [Row(table.line, (heading, *cells)) for heading, cells in zip(table.header, columns, strict=True)]
+    return Table(("name", *names), tuple(rows[1:]), table.line, table.around)
+
+
+def _has_a_result(grid: Grid) -> bool:
+    return any(column.quantity in RESULTS and any(column.figures) for column in grid.columns)
 
 
 def _is_of_results(grid: Grid, is_named: bool) -> bool:

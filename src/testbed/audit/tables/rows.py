@@ -19,7 +19,7 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
-from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
+from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid, plain
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
@@ -71,7 +71,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
         device_name=words.pop(DEVICE, None),
-        details={"table": f"{item.name}:{grid.lines[0]}", "others": _others(grid, row)},
+        details={"table": f"{item.name}:{grid.lines[0]}", "others": _others(grid, row), "note": grid.notes[row]},
         settings={str(key): text for key, text in words.items() if text},
         world_size=devices_of(grid, row),
         val_loss=value("val_loss") or (math.log(ppl) if ppl else None),
@@ -156,8 +156,9 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
     Raises:
         InputError: no row or several rows have it; one sentence that lists what there is.
     """
-    rows = [(item, grid, row) for item in items for grid in item.details["grids"] for row in range(len(grid.lines))]
-    wanted = " ".join(name.lower().split())
+    grids = ((item, grid) for item in items for grid in (*item.details["grids"], *item.details["others"]))
+    rows = [(item, grid, row) for item, grid in grids for row in range(len(grid.lines))]
+    wanted = " ".join(plain(name).lower().split())
 
     def cells(grid: Grid, row: int) -> list[str]:
         return [" ".join(column.texts[row].lower().split()) for column in grid.columns if not column.is_of_words]

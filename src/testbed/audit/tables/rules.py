@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from testbed.audit.conditions import (
     BATCHES,
+    DECISIVE,
     DIFFERS,
     OF_BOTH,
     OF_STRATEGY,
@@ -44,6 +46,7 @@ POWERS = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_
           "step_s": -1, "time_s": -1}  # fmt: skip
 SLOWER = 0.95  # as in comparison_rules.py
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
+LONGEST_NOTE = 160
 _ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
 
 
@@ -116,11 +119,7 @@ class Pair:
     @property
     def sizes(self) -> tuple[int | None, int | None]:
         """The devices of the reference and of the row; their nodes where only these are known."""
-        found = [devices_of(self.grid, row) for row in (self.reference, self.row)]
-        if found == [None, None]:
-            nodes = (self.grid.figure("nodes", row) for row in (self.reference, self.row))
-            found = [round(figure.value) if figure else None for figure in nodes]
-        return found[0], found[1]
+        return size_of(self.grid, self.reference), size_of(self.grid, self.row)
 
     def finds(self, rule: Rule, severity: str, message: str, corrected: str | None = None) -> Finding:
         names = tuple(dict.fromkeys(self.claim.names[::-1]))  # one, where a row compares its own columns
@@ -145,10 +144,27 @@ def figures_follow(item: Reported) -> Iterator[Finding]:
                 said = f"each {formula.ratio} is relative to line {grid.lines[others]}, and the 1 stands here"
                 yield _fails(item, grid, reference, Rule.FOLLOWS, said)
             # of a ratio one row against one is enough: the two do not go together
-            elif len(apart) < holding or (is_ratio and len(apart) == max(holding, 1)):
+            elif len(apart) < holding or (is_ratio and len(apart) == max(holding, 1) and not _is_by_unit(grid)):
                 for row, product in apart.items():
                     said, instead = _does_not_follow(grid, row, formula, product, reference)
                     yield _fails(item, grid, row, Rule.FOLLOWS, said, instead)
+
+
+def _counts_nodes(grid: Grid) -> bool:
+    """Return whether rows differ in their nodes, and the devices of each are not in a column."""
+    devices = grid.column("devices")
+    return grid.column("nodes") is not None and (devices is None or devices.is_of_words)
+
+
+def size_of(grid: Grid, row: int) -> int | None:
+    """Return the devices of a row, or its nodes where only these are known."""
+    nodes = grid.figure("nodes", row) if _counts_nodes(grid) and not grid.column("per_node") else None
+    return round(nodes.value) if nodes else devices_of(grid, row)
+
+
+def _is_by_unit(grid: Grid) -> bool:
+    """Return whether a column is known by its unit alone: then rows that follow have to show that it is meant."""
+    return any(column.is_by_unit for column in grid.columns)
 
 
 def _other_reference(grid: Grid, formula: Formula, stated: int | None) -> int | None:
@@ -195,8 +211,8 @@ def _product(grid: Grid, row: int, reference: int | None, powers: Powers) -> Pro
         quantity = name.removeprefix(FIRST)
         at = row if quantity == name or reference is None else reference
         figure = _data_ranks(grid, at) if quantity == DATA_RANKS else grid.figure(quantity, at)
-        if quantity == "devices" and FIRST + quantity in powers and not grid.column(quantity):
-            figure = grid.figure("nodes", at)  # of equal nodes
+        if quantity == "devices" and FIRST + quantity in powers and _counts_nodes(grid):
+            figure = grid.figure("nodes", at)
         if figure is None:
             return None
         low *= (figure.low if power > 0 else figure.high) ** power
@@ -227,7 +243,8 @@ def _reference(grid: Grid, name: str | None) -> int | None:
         return None
     ones = [row for row, figure in enumerate(column.figures) if figure and abs(figure.value - 1) < 1e-9]
     if not ones:
-        ones = [row for row, text in enumerate(column.texts) if is_reference(text) and column.figures[row] is None]
+        ones = [row for row, text in enumerate(column.texts)
+                if is_reference(text) and column.figures[row] is None and not failure_of(grid, row)]  # fmt: skip
     return ones[0] if len(ones) == 1 else None
 
 
@@ -286,10 +303,21 @@ def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
                 continue
             for pair in _pairs(item, grid, name):
                 yield from _against_reference(pair, name)
+        if not ratios:
+            yield from _marked_rows(item, grid)
         if not ratios and (fewest := _on_fewest_devices(grid)) is not None:
             for row in range(len(grid.lines)):
                 if row != fewest:
                     yield from _more_devices(Pair(item, grid, row, fewest))
+
+
+def _marked_rows(item: Reported, grid: Grid) -> Iterator[Finding]:
+    """Note the figures of a table without ratios that were not measured, by their row or by what is said of it."""
+    of_result = next((column for column in grid.columns if column.quantity in RESULTS), None)
+    for row in range(len(grid.lines)):
+        if of_result and side_of(item, grid, row).first.settings.get(STATUS) == "projected":
+            said = f"{of_result.heading} {of_result.texts[row]} is of a figure that its row calls a projection"
+            yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[row]}",), said, NOTE)
 
 
 def _pairs(item: Reported, grid: Grid, name: str) -> list[Pair]:
@@ -326,9 +354,19 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     is_projected = "figures are" in found or _is_estimated(grid, row, pair.reference)
     if is_projected and not _ESTIMATED.search(_plain_heading(grid, name)):
         yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row calls a projection")
+    named = {each.name for each in found.values()}
+    for at in (row, pair.reference):
+        if DECISIVE.search(grid.footnotes[at]) and not named & {"figures are", "instrumentation", "warm-up"}:
+            yield pair.finds(
+                Rule.EQUAL_WORK, NOTE, f"{said}: of line {grid.lines[at]} it is said: {_short(grid.footnotes[at])}"
+            )
     if name == "speedup":
         yield from _contradicted(pair, found.get("loss"))
         yield from _more_devices(pair)
+
+
+def _short(note: str) -> str:
+    return textwrap.shorten(note, LONGEST_NOTE, placeholder=" ...")
 
 
 def _compares_models(grid: Grid) -> bool:
@@ -363,7 +401,7 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
         pair = replace(pair, row=pair.reference, reference=pair.row)
         few, many = many, few
     base, other = pair.claim.baseline.first, pair.claim.other.first
-    added, what = many / few, "devices" if other.world_size else "nodes"
+    added, what = many / few, "nodes" if _counts_nodes(pair.grid) else "devices"
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
     if speedup and at:
         gain, low, high = speedup.value / at.value, speedup.low / at.high, speedup.high / at.low
@@ -371,6 +409,9 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
     elif base.rate and other.rate and base.rate_unit == other.rate_unit and not base.rate_is_per_rank:
         gain = low = high = other.rate / base.rate
         said = f"{gain:.2f} times the {base.rate_unit}"
+    elif base.time_s and other.time_s and "epoch" in base.time_meaning and base.rate is None:
+        gain = low = high = base.time_s / other.time_s
+        said = f"an epoch {gain:.2f} times as fast"
     else:
         return
     if low > LINEAR * added:
@@ -403,7 +444,7 @@ def _is_estimated(grid: Grid, *rows: int) -> bool:
 
 
 def _on_fewest_devices(grid: Grid) -> int | None:
-    devices = [(count, row) for row in range(len(grid.lines)) if (count := devices_of(grid, row))]
+    devices = [(count, row) for row in range(len(grid.lines)) if (count := size_of(grid, row))]
     least = min(devices, default=None)
     is_one = least is not None and sum(count == least[0] for count, _ in devices) == 1
     return least[1] if least and is_one and len(devices) > 1 else None

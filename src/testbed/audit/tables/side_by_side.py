@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from testbed.audit.tables.columns import QUANTITIES, RESULTS, figure_of, plain, quantity_of
+from testbed.audit.tables.columns import QUANTITIES, RESULTS, by_unit, figure_of, plain, quantity_of
 from testbed.audit.tables.grid import Row, Table
 
 COUNTS = ("micro_batch", "batch", "any_batch", "devices")
-RATIO = re.compile(r"(?i)speed-? ?up")
+RATIO = re.compile(r"(?i)speed-?[ _]?up|\bfaster\b|\bgain\b|^(?:ratio|rel\.?|x)$")
+HEADINGS = {"token_rate": "tokens/s", "device_token_rate": "tokens/s/gpu", "sample_rate": "samples/s",
+            "step_rate": "steps/s"}  # fmt: skip
 APART = 0.03  # of a ratio from that of its two figures
 _DASHED = re.compile(r"(.+?) ?(?: -|: ) ?([^()]{1,40}?) ?(\([^()]{1,40}\))?")
 _BRACKETED = re.compile(r"(.{1,60}?) ?\(([^()]{1,40})\)")
@@ -41,7 +43,7 @@ def side_by_side(table: Table) -> list[Table]:
             for way in (pair, _Pair(pair.quantity, pair.heading, pair.places[::-1], pair.labels[::-1])):
                 if _is_meant(table, ratios[0], way):
                     others = [each for each in pairs if each.quantity in COUNTS]
-                    return [_of_row(table, row, ratios[0], way, others) for row in table.rows]
+                    return [_of_row(table, row, ratios[0], way, others) for row in table.rows if _is_read(row, way)]
     return []
 
 
@@ -59,15 +61,17 @@ def _pairs(headings: list[str], ratio: int) -> list[_Pair]:
 
 
 def _labelled(heading: str) -> tuple[str, str, str] | None:
-    """Return quantity, heading without the label, and label: of "eager (us)", a time."""
+    """Return quantity, heading without the label, and label: of "eager (us)", a time, and eager."""
     if match := _DASHED.fullmatch(heading):
         base = f"{match[1]} {match[3] or ''}".strip()
         return (quantity, base, match[2]) if (quantity := quantity_of(base)) else None
-    if match := _BRACKETED.fullmatch(heading):
-        if quantity := quantity_of(match[1]):
-            return (quantity, match[1], match[2]) if quantity_of(heading) == quantity else None
-        if quantity_of(f"time ({match[2]})") and match[2] in ("us", "µs", "ms", "s", "min", "h"):
-            return "time_s", f"time ({match[2]})", match[1]
+    if (match := _BRACKETED.fullmatch(heading)) and (quantity := quantity_of(match[1])):
+        return (quantity, match[1], match[2]) if quantity_of(heading) == quantity else None
+    if quantity_of(heading) is None and (unit := by_unit(heading)):  # "eager (us)", "our scan, ms", "ours_img_s"
+        at = heading.lower().index(unit[2])
+        label = re.sub(r"[\W_]+$", "", heading[:at])
+        plain_heading = HEADINGS.get(unit[0], f"time ({unit[2].strip(' _,([')})")
+        return (unit[0], plain_heading, label) if label else None
     return None
 
 
@@ -83,6 +87,10 @@ def _is_meant(table: Table, ratio: int, pair: _Pair) -> bool:
             read += 1
             held += abs(stated.value / quotient - 1) < APART
     return 2 * held > read
+
+
+def _is_read(row: Row, pair: _Pair) -> bool:
+    return all(figure_of(plain(row.cells[place]), QUANTITIES[pair.quantity][0]) for place in pair.places)
 
 
 def _of_row(table: Table, row: Row, ratio: int, pair: _Pair, counts: list[_Pair]) -> Table:
@@ -106,5 +114,5 @@ def _of_row(table: Table, row: Row, ratio: int, pair: _Pair, counts: list[_Pair]
         )
         for at, two in enumerate(cells):
             two.append(both[at + 1] if both else row.cells[place])
-    rows = tuple(Row(row.line, tuple(two), row.note) for two in cells)
+    rows = tuple(Row(row.line, tuple(two), row.footnote, row.said) for two in cells)
     return Table(tuple(headings), rows, table.line, table.around)
