@@ -83,6 +83,11 @@ def test_cells_that_make_no_sense_here_are_not_applicable_and_say_why():
     on_gpus = reasons("dp,ddp", Machine(num_cores=4, cuda_devices=("0", "1")))
     assert on_gpus.keys() == {("dp", 1), ("dp", 4), ("ddp", 4)}
     assert on_gpus["ddp", 4] == "PyTorch sees 2 CUDA devices"
+    meshes = reasons("mesh:pipeline_stages=2+tensor_parallel_size=2,fsdp:shard_size=2", Machine(num_cores=4))
+    assert meshes == {
+        **{("mesh", ranks): "its axes need a multiple of 4 ranks" for ranks in (1, 2)},
+        ("fsdp", 1): "its axes need a multiple of 2 ranks",
+    }
 
 
 def test_dp_takes_as_many_devices_as_the_cell_has_ranks_in_one_process():

@@ -136,6 +136,8 @@ def why_not_applicable(variant: Variant, ranks: int, machine: Machine) -> str | 
         return f"{variant.run_type} is one process"
     if ranks == 1 and STRATEGIES[variant.run_type].cuts_model:
         return f"{variant.run_type} cuts the model over ranks and needs two"
+    if ranks % variant.mesh_ranks:
+        return f"its axes need a multiple of {variant.mesh_ranks} ranks"
     if machine.kind == "cuda" and ranks > len(machine.cuda_devices):
         return f"PyTorch sees {len(machine.cuda_devices)} CUDA device{'s' * (len(machine.cuda_devices) > 1)}"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any, Literal, get_args
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
 from testbed.distributed.launch import read_launch, usable_cores
+from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
 from testbed.io import SOURCE
 
@@ -65,6 +67,12 @@ class Variant:
     def threads_per_rank(self) -> int | None:
         """CPU threads that the variant itself asks for; None: it does not."""
         return parse_command_line(list(self.arguments)).values["threads_per_rank"]
+
+    @property
+    def mesh_ranks(self) -> int:
+        """Ranks of the axes whose sizes the variant's own flags fix; it runs on a multiple of them."""
+        values = parse_command_line(list(self.arguments)).values
+        return math.prod(values[name] or 1 for name in MeshSizes().flags())
 
 
 @dataclass(frozen=True)
