@@ -13,6 +13,7 @@ WARNINGS = {
     "Instrumented": {"instrumented": True},
     "Not complete": {"status": "failed", "failure": {"reason": "x", "step": 3}},
     "Dirty checkout": {"git_dirty": True},
+    "Ranks share cores": {"hardware": {"device_type": "cpu", "cpu_cores_visible": 1, "cpu_threads_per_rank": 4}},
     "Commit unknown": {"git_commit": None},
     "Several commits": {"git_commit": "1" * 40},
     "Several machines": {"host": {"hostname": "node1"}},

@@ -9,7 +9,7 @@ from testbed.analysis.comparison.confounders import differing_choices, made_firs
 from testbed.analysis.document.model import Caution
 from testbed.analysis.document.words import counted, joined
 from testbed.analysis.report.verdicts import compared
-from testbed.analysis.runs.comparability import differing_work
+from testbed.analysis.runs.comparability import cores_of, differing_work
 from testbed.analysis.runs.entries import Subject
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import MIN_REPEATS
@@ -54,6 +54,7 @@ def cautions(subject: Subject) -> list[Caution]:
     """Return what makes runs unfit or keeps them apart, the gravest first."""
     return [
         *_unfit(subject, UNFIT),
+        *_crowded(subject),
         *_several(subject),
         *_choices(subject),
         *_in_blocks(subject),
@@ -79,6 +80,26 @@ def _unfit(subject: Subject, kinds: Sequence[Unfit]) -> list[Caution]:
         which = "All runs" if len(numbers) == len(runs) else f"{len(numbers)} of {len(runs)} runs"
         found += [Caution(title, f"{which} {text}", numbers)] if numbers else []
     return found
+
+
+def _crowded(subject: Subject) -> list[Caution]:
+    """Name the runs whose ranks took turns on the cores of a machine."""
+    crowds: dict[int, str] = {}
+    for number, run in enumerate(subject.runs, start=1):
+        threads, hardware = cores_of(run), run.section("hardware")
+        cores = hardware.get("cpu_cores_visible", 0) * (hardware.get("num_nodes") or 1)
+        if threads and 0 < cores < threads:
+            crowds[number] = f"{hardware.get('num_devices', run.world_size)} ranks share {counted(cores, 'core')}"
+    if not crowds:
+        return []
+    text = (
+        f"{joined(list(dict.fromkeys(crowds.values())))} in {counted(len(crowds), 'run')}: they take turns, so these "
+    )
+    return [
+        Caution(
+            "Ranks share cores", f"{text}times say nothing about the strategy on devices of its own.", tuple(crowds)
+        )
+    ]
 
 
 def _several(subject: Subject) -> list[Caution]:
