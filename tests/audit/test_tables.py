@@ -85,9 +85,20 @@ def test_what_has_to_be_guessed_is_not_read(tmp_path):
              "mean_step_ms": "step_s", "iter (ms)": "step_s", "Training Speed (tok/s)": "token_rate",
              "train time (s/iter)": "step_s", "Val. loss": "val_loss", "num_params": "params", "train_hours": "time_s",
              "Epoch (s)": "time_s", "Seconds": "time_s", "time to 300B tokens": "time_s", "kTok/s/GPU":
-             "device_token_rate", "loss @ 20B tokens": "train_loss", "gpus_per_node": "per_node"}  # fmt: skip
+             "device_token_rate", "loss @ 20B tokens": "train_loss", "gpus_per_node": "per_node",
+             "Number of A100s": "devices"}  # fmt: skip
     assert {heading: quantity_of(heading) for heading in known} == known
-    for heading in ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative cost", "epoch", "total"):
+    for heading in (
+        "latency",
+        "memory",
+        "Projected tokens/s",
+        "Config",
+        "speed",
+        "relative cost",
+        "epoch",
+        "total",
+        "num_workers",
+    ):
         assert quantity_of(heading) is None, heading
     headed = SPEED_UP.replace("Speed-up", "vs 1 GPU")
     assert "4.32x does not follow" in audit([saved(tmp_path, headed.replace("3.82x", "4.32x"))])[0].message

@@ -28,7 +28,7 @@ from testbed.errors import InputError
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "ngpus",
-                          "accelerators", "workers", "chips", "tpus", "world")),
+                          "accelerators", "chips", "tpus", "world")),  # workers may load data
     "per_node": ("count", ("gpus/node", "devices/node")),
     "nodes": ("count", ("nodes", "nnodes", "node count", "machines")),
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
@@ -306,6 +306,7 @@ def quantity_of(heading: str) -> str | None:
     name, unit = _canonical(heading)
     name = name if name in _HEADING else re.sub(r"^(?:avg\.?|average|mean|median|measured|achieved|overall) ", "", name)
     name = re.sub(rf"^(?:{_DEVICES.lower()}) (?=gpus?$)", "", name)
+    name = "gpus" if re.fullmatch(rf"(?:number of |of )?(?:{_DEVICES.lower()})s", name) else name
     if name not in _HEADING and not unit:  # train hours
         name, unit = _with_unit_behind(name)
     if name in ("step", "iter", "iteration") and unit in _SECONDS:
