@@ -177,7 +177,7 @@ def test_a_heading_that_is_not_known_is_read_by_its_unit_where_no_other_has_one(
     assert audit([saved(tmp_path, other)]) == [], "a time of something else"
     gaining = table("# of GPUs | Minutes per epoch", "1 | 50", "4 | 10")
     (found,) = audit([saved(tmp_path, gaining)])
-    assert found.message == "an epoch 5.00 times as fast on 4 times the devices is more than linear"
+    assert found.message == "minutes per epoch 5.00 times as short on 4 times the devices is more than linear"
 
 
 def test_a_table_with_its_quantities_in_the_first_column_is_turned(tmp_path):

@@ -102,7 +102,7 @@ def _differing_words(claim: Claim) -> list[Condition]:
     ]  # fmt: skip
     notes = [side.first.details.get("note", "") for side in (claim.baseline, claim.other)]
     if notes[0] != notes[1] and any(map(DECISIVE.search, notes)):
-        found.append(Condition("what is said of one row alone,", notes[0] or None, notes[1] or None, DIFFERS))
+        found.append(Condition("what is said of one row alone,", notes[0] or "nothing", notes[1] or "nothing", DIFFERS))
     return found
 
 

@@ -52,7 +52,7 @@ _NOT_OF_A_NAME = re.compile(
 )
 # words of a note on one row that may decide a comparison
 DECISIVE = re.compile(
-    r"(?i)\b(?:batch|gpus?|nodes?|seq\w*|length|precision|bf16|fp16|fp32|copied|papers?|estimat\w+|extrapolat\w+|project\w+"
+    r"(?i)\b(?:\w*batch\w*|gpus?|nodes?|\w*seq\w*|length|memory|offload\w*|precision|bf16|fp16|fp32|copied|papers?|estimat\w+|extrapolat\w+|project\w+"
     r"|derived|profil\w+|nsys|nsight|warm\w*|compil\w+|measured on|steps?|[ahv]100|rtx|not run|resolution)\b"
 )
 BATCHES = ("global batch size", "batch size")
@@ -264,7 +264,8 @@ def _batches(claim: Claim) -> tuple[Value, Value]:
 
 def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
     """Return whether two names are of two devices: A100 is an NVIDIA A100 80GB, of which one says less."""
-    plain = [re.sub(r"nvidia|tesla|geforce|[^a-z0-9]", "", str(name).lower()) for name in (a, b)]
+    names = (re.sub(r"^\d+ ?x ?", "", str(name).lower()) for name in (a, b))  # 8xA100
+    plain = [re.sub(r"nvidia|tesla|geforce|[^a-z0-9]", "", name) for name in names]
     return plain[0] not in plain[1] and plain[1] not in plain[0]
 
 
@@ -288,7 +289,7 @@ def _steps_decide(claim: Claim) -> bool:
     """Return whether steps are part of the quoted work: a rate or the time of one iteration is of any number."""
     items = claim.baseline.first, claim.other.first
     is_of_any = any(item.losses or item.is_of_iteration or " to " in item.time_meaning for item in items)
-    return not is_of_any and claim.protocol != "time_to_loss"
+    return not is_of_any and "time_to_loss" not in (claim.protocol, *(item.protocol for item in items))
 
 
 def _warm_up(item: Reported) -> str | None:

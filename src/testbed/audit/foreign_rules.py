@@ -129,7 +129,7 @@ def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
         if item.details.get("assumes_a_peak"):
             said = f"{said}, an A100's: the log says that it knows no peak of {device}"
             yield item.notes(Rule.FOLLOWS, said, of_device)
-        elif peak and abs(item.peak_flops / peak - 1) > SAME_PEAK:
+        elif peak and all(abs(item.peak_flops / each - 1) > SAME_PEAK for each in _peaks_of(item.device_name)):
             sheet = f"{peak / 1e12:,.1f} TFLOP/s (data sheet, dense bfloat16)"
             yield item.fails(Rule.FOLLOWS, f"{said}, the device is {device}: {sheet}", of_device)
         elif not item.device_name:
@@ -139,6 +139,11 @@ def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
     if item.tflops is not None and peak and item.tflops * 1e12 > peak:
         said = f"{item.tflops:,.1f} TFLOP/s per device is more than the {peak / 1e12:,.1f} of {item.device_name}"
         yield item.fails(Rule.FOLLOWS, f"{said} (data sheet, dense bfloat16)")
+
+
+def _peaks_of(device: str | None) -> list[float]:
+    """Return the peaks of a device in every precision."""
+    return [peak for (name, _), peak in PEAK_FLOPS_PER_S.items() if name == device]
 
 
 def rate_agrees_with_time(item: Reported) -> Iterator[Finding]:

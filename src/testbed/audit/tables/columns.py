@@ -37,7 +37,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "local batch size", "batch/gpu",
                               "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
                               "micro batch size/gpu", "per gpu batch size", "batch size per rank", "bsz/gpu",
-                              "bs/gpu")),
+                              "bs/gpu", "per gpu batch", "gpu batch")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
@@ -61,7 +61,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
     "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
-                           "gain", "x")),
+                           "gain", "x", "acceleration", "faster by")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
                              "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
     "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
@@ -117,7 +117,7 @@ IN_WORDS = {
         DEVICE: rf"\b({_DEVICES})\b",
         "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
         STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated"
-        r"|simulated|roofline|assum(?:es|ed|ing) (?:linear|perfect|ideal))\b",
+        r"|simulated|roofline|est(?=\.|\))|assum(?:es|ed|ing) (?:linear|perfect|ideal))\b",
         INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
         r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking)\b",
         WARM_UP: r"([^|.;\n]{0,60}\b(?:warm-?ups?|warmed up|compilation|compile time|first epoch|cold start)\b"
@@ -138,10 +138,14 @@ _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds"
             "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
 # a heading's unit, where its words are not known: of a rate, or of a time
 _OF_RATE = re.compile(
-    r"(?:^|[\W_])(tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:age|g)s?|it(?:er(?:ation)?)?s?|steps?|examples?|clips?|frames?"
-    r"|[gm]b)(?: ?/ ?| per |_per_|_)s(?:ec(?:ond)?)?s?(?![a-z])"
+    r"(?:^|[\W_])([km]?tok(?:en)?s?|samples?|im(?:age|g)s?|it(?:er(?:ation)?)?s?|steps?|[a-z]{2,12})"
+    r"(?: ?/ ?| per |_per_)s(?:ec(?:ond)?)?s?(?![a-z])"
+    r"|(?:^|[\W_])(im(?:age|g)s?|tok(?:en)?s?|samples?|seqs?)_s(?![a-z])"
 )
 _OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(_SECONDS)})(?![a-z0-9])")
+_TO_A_LOSS = re.compile(
+    r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:val\w*|eval\w*|target)?[. ]*(?:loss|perplexity|accuracy)"
+)
 _OF_NO_RUN = re.compile(r"memory|mem\b|load|compil|inference|latency|start|wait|save|per param|old")
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
@@ -181,6 +185,7 @@ class Grid:
 
     lines: tuple[int, ...]
     columns: tuple[Column, ...]
+    is_to_a_loss: bool  # the text says that the times are to one loss
     footnotes: tuple[str, ...]  # of each row
     notes: tuple[str, ...]  # of each row, what its footnotes and other sentences say of it alone
 
@@ -220,7 +225,8 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     notes = tuple(f"{row.footnote} {row.said}".strip() for row in table.rows)
     columns += _said_in_words(columns, taken, notes)
     columns += _said_around(table, columns)
-    return Grid(tuple(row.line for row in table.rows), tuple(columns), footnotes, notes)
+    is_to_a_loss = _TO_A_LOSS.search(table.around) is not None
+    return Grid(tuple(row.line for row in table.rows), tuple(columns), is_to_a_loss, footnotes, notes)
 
 
 def by_unit(heading: str) -> tuple[str, float, str] | None:
@@ -231,8 +237,9 @@ def by_unit(heading: str) -> tuple[str, float, str] | None:
     if rate := _OF_RATE.search(name):
         is_of_one = re.search(r"(?:/|per )(?:gpu|device|rank)", name) is not None
         token = "device_token_rate" if is_of_one else "token_rate"
-        kinds = {"tok": token, "it": "step_rate", "ste": "step_rate", "ite": "step_rate"}
-        return kinds.get(rate[1][:3], "sample_rate"), 1.0, rate[0]
+        what = (rate[1] or rate[2]).lstrip("km")[:3]
+        kinds = {"tok": token, "it": "step_rate", "its": "step_rate", "ste": "step_rate", "ite": "step_rate"}
+        return kinds.get(what, "device_token_rate" if is_of_one else "sample_rate"), 1.0, rate[0]
     if time := _OF_TIME.search(name):
         return ("step_s" if re.search("step|iter", name) else "time_s"), _SECONDS[time[1]], time[0]
     return None
@@ -261,7 +268,10 @@ def _said_in_words(columns: Sequence[Column], taken: set[str], notes: Sequence[s
     """
     found = []
     of_all = _rows_of(columns)
-    of_words = _rows_of([column for column in columns if column.quantity is None])
+    of_words = _rows_of([
+        column for column in columns
+        if column.quantity is None and not re.search("train(?:ed|able)|active|updated", column.heading.lower())
+    ])  # fmt: skip
     for name, pattern in IN_WORDS.items():
         if name in OF_ONE_ROW:
             texts = (f"{row} | {note}" for row, note in zip(of_all, notes, strict=True))
@@ -330,6 +340,9 @@ def _is_ratio_to(heading: str, cells: Sequence[str]) -> bool:
     """Return whether a column is a speed-up by its form: headed "vs 1 GPU", and every figure in it ends with x."""
     figures = [cell for cell in map(plain, cells) if cell and not is_reference(cell)]
     is_factor = all(re.fullmatch(r"\d+(?:[.,]\d+)? ?x", figure) for figure in figures)
+    is_factor |= "1" in {figure.rstrip("0").rstrip(".") for figure in figures} and all(
+        re.fullmatch(r"\d{1,3}[.,]\d+|\d", figure) for figure in figures
+    )
     return re.match(r"(?:vs\.?|versus|relative to) ", heading.lower()) is not None and bool(figures) and is_factor
 
 
@@ -340,9 +353,9 @@ def _canonical(heading: str) -> tuple[str, str]:
     name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
     name = re.sub(r"^(?:time|days|hours) to (?:train|[\d.]+[mbt] tokens)", "time", name)
     name = re.sub(r"(?<=\w)( @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
-    name = re.sub(r"^(no\.|num|number|total number|n)( of)? (?=gpu|device|rank|worker|acc|node)", "", name)
+    name = re.sub(r"^(no\.|num|number|total number|total|n)( of)? (?=gpu|device|rank|worker|acc|node)", "", name)
     name = re.sub(r"^of (?=gpu|device|rank)", "", name)
-    name = re.sub(r" ?(/| per ) ?", "/", re.sub(r"^k ?(?=tok)", "", name))
+    name = re.sub(r" ?(/| per ) ?", "/", re.sub(r"^[km] ?(?=tok)", "", name))
     name = re.sub(r"/(sec|second|secs)\b", "/s", name)
     name = re.sub(r"/(device|accelerator|rank|card|chip)\b", "/gpu", name)
     match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]", name)
@@ -393,6 +406,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
     texts = tuple(plain(cell) for cell in cells)
     if quantity is None:
         return Column(heading, None, (None,) * len(texts), texts)
+    if quantity == "speedup" and re.search("(?i)faster|gain|improve", heading):
+        texts = tuple(re.sub(r"^(?=\d[\d.]* ?%$)", "+", text) for text in texts)
     if quantity == "length":  # 2k tokens are 2,048
         texts = tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
     if quantity == "devices":  # 4x A100
@@ -404,7 +419,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
     unit = unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
     scale = scale if seconds is None else seconds
-    scale *= 1e3 if re.match(r"(?i)k ?tok", heading) else 1.0
+    if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
+        scale *= _SUFFIXES[thousands[1].lower()]
     last = _last_place(texts)
     figures = [figure_of(text, kind, scale, last) for text in texts]
     if kind == "share" and scale == 1 and not any("%" in text for text in texts):

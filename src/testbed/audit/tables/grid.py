@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 MOST_AROUND = 12  # lines beside a table that are looked at
 MOST_NOTE = 1000  # characters
-_MARK = r"\[\^\w{1,20}\]|\\?\*{1,3}|[†‡§¹²³⁴]"
+_MARK = r"\[\^\w{1,20}\]|\[\d{1,2}\]|\([a-e]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
 _OF_FIGURES = re.compile(
     r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|times?|results?|measured?|taken|read off|ran"
     r"|run on)\b"

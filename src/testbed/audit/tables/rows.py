@@ -67,6 +67,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         form=ROW,
         time_s=value("step_s") if is_step else value("time_s"),
         time_meaning="time of one iteration" if is_step else _heading_of(grid, "time_s"),
+        protocol="time_to_loss" if grid.is_to_a_loss and not is_step else None,
         rate=rate,
         rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
@@ -95,12 +96,21 @@ def devices_of(grid: Grid, row: int) -> int | None:
     of_node = grid.figure("per_node", row), grid.figure("nodes", row)
     if figure is None and all(of_node):
         return round(math.prod(each.value for each in of_node if each))
+    if figure and of_node[1] and counts_nodes(grid):  # "each node: 4x V100"
+        return round(figure.value * of_node[1].value)
     if figure and (per_node := _nodes_to_multiply(grid, row)):
         return round(figure.value) * per_node
     sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]
     if figure is None and grid.column("dp") and all(sizes):
         return round(math.prod(size.value for size in sizes if size))
     return round(figure.value) if figure else None
+
+
+def counts_nodes(grid: Grid) -> bool:
+    """Return whether rows differ in their nodes, and the devices of each are not in a column."""
+    devices, nodes = grid.column("devices"), grid.column("nodes")
+    is_of_all = devices is None or (devices.is_of_words and len({*devices.texts}) == 1)
+    return nodes is not None and is_of_all and len({*nodes.texts}) > 1
 
 
 def _nodes_to_multiply(grid: Grid, row: int) -> int | None:

@@ -32,7 +32,7 @@ from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures
 from testbed.audit.reported import MODEL, STATUS, Claim, Reported
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid, is_reference
-from testbed.audit.tables.rows import RATIOS, devices_of, failure_of, side_of
+from testbed.audit.tables.rows import RATIOS, counts_nodes, devices_of, failure_of, side_of
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
 
@@ -150,15 +150,9 @@ def figures_follow(item: Reported) -> Iterator[Finding]:
                     yield _fails(item, grid, row, Rule.FOLLOWS, said, instead)
 
 
-def _counts_nodes(grid: Grid) -> bool:
-    """Return whether rows differ in their nodes, and the devices of each are not in a column."""
-    devices = grid.column("devices")
-    return grid.column("nodes") is not None and (devices is None or devices.is_of_words)
-
-
 def size_of(grid: Grid, row: int) -> int | None:
     """Return the devices of a row, or its nodes where only these are known."""
-    nodes = grid.figure("nodes", row) if _counts_nodes(grid) and not grid.column("per_node") else None
+    nodes = grid.figure("nodes", row) if counts_nodes(grid) and not grid.column("per_node") else None
     return round(nodes.value) if nodes else devices_of(grid, row)
 
 
@@ -211,7 +205,7 @@ def _product(grid: Grid, row: int, reference: int | None, powers: Powers) -> Pro
         quantity = name.removeprefix(FIRST)
         at = row if quantity == name or reference is None else reference
         figure = _data_ranks(grid, at) if quantity == DATA_RANKS else grid.figure(quantity, at)
-        if quantity == "devices" and FIRST + quantity in powers and _counts_nodes(grid):
+        if quantity == "devices" and FIRST + quantity in powers and counts_nodes(grid):
             figure = grid.figure("nodes", at)
         if figure is None:
             return None
@@ -401,7 +395,7 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
         pair = replace(pair, row=pair.reference, reference=pair.row)
         few, many = many, few
     base, other = pair.claim.baseline.first, pair.claim.other.first
-    added, what = many / few, "nodes" if _counts_nodes(pair.grid) else "devices"
+    added, what = many / few, "nodes" if counts_nodes(pair.grid) else "devices"
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
     if speedup and at:
         gain, low, high = speedup.value / at.value, speedup.low / at.high, speedup.high / at.low
@@ -409,9 +403,12 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
     elif base.rate and other.rate and base.rate_unit == other.rate_unit and not base.rate_is_per_rank:
         gain = low = high = other.rate / base.rate
         said = f"{gain:.2f} times the {base.rate_unit}"
-    elif base.time_s and other.time_s and "epoch" in base.time_meaning and base.rate is None:
+    elif base.time_s and other.time_s and base.rate is None and base.time_meaning == other.time_meaning:
         gain = low = high = base.time_s / other.time_s
-        said = f"an epoch {gain:.2f} times as fast"
+        is_one_work = "epoch" in base.time_meaning  # else a rank may have as much to do on more devices
+        if gain < 1 and not is_one_work:
+            return
+        said = f"{base.time_meaning} {gain:.2f} times as short"
     else:
         return
     if low > LINEAR * added:
