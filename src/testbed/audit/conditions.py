@@ -254,7 +254,10 @@ def _batch(item: Reported) -> int | None:
 def _batches(claim: Claim) -> tuple[Value, Value]:
     """Return the global batches. Two that a table prints under "batch" differ, or are one if the devices are equal."""
     a, b = _of_runs(_batch)(claim)
-    printed = [side.first.settings.get(BATCH) or side.first.micro_batch_size for side in (claim.baseline, claim.other)]
+    items = claim.baseline.first, claim.other.first
+    printed = [
+        item.settings.get(BATCH) or (item.micro_batch_size or 0) * (item.accumulation or 1) or None for item in items
+    ]
     if (a is None or b is None) and printed[0] and printed[1]:
         is_one = claim.baseline.first.world_size == claim.other.first.world_size
         is_known = is_one or printed[0] != printed[1]

@@ -37,19 +37,20 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "local batch size", "batch/gpu",
                               "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
                               "micro batch size/gpu", "per gpu batch size", "batch size per rank", "bsz/gpu",
-                              "bs/gpu", "per gpu batch", "gpu batch")),
+                              "bs/gpu", "per gpu batch", "gpu batch", "per device batch", "per device batch size")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
     "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz")),  # of one device or of all
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq",
-                         "ctx len", "max seq len", "context")),
+                         "ctx len", "max seq len", "max length", "cutoff len", "context")),
     "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed")),
     "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step", "ms/step",
                         "s/iteration", "ms/iteration", "s/it", "ms/it", "s/iter", "ms/iter", "seconds/step",
-                        "step duration", "time/iter", "step ms", "iter ms", "step time ms", "iter time ms")),
+                        "step duration", "time/iter", "step ms", "iter ms", "step time ms", "iter time ms",
+                        "sec/step", "sec/iter", "sec/iteration", "sec/optimizer step", "s/optimizer step")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
                         "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
                         "wall clock", "epoch", "train", "training", "total")),
@@ -103,7 +104,7 @@ IN_WORDS = {
     name: re.compile(pattern, re.I)
     for name, pattern in {
         "devices": rf"(?<![\d,.])({_COUNT})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b"
-        rf"|(?<![\d,.])({_COUNT}) ?x ?(?:{_DEVICES})\b|\b(single|one) (?:nvidia )?(?:gpu|{_DEVICES})\b",
+        rf"|(?<![\d,.-])({_COUNT}) ?(?:x ?)?(?:{_DEVICES})\b|\b(single|one) (?:nvidia )?(?:gpu|{_DEVICES})\b",
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",
@@ -144,7 +145,8 @@ _OF_RATE = re.compile(
 )
 _OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(_SECONDS)})(?![a-z0-9])")
 _TO_A_LOSS = re.compile(
-    r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:val\w*|eval\w*|target)?[. ]*(?:loss|perplexity|accuracy)"
+    r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
+    r"(?:loss|perplexity)\b"
 )
 _OF_NO_RUN = re.compile(r"memory|mem\b|load|compil|inference|latency|start|wait|save|per param|old")
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
@@ -291,9 +293,10 @@ def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
     A setting with several values in the text, or with a column of the table, is left out.
     """
     taken = {column.quantity or column.word for column in columns}
+    around = table.around.translate(_SIGNS)
     found = []
     for name in OF_ALL_ROWS:
-        if name not in taken and (text := _only(IN_WORDS[name], table.around)):
+        if name not in taken and (text := _only(IN_WORDS[name], around)):
             column = _column(f"{name} in the text", name if name in QUANTITIES else None, [text] * len(table.rows))
             found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
     return found
