@@ -441,3 +441,27 @@ def test_words_that_are_not_understood_and_differ_are_asked_for(tmp_path):
     )
     assert (found.verdict, found.ask) == (OPEN, ("whether `clock` whole job against loop alone decides it too",))
     assert of_rows(tmp_path, header, DDP, DDP.replace("10000 | 3.20", "29000 | 9.1")).verdict == STANDS, "a figure"
+
+
+def test_a_time_to_one_loss_is_of_any_number_of_steps(tmp_path):
+    path = table(
+        tmp_path,
+        "Optimizer | steps | minutes | final val loss",
+        "AdamW | 9500 | 45.0 | 3.279",
+        "Muon | 6200 | 30.0 | 3.278",
+    )
+    rows = path.read_text()
+    for title, number in (("Time to 3.28 val loss", 0), ("Whole runs", 1)):
+        path.write_text(f"{title}, 124M on 8x H100\n\n{rows}")
+        found = answered([path], 1.5, ("AdamW", "Muon"))
+        assert (
+            found is not None and len([each for each in found.reasons if each.startswith("Optimizer steps")]) == number
+        )
+
+
+def test_devices_of_a_node_that_the_text_names_are_multiplied(tmp_path):
+    path = table(tmp_path, "Strategy | Nodes | tokens/s | Speedup", "ddp | 2 | 100 | 1.0", "fsdp | 4 | 190 | 1.9")
+    path.write_text(f"Each node: 4x V100\n\n{path.read_text()}")
+    found = answered([path], 1.9, ("ddp", "fsdp"))
+    assert found is not None
+    assert {each.name: (each.a, each.b) for each in found.conditions}["ranks"] == (8, 16)

@@ -25,7 +25,7 @@ from testbed.planner.machines import machine_named
 from testbed.planner.plan import GIVEN_UP, Budget, PlannedRun, as_fast, best_of_each, duration, headline, plan
 from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
 from testbed.planner.question import OTHER_MODELS, deadline_of, numbers_of_sweep, question, tokens_of
-from testbed.planner.step_time import step_time
+from testbed.planner.step_time import StepTime, step_time
 
 PLAN = "scripts/plan.py"
 NODE = machine_named("h100-sxm", 8, None, None)
@@ -64,6 +64,21 @@ def test_of_those_that_the_estimate_does_not_tell_apart_the_simplest_is_taken(ru
         ("pipeline", {"pipeline": 8}),
     )]  # fmt: skip
     assert order == sorted(order)
+
+
+def test_the_simplest_is_not_taken_where_it_is_predicted_much_slower():
+    """Its ratio to the fastest may be 1, for collectives are known badly."""
+
+    def run(run_type: str, **parts: float) -> PlannedRun:
+        job = Job(model=GPT2, layout=Layout(data=8), micro_batch=1, accumulation=8, run_type=run_type)
+        named = {name.replace("_", " "): seconds for name, seconds in parts.items()}
+        time = StepTime(named, sum(parts.values()), 0.1, 10.0, "made up")
+        return PlannedRun(job=job, machine=NODE, memory=memory_of(job), time=time)
+
+    fastest = run("fsdp", matrix_products=1.0)
+    simple = run("ddp", matrix_products=0.53, exposed_communication_between_nodes=0.6)
+    assert simple.ratio_to(fastest)[1] < 1 < GIVEN_UP < simple.ratio_to(fastest)[0]
+    assert as_fast([fastest, simple]) == [fastest]
 
 
 def simplicity_of(run_type: str, **layout: int):

@@ -52,8 +52,9 @@ _NOT_OF_A_NAME = re.compile(
 )
 # words of a note on one row that may decide a comparison
 DECISIVE = re.compile(
-    r"(?i)\b(?:\w*batch\w*|gpus?|nodes?|\w*seq\w*|length|memory|offload\w*|precision|bf16|fp16|fp32|copied|papers?|estimat\w+|extrapolat\w+|project\w+"
-    r"|derived|profil\w+|nsys|nsight|warm\w*|compil\w+|measured on|steps?|[ahv]100|rtx|not run|resolution)\b"
+    r"(?i)\b(?:\w*batch\w*|gpus?|nodes?|\w*seq\w*|length|memory|offload\w*|precision|bf16|fp16|fp32|copied|papers?"
+    r"|estimat\w+|extrapolat\w+|project\w+|derived|profil\w+|nsys|nsight|warm\w*|compil\w+|measured on|steps?|rtx"
+    r"|[ahv]100|not run|resolution)\b"
 )
 BATCHES = ("global batch size", "batch size")
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens")

@@ -93,13 +93,9 @@ def _crowded(subject: Subject) -> list[Caution]:
     if not crowds:
         return []
     text = (
-        f"{joined(list(dict.fromkeys(crowds.values())))} in {counted(len(crowds), 'run')}: they take turns, so these "
+        f"{joined(list(dict.fromkeys(crowds.values())))} in {counted(len(crowds), 'run')}: they take turns, and these "
     )
-    return [
-        Caution(
-            "Ranks share cores", f"{text}times say nothing about the strategy on devices of its own.", tuple(crowds)
-        )
-    ]
+    return [Caution("Ranks share cores", f"{text}times do not compare strategies.", tuple(crowds))]
 
 
 def _several(subject: Subject) -> list[Caution]:

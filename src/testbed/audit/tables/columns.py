@@ -139,7 +139,7 @@ _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds"
             "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
 # a heading's unit, where its words are not known: of a rate, or of a time
 _OF_RATE = re.compile(
-    r"(?:^|[\W_])([km]?tok(?:en)?s?|samples?|im(?:age|g)s?|it(?:er(?:ation)?)?s?|steps?|[a-z]{2,12})"
+    r"(?:^|[\W_])([a-z]{2,12})"
     r"(?: ?/ ?| per |_per_)s(?:ec(?:ond)?)?s?(?![a-z])"
     r"|(?:^|[\W_])(im(?:age|g)s?|tok(?:en)?s?|samples?|seqs?)_s(?![a-z])"
 )
@@ -148,7 +148,7 @@ _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
 )
-_OF_NO_RUN = re.compile(r"memory|mem\b|load|compil|inference|latency|start|wait|save|per param|old")
+_OF_NO_RUN = re.compile(r"\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b|per param")
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
     "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
@@ -252,14 +252,12 @@ def _by_units(columns: Sequence[Column]) -> list[Column]:
     known = {column.quantity for column in columns}
     found = list(columns)
     for group in (RATES, TIMES):
-        places = [at for at, column in enumerate(columns) if not column.quantity and not column.word
-                  and (unit := by_unit(column.heading)) and unit[0] in group]  # fmt: skip
-        if len(places) == 1 and not known & {*group}:
-            column = columns[places[0]]
-            unit = by_unit(column.heading)
-            assert unit is not None
-            read = _column(column.heading, unit[0], column.texts, unit[1])
-            found[places[0]] = replace(read, is_by_unit=True)
+        units = [(at, unit) for at, column in enumerate(columns) if not column.quantity and not column.word
+                 and (unit := by_unit(column.heading)) and unit[0] in group]  # fmt: skip
+        if len(units) == 1 and not known & {*group}:
+            at, (quantity, seconds, _) = units[0]
+            read = _column(columns[at].heading, quantity, columns[at].texts, seconds)
+            found[at] = replace(read, is_by_unit=True)
     return found
 
 
