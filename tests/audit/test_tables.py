@@ -173,7 +173,7 @@ def test_a_heading_that_is_not_known_is_read_by_its_unit_where_no_other_has_one(
         "8 | 3 | 5.5 | 5.6",
     )
     assert audit([saved(tmp_path, two)]) == [], "which of them is meant?"
-    unlike = table("GPUs | drain (min) | Speedup", "1 | 5 | 1.0", "2 | 5 | 1.4")
+    unlike = table("GPUs | drain (min) | Speedup", "1 | 5.00 | 1.00", "2 | 5.00 | 1.40")
     assert audit([saved(tmp_path, unlike)]) == [], "no row shows that it is meant"
     other = table("GPUs | load (min) | Speedup", *(row.replace("41.6", "7") for row in rows[:2]))
     assert audit([saved(tmp_path, other)]) == [], "a time of something else"
