@@ -11,8 +11,18 @@ import torch
 
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import Stop
+from testbed.experiments.calibration import calibrate as module
 from testbed.experiments.calibration import operations, sizes
-from testbed.experiments.calibration.calibrate import CalibrationRequest, calibrate, link_of, with_link, work_of
+from testbed.experiments.calibration.calibrate import (
+    PASSES,
+    SPARE_S,
+    CalibrationRequest,
+    calibrate,
+    link_of,
+    medians,
+    with_link,
+    work_of,
+)
 from testbed.experiments.calibration.whole_steps import check_setting, time_steps
 from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Setting, Work
 from testbed.experiments.made_up_tokens import write_made_up_tokens
@@ -58,10 +68,10 @@ def test_a_larger_product_is_timed_as_slower():
 def test_whole_steps_of_a_run_type_are_timed(tmp_path):
     write_made_up_tokens(tmp_path, 1000)
     common = {"data": tmp_path, "precision": "fp32", "steps": 2, "link": WITHIN}
-    (found,) = time_steps([("baseline", TINY)], Launch(0, 0, 1, 1), CPU, common, rounds=2)
-    assert found.steps == 4 and 0 < found.low <= found.seconds <= found.high
+    (found,) = time_steps([("baseline", TINY)], Launch(0, 0, 1, 1), CPU, common)
+    assert found.steps == 2 and 0 < found.low <= found.seconds <= found.high
     assert (found.job.run_type, found.job.model.layers, found.job.accumulation) == ("baseline", 2, 4)
-    assert time_steps([("baseline", TINY)], Launch(0, 0, 1, 1), CPU, common, rounds=1, deadline_s=0.0) == []
+    assert time_steps([("baseline", TINY)], Launch(0, 0, 1, 1), CPU, common, deadline_s=0.0) == []
 
 
 @pytest.mark.parametrize("kind", FLAGS_OF_KIND)
@@ -89,6 +99,44 @@ def test_work_is_read_as_it_was_written(tmp_path):
     assert not work_of(asked, tmp_path, 1, 10.0).message_bytes
 
 
+def test_a_row_is_the_median_of_the_passes_that_had_time_for_it():
+    product = {"m": 2, "n": 3, "k": 4, "ranks": 1}
+    step = {"job": {"run_type": "ddp"}, "link": WITHIN, "steps": 5}
+    rows = [
+        {**product, "seconds": 1.0},
+        {**step, "seconds": 4.0, "low": 3.0, "high": 5.0, "sent_bytes": 8.0},
+        {**product, "seconds": 9.0},
+        {**product, "seconds": 2.0},
+        {**step, "seconds": 6.0, "low": 5.0, "high": 9.0, "sent_bytes": 8.0},
+        {**product, "ranks": 2, "seconds": 7.0},
+    ]
+    assert medians(rows) == [
+        {**product, "seconds": 2.0},
+        {**step, "seconds": 5.0, "low": 3.0, "high": 9.0, "sent_bytes": 8.0},
+        {**product, "ranks": 2, "seconds": 7.0},
+    ]
+
+
+def test_each_pass_measures_every_number_of_ranks_and_begins_with_other_steps(monkeypatch):
+    """So what one pass has no time for, another has."""
+    asked = CalibrationRequest(device="cpu", devices=2, precision="fp32", seconds=600)
+    made: list[Work] = []
+
+    def answer(work: Work, folder, ranks, stop) -> dict:
+        made.append(work)
+        return {"ranks": ranks}
+
+    monkeypatch.setattr(module, "_answer", answer)
+    monkeypatch.setattr(module, "together", lambda asked, answers, seconds: answers)
+    said: list[str] = []
+    with Stop() as stop:
+        answers = calibrate(asked, stop, said.append)
+    assert [each["ranks"] for each in answers] == [1, 2, 1, 2, 1, 2] and len(said) == 6
+    assert len({work.first for work in made}) == PASSES
+    of_passes = [one.seconds for one in made[1::2]]  # nothing took any time, so a pass ends in its own third
+    assert of_passes == pytest.approx([200 - SPARE_S, 400 - SPARE_S, 600 - SPARE_S], abs=2)
+
+
 def test_links_between_nodes_are_added_to_the_file():
     def row(link: str, size: int, seconds: float) -> Collective:
         return Collective(kind="all_reduce", link=link, ranks=2, num_bytes=size, seconds=seconds)
@@ -105,8 +153,6 @@ def test_links_between_nodes_are_added_to_the_file():
 @pytest.mark.launches
 @pytest.mark.slow
 def test_a_machine_is_calibrated_and_planned_with(tmp_path, monkeypatch):
-    from testbed.experiments.calibration import calibrate as module
-
     kinds = {name: FLAGS_OF_KIND[name] for name in ("baseline", "ddp", "pipeline 1f1b", "tensor")}
     monkeypatch.setattr(module, "FLAGS_OF_KIND", kinds)
     said: list[str] = []

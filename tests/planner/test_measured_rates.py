@@ -211,6 +211,16 @@ def test_a_slow_link_makes_wait_and_a_token_bucket_saves_what_it_holds():
     assert rates.traffic_seconds(spread, bucket, 1.0)[1] == 0
 
 
+def test_two_ranks_of_gloo_take_turns_in_a_gather_and_three_do_not():
+    calibration = made_up()
+    rates = MeasuredRates(Tables(calibration, 2), dict.fromkeys(GROUPS, 1.0))
+    link = Link(name="slow", latency_s=0.0, bytes_per_s=1e7 / (1448 / 1514))
+    for ranks, expected in ((2, 1.5 * 0.4), (4, 0.6)):
+        slow = dataclasses.replace(calibration.machine(ranks), per_node=1, between_nodes=link)
+        gather = Traffic(kind="all_gather", size=8e6, ranks=ranks, window=0.0)
+        assert sum(rates.traffic_seconds(gather, slow, 1.0)) == pytest.approx(expected)
+
+
 def test_only_what_travels_in_the_background_is_hidden_on_a_cpu_and_all_of_it_on_a_gpu_with_streams():
     message = Traffic(kind="all_reduce", size=8e6, ranks=2)
     behind = dataclasses.replace(message, in_background=True)

@@ -1,4 +1,4 @@
-"""What ranks do with tensors of all of them: average them in buckets, and compare them by hash."""
+"""What ranks do with tensors: average them in buckets, pass them on, and compare them by hash."""
 
 from __future__ import annotations
 
@@ -55,6 +55,21 @@ def _put_back(bucket: list[torch.Tensor], flat: torch.Tensor, work: dist.Work) -
         return
     reduced = flat.split([tensor.numel() for tensor in bucket])
     torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(reduced, bucket, strict=True)])
+
+
+def pass_on(
+    tensor: torch.Tensor, group: dist.ProcessGroup, to: int, source: int
+) -> tuple[torch.Tensor, list[dist.Work]]:
+    """Send a tensor to a rank of the group. Returns what `source` sends, of the same shape, and what to wait for.
+
+    The receive is posted before the send: gloo starts a large send only when its receiver is ready, and two ranks that
+    both send first take turns, which uses half of what a link carries in both directions at once.
+    """
+    tensor = tensor.contiguous()
+    arriving = torch.empty_like(tensor)
+    receiving = dist.P2POp(dist.irecv, arriving, group=group, group_peer=source)
+    sending = dist.P2POp(dist.isend, tensor, group=group, group_peer=to)
+    return arriving, dist.batch_isend_irecv([receiving, sending])
 
 
 class RanksDiffer(Exception):

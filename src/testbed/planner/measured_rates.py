@@ -24,6 +24,7 @@ from testbed.planner.residuals import GROUPS, Residuals, fitted, kind_of
 FP32 = 4
 FORWARD, BACKWARD = ("forward",), ("input_gradient", "weight_gradient")
 ELEMENTWISE = (("layer_norm", 2), ("add", 2))  # kernels on the residual stream, in one block
+GATHER_OF_TWO = 1.5  # gloo's two ranks both send before they receive: measured over 100 Mbit/s, see docs/planner.md
 HEADERS = 1448 / 1514  # share of an Ethernet frame that is payload: IP and TCP headers take the rest
 GROUP_OF = {
     "products": "compute",
@@ -185,7 +186,9 @@ class MeasuredRates:
             rate = link.bytes_per_s * HEADERS
             gaps = messages if traffic.window else 1.0
             free = gaps * min(link.burst_bytes / rate, computing / gaps)
-            sent = traffic.moved(calibration.backend) / rate + messages * link.latency_s
+            takes_turns = calibration.backend == "gloo" and traffic.kind == "all_gather" and traffic.ranks == 2
+            turns = GATHER_OF_TWO if takes_turns else 1.0
+            sent = turns * traffic.moved(calibration.backend) / rate + messages * link.latency_s
             waiting = max(0.0, sent - free - own)
         return (0.0, own + waiting) if calibration.backend == "nccl" else (own, waiting)
 

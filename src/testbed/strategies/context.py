@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from testbed.distributed.tensors import pass_on
+
 aten = torch.ops.aten
 
 
@@ -107,13 +109,9 @@ def _weighed(out, lse, more_out, more_lse):
 
 
 def _pass_on(tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, list[dist.Work]]:
-    """Send a tensor to the next rank. Returns what the one before sends, and what to wait for."""
+    """Send a tensor round the ring. Returns what the rank before sends, and what to wait for."""
     ranks, rank = group.size(), group.rank()
-    tensor = tensor.contiguous()
-    arriving = torch.empty_like(tensor)
-    sending = dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % ranks)
-    receiving = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % ranks)
-    return arriving, dist.batch_isend_irecv([sending, receiving])
+    return pass_on(tensor, group, to=(rank + 1) % ranks, source=(rank - 1) % ranks)
 
 
 def _wait(transfer: list[dist.Work]) -> None:

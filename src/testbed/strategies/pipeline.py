@@ -22,6 +22,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from testbed.distributed.tensors import pass_on
 from testbed.memory_model.stages import Stage, balanced_stages
 from testbed.model.gpt2 import GPT2
 from testbed.optim.optimizer import global_grad_norm, gradient_of, local_tensor
@@ -165,11 +166,9 @@ class Pipeline(Mesh):
         if self.has_first == self.has_last:
             return  # neither end, or both: then the gradient is one
         mine = local_tensor(gradient_of(self.model.wte.weight))
-        other, group = self._holder_of(self.num_stages - 1 if self.has_first else 0), self.axes.pipeline
-        theirs = torch.empty_like(mine)
-        sending = dist.P2POp(dist.isend, mine, group=group, group_peer=other)
-        receiving = dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)
-        for work in dist.batch_isend_irecv([sending, receiving]):
+        other = self._holder_of(self.num_stages - 1 if self.has_first else 0)
+        theirs, exchange = pass_on(mine, self.axes.pipeline, to=other, source=other)
+        for work in exchange:
             work.wait()
         mine += theirs
 

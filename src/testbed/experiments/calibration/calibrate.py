@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -31,6 +33,8 @@ MOST_RANKS = 8  # at work at once: more of one machine are taken to be like thes
 VOCABULARY = 1000  # of the made-up tokens: the smallest of the models that are trained
 SPARE_S = 20.0  # to start and to end
 LONGEST_S = 600.0
+PASSES = 3  # over everything that is measured: a machine that others share is slow for minutes at a time
+MEASURED = ("seconds", "forward_s", "backward_s", "low", "high", "sent_bytes")  # of the rows of a calibration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,10 @@ class CalibrationRequest:
 
 
 def calibrate(asked: CalibrationRequest, stop: Stop, say: Callable[[str], None]) -> Calibration:
-    """Measure, in one start for each number of ranks.
+    """Measure everything PASSES times over, in one start for each number of ranks.
+
+    So a drift of the machine meets operations and whole steps, one rank and several alike. What a pass has no time for
+    it leaves out at the end; each pass begins with other whole steps.
 
     Raises:
         Failure: a start ended without an answer.
@@ -63,10 +70,15 @@ def calibrate(asked: CalibrationRequest, stop: Stop, say: Callable[[str], None])
     with tempfile.TemporaryDirectory(prefix="calibration-") as made:
         folder = Path(made)
         write_made_up_tokens(folder, VOCABULARY)
-        for index, ranks in enumerate(numbers):
+        passes = 1 if asked.is_quick else PASSES
+        for number, (index, ranks) in itertools.product(range(passes), enumerate(numbers)):
             left_s = asked.seconds - (time.perf_counter() - started_s)
-            say(f"measuring on {ranks} rank{'s' * (ranks > 1)} at once, about {left_s:.0f} s left in all")
-            work = work_of(asked, folder, ranks, max(left_s / (len(numbers) - index) - SPARE_S, 5.0))
+            of_pass_s = asked.seconds * (number + 1) / passes - (time.perf_counter() - started_s)
+            say(
+                f"pass {number + 1} of {passes}: measuring on {ranks} rank{'s' * (ranks > 1)} at once, "
+                f"about {left_s:.0f} s left in all"
+            )
+            work = work_of(asked, folder, ranks, max(of_pass_s / (len(numbers) - index) - SPARE_S, 5.0), number)
             answers.append(_answer(work, folder, ranks, stop))
     return together(asked, answers, time.perf_counter() - started_s)
 
@@ -128,8 +140,8 @@ def _calibrate_link(out: Path, is_quick: bool, launch: Launch, say: Callable[[st
     return 0
 
 
-def work_of(asked: CalibrationRequest, folder: Path, ranks: int, seconds: float) -> Work:
-    """Return what one start measures."""
+def work_of(asked: CalibrationRequest, folder: Path, ranks: int, seconds: float, number: int = 0) -> Work:
+    """Return what one start measures. `number`: of the pass."""
     of_device = sizes.CPU if asked.device == "cpu" else sizes.GPU
     messages = sizes.QUICK_MESSAGES if asked.is_quick else sizes.MESSAGES[asked.device]
     settings = sizes.QUICK_SETTINGS if asked.is_quick else sizes.SETTINGS[asked.device]
@@ -139,12 +151,12 @@ def work_of(asked: CalibrationRequest, folder: Path, ranks: int, seconds: float)
         device=asked.device,
         precision=asked.precision,
         seconds=seconds,
-        blocks=3 if asked.is_quick else 7,
+        blocks=3,
         sizes=dataclasses.asdict(sizes.QUICK if asked.is_quick else of_device),
         message_bytes=messages if ranks > 1 else (),
         kinds=tuple(FLAGS_OF_KIND),
         settings=settings,
-        rounds=1 if asked.is_quick else 3,
+        first=number * len(FLAGS_OF_KIND) * len(settings) // PASSES,
         steps=3 if asked.is_quick else 5,
     )
 
@@ -175,9 +187,9 @@ def together(asked: CalibrationRequest, answers: Sequence[dict[str, Any]], secon
     facts = answers[0]["machine"]
     whole = from_json(
         {
-            **{name: [row for answer in answers for row in answer.get(name, ())] for name in (*TABLES, "steps")},
+            **{name: medians([row for each in answers for row in each.get(name, ())]) for name in (*TABLES, "steps")},
             "backend": "nccl" if asked.device == "cuda" else "gloo",
-            "overlap": answers[-1].get("overlap", 1.0),
+            "overlap": statistics.median([each["overlap"] for each in answers if "overlap" in each] or [1.0]),
             "memory": memory,
             "machine_facts": facts,
             "made": {"date_utc": now_utc(), "commit": answers[0]["commit"], "seconds": round(seconds)},
@@ -185,6 +197,21 @@ def together(asked: CalibrationRequest, answers: Sequence[dict[str, Any]], secon
     )
     links = (link_of(whole),) if whole.collectives else ()
     return dataclasses.replace(whole, device=device_of(asked, whole, facts), links=links)
+
+
+def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for all that measured the same: the median, and the widest quartiles of a whole step."""
+    same: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        same.setdefault(json.dumps([row[name] for name in row if name not in MEASURED]), []).append(row)
+    found = []
+    for of_one in same.values():
+        row = {**of_one[0]}
+        for name in set(MEASURED) & set(row):
+            middle = {"low": min, "high": max}.get(name, statistics.median)
+            row[name] = middle([each[name] for each in of_one])
+        found.append(row)
+    return found
 
 
 def device_of(asked: CalibrationRequest, measured: Calibration, facts: dict[str, Any]) -> Device:

@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,53 +30,37 @@ INTERFACES = Path("/proc/net/dev")
 WARMUP_STEPS = 2
 
 
-@dataclass
-class Steps:
-    """Times of one setting of one run type, in seconds of the slowest rank, and the bytes that all ranks sent."""
-
-    kind: str
-    setting: Setting
-    seconds: list[float]
-    sent_bytes: list[float]
-
-    def as_entry(self, ranks: int, precision: str, link: str) -> WholeStep:
-        low, median, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return WholeStep(
-            job=self.setting.job(self.kind, ranks, precision),
-            link=link,
-            seconds=median,
-            low=low,
-            high=high,
-            steps=len(self.seconds),
-            sent_bytes=statistics.median(self.sent_bytes) if self.sent_bytes else 0.0,
-        )
-
-
 def time_steps(
     work: Sequence[tuple[str, Setting]],
     launch: Launch,
     device: torch.device,
     common: Mapping[str, Any],
-    rounds: int,
     deadline_s: float = math.inf,
 ) -> list[WholeStep]:
-    """Train a few steps of each (kind, setting), in rounds, so that a drift of the machine meets all alike.
+    """Train a few steps of each (kind, setting).
 
     Args:
-        common: "data", the folder of token files; "precision"; "link"; "steps" of each in a round.
+        common: "data", the folder of token files; "precision"; "link"; "steps" of each, two or more.
         deadline_s: of time.perf_counter() on rank 0; what has not begun by then is left out.
     """
-    found = [Steps(kind, setting, [], []) for kind, setting in work]
-    for _ in range(rounds):
-        for each in found:
-            if process_group.gather_objects(time.perf_counter() > deadline_s)[0]:
-                break
-            seconds, sent = _train(each, launch, device, common)
-            each.seconds += seconds
-            each.sent_bytes += sent
-    return [
-        each.as_entry(launch.world_size, common["precision"], common["link"]) for each in found if len(each.seconds) > 1
-    ]
+    found = []
+    for kind, setting in work:
+        if process_group.gather_objects(time.perf_counter() > deadline_s)[0]:
+            break
+        seconds, sent = _train(kind, setting, launch, device, common)
+        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        found.append(
+            WholeStep(
+                job=setting.job(kind, launch.world_size, common["precision"]),
+                link=common["link"],
+                seconds=median,
+                low=low,
+                high=high,
+                steps=len(seconds),
+                sent_bytes=statistics.median(sent) if sent else 0.0,
+            )
+        )
+    return found
 
 
 def check_setting(kind: str, setting: Setting, ranks: int, data: Path) -> str | None:
@@ -90,10 +73,10 @@ def check_setting(kind: str, setting: Setting, ranks: int, data: Path) -> str | 
 
 
 def _train(
-    each: Steps, launch: Launch, device: torch.device, common: Mapping[str, Any]
+    kind: str, setting: Setting, launch: Launch, device: torch.device, common: Mapping[str, Any]
 ) -> tuple[list[float], list[float]]:
     steps = common["steps"] + WARMUP_STEPS
-    words = [*each.setting.arguments(each.kind, Path(common["data"]), steps), "--precision", common["precision"]]
+    words = [*setting.arguments(kind, Path(common["data"]), steps), "--precision", common["precision"]]
     checked = check_run(parse_command_line([*words, "--device", device.type]), launch)
     seconds, sent = [], []
     with _built(checked, device) as (strategy, batches):

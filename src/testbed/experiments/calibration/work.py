@@ -92,7 +92,8 @@ class Work:
         blocks: repeats of each operation.
         sizes: of the operations, as in `Sizes`; None: none are timed.
         message_bytes: of the collectives; empty: none are timed.
-        rounds, steps: of whole steps.
+        first: number of the whole step to begin with; those before it come last.
+        steps: optimizer steps of each whole step that is timed.
         link: name of the link between the ranks.
     """
 
@@ -106,7 +107,7 @@ class Work:
     message_bytes: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
     settings: tuple[dict[str, int], ...] = ()
-    rounds: int = 2
+    first: int = 0
     steps: int = 6
     link: str = WITHIN
 

@@ -50,8 +50,10 @@ def measure(work: Work, launch: Launch) -> dict[str, Any]:
     data = Path(work.data)
     tasks = [(kind, setting) for setting in settings for kind in work.kinds]
     tasks = [task for task in tasks if check_setting(*task, launch.world_size, data) is None]
+    first = work.first % max(1, len(tasks))
+    tasks = tasks[first:] + tasks[:first]
     common = {"data": data, "precision": work.precision, "steps": work.steps, "link": work.link}
-    answer["steps"] = time_steps(tasks, launch, device, common, work.rounds, started_s + work.seconds)
+    answer["steps"] = time_steps(tasks, launch, device, common, started_s + work.seconds)
     if "deepspeed" in sys.modules:
         answer["memory"]["deepspeed"] = held_bytes(device)
     return answer
