@@ -465,3 +465,72 @@ def test_devices_of_a_node_that_the_text_names_are_multiplied(tmp_path):
     found = answered([path], 1.9, ("ddp", "fsdp"))
     assert found is not None
     assert {each.name: (each.a, each.b) for each in found.conditions}["ranks"] == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("heading", "a", "b", "words"),
+    [
+        ("Top-1 (%)", "76.1", "73.0", "Top-1 (%) 73.0 against Top-1 (%) 76.1 where it is faster"),
+        ("val acc", "0.931", "0.902", "val acc 0.902 against val acc 0.931 where it is faster"),
+        ("WER", "4.1%", "5.2%", "WER 5.2% against WER 4.1% where it is faster"),
+        ("BLEU", "27.9", "27.8", None),
+        ("FID", "7.10", "7.02", None),
+        ("Top-1", "73.0", "76.1", None),
+    ],
+)
+def test_what_a_faster_run_learned_is_no_loss_alone(tmp_path, heading, a, b, words):
+    header = f"Method | GPUs | Model | Global batch size | Seq len | Precision | images/s | {heading}"
+    work = "8 | R50 | 256 | 1 | bf16"
+    found = of_rows(tmp_path, header, f"base | {work} | 1000 | {a}", f"ours | {work} | 1900 | {b}")
+    assert found.verdict == (FALLS if words else STANDS)
+    assert words is None or words in found.reasons[0]
+
+
+def test_a_speed_up_with_a_worse_accuracy_is_found_in_its_table(tmp_path):
+    rows = ("base | 8 | 1000 | 1.0x | 76.1", "ours | 8 | 1900 | 1.9x | 73.0", "theirs | 8 | 1500 | 1.5x | 76.0")
+    (finding,) = audit([table(tmp_path, "Method | GPUs | images/s | Speedup | Acc.", *rows)])
+    assert finding.message.startswith("Speedup 1.9x with Acc. 73.0 against Acc. 76.1")
+
+
+@pytest.mark.parametrize(
+    ("header", "a", "b", "condition"),
+    [
+        ("Method | images/s | Resolution", "base | 100 | 224", "ours | 190 | 160", "resolution"),
+        ("Method | images/s", "base, 224px | 100", "ours, 160px | 190", "resolution"),
+        ("Method | tokens/s | Warmup steps", "base | 100 | 0", "ours | 190 | 10", "warm-up"),
+        ("Method | tokens/s | Notes", "base | 100 | includes data loading", "ours | 190 | ", "warm-up"),
+    ],
+)
+def test_resolution_and_start_up_are_conditions(tmp_path, header, a, b, condition):
+    found = of_rows(tmp_path, header, a, b)
+    assert found.verdict == FALLS and states(found)[condition] == DIFFERS
+
+
+def test_any_number_of_warm_up_steps_is_as_good_as_another(tmp_path):
+    found = of_rows(tmp_path, "Method | tokens/s | Warmup steps", "base | 100 | 5", "ours | 190 | 20")
+    assert states(found)["warm-up"] == EQUAL
+
+
+MODELS = """using world size: 8, data-parallel size: 8, tensor-model-parallel size: 1, pipeline-model-parallel size: 1
+  num_layers ...................................... {layers}
+  hidden_size ..................................... {hidden}
+"""
+NANO = "Overriding: n_layer = {layers}\nOverriding: n_embd = {hidden}\ntokens per iteration will be: 491,520\n"
+
+
+@pytest.mark.parametrize("form", ["Megatron-LM", "nanoGPT"])
+def test_the_sizes_of_the_model_in_two_logs_are_compared(tmp_path, form):
+    paths = []
+    for name, layers, hidden, ms in (("a", 24, 1024, 500), ("b", 12, 768, 250)):
+        head = MODELS if form == "Megatron-LM" else NANO
+        lines = [
+            f" iteration {step:8d}/  100 | consumed samples: 64 | elapsed time per iteration (ms): {ms}.{step} | "
+            f"learning rate: 1e-4 | global batch size:   64 | lm loss: 3.{step:02d}E+00 |"
+            if form == "Megatron-LM" else f"iter {step}: loss 3.{step:02d}00, time {ms}.{step:02d}ms, mfu 30.00%"
+            for step in range(1, 20)
+        ]  # fmt: skip
+        paths.append(tmp_path / f"{name}.log")
+        paths[-1].write_text(head.format(layers=layers, hidden=hidden) + "\n".join(lines) + "\n")
+    found = answered(paths)
+    assert found is not None and found.verdict == FALLS
+    assert any("Model 24 layers, width 1024 against 12 layers, width 768" in reason for reason in found.reasons)

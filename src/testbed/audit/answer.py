@@ -12,6 +12,7 @@ from testbed.audit.conditions import (
     BATCHES,
     DECISIVE,
     DIFFERS,
+    LEARNS,
     MEASURED,
     OF_BOTH,
     SCALING,
@@ -21,6 +22,7 @@ from testbed.audit.conditions import (
     conditions,
     in_words,
     kind_of,
+    learns_worse,
     strategy_of,
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
@@ -152,11 +154,11 @@ def _reasons(
             continue
         effect = WEAK if each.name in BATCHES and is_weak else each.effect or "it is part of the work"
         yield f"{_sentence(each.against)}: {effect}."
-    loss = next(each for each in found if each.name == "loss")
     is_planned = claim.protocol in ("weak", "time_to_loss") and claim.other.first.run is not None
-    is_apart = loss.state == DIFFERS and question is not None and not is_planned
-    if is_apart and (loss.b > loss.a) == (question.ratio > 1):  # type: ignore[operator,union-attr]
-        yield f"Loss {in_words(loss.b)} against {in_words(loss.a)} where it is faster: {loss.effect}."
+    for each in found if question is not None and not is_planned else ():
+        if each.name in LEARNS and each.state == DIFFERS and learns_worse(claim, each) == (question.ratio > 1):  # type: ignore[union-attr]
+            heading = "Loss " if each.name == "loss" else ""
+            yield f"{heading}{in_words(each.b)} against {in_words(each.a)} where it is faster: {each.effect}."
     for message in dict.fromkeys(item.message for item in findings if item.severity == FAILS):
         yield _sentence(message) + "."
 

@@ -29,8 +29,11 @@ from testbed.audit.reported import (
     OFFLOADED,
     PASS,
     PRECISION,
+    QUALITY,
     RECOMPUTED,
+    RESOLUTION,
     ROW,
+    SIZES,
     STATUS,
     STRATEGY,
     WARM_UP,
@@ -57,6 +60,7 @@ DECISIVE = re.compile(
     r"|[ahv]100|not run|resolution)\b"
 )
 BATCHES = ("global batch size", "batch size")
+RARE = ("resolution", QUALITY)  # conditions that are not looked for where no side says them
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens")
 MEASURED, TRAINING = "measured", "training"
 Value = int | float | str | None
@@ -102,6 +106,7 @@ def conditions(claim: Claim) -> list[Condition]:
     """Return every condition of a claim, those of FACTS first, then what else our own files show to differ."""
     own = {item.field: item for item in differing_fields(claim)} if _are_runs(claim) else {}
     found = [_condition(fact, claim, own) for fact in FACTS]
+    found = [each for each in found if each.name not in RARE or (each.a, each.b) != (None, None)]
     named = {name for fact in FACTS for name in fact.fields}
     for name, item in own.items():
         if name not in named:
@@ -276,7 +281,7 @@ def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
 def _model(claim: Claim) -> tuple[Value, Value]:
     """Return both models in the same terms: their shapes, their parameters, or their names."""
     items = claim.baseline.first, claim.other.first
-    found = [(_shape(item), item.num_parameters, item.settings.get(MODEL)) for item in items]
+    found = [(_shape(item), item.num_parameters, item.settings.get(SIZES), item.settings.get(MODEL)) for item in items]
     for a, b in zip(*found, strict=True):
         if a is not None and b is not None:
             return a, b
@@ -300,6 +305,13 @@ def _warm_up(item: Reported) -> str | None:
     if item.run is not None:
         return "left out" if item.run.num_warmup_steps else "inside"
     return "left out" if item.losses else None  # of a log, the first line is
+
+
+def _warms_up_otherwise(claim: Claim, a: Value, b: Value) -> bool:
+    """Return whether the start is in one of two times: any number of steps left out is as good as another."""
+    counted = r"[1-9][\d,.]*k?(?: ?(?:steps?|iters?|iterations?|%))?"
+    left_out = [re.fullmatch(counted, str(value).strip().lower()) is not None for value in (a, b)]
+    return _text(a) != _text(b) and not all(left_out)
 
 
 def _instruments(item: Reported) -> str | None:
@@ -379,6 +391,22 @@ def losses_differ(claim: Claim, a: Value, b: Value) -> bool:
     return abs(a - b) > noise
 
 
+def qualities_differ(claim: Claim, a: Value, b: Value) -> bool:
+    """Return whether two scores, or two errors, of one heading are further apart than single runs explain."""
+    (heading, of_a), (other, of_b) = (side.first.details["quality"] for side in (claim.baseline, claim.other))
+    least = NOISE_OF_ERRORS if of_a < 0 else NOISE_OF_SCORES
+    models = _model(claim)
+    is_one_task = heading == other and (None in models or models[0] == models[1])
+    return is_one_task and abs(of_a - of_b) > least * max(abs(of_a), abs(of_b))
+
+
+def learns_worse(claim: Claim, each: Condition) -> bool:
+    """Return whether the other side of a differing loss or quality is the worse one."""
+    if each.name == QUALITY:
+        return claim.other.first.details["quality"][1] < claim.baseline.first.details["quality"][1]
+    return each.b > each.a  # type: ignore[operator]
+
+
 def in_words(value: Value) -> str:
     if value is None:
         return "-"
@@ -392,6 +420,8 @@ def _text(value: Value) -> str:
 
 
 NEAR = 5  # points of a training curve whose median stands for the loss at their end
+NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
+LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with
 _COSTS = "a token costs another time"
 FACTS: tuple[Fact, ...] = (
     Fact("ranks", _field("world_size"), "the ratio has their work in it",
@@ -407,9 +437,10 @@ FACTS: tuple[Fact, ...] = (
     Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
     Fact("data", _setting(DATA), "other data are other work", is_work=True),
+    Fact("resolution", _setting(RESOLUTION), "an image costs another time"),
     Fact("kind of pass", _marked(PASS, TRAINING), "a forward pass is a third of a step", is_work=True),
     Fact("warm-up", _marked_or(WARM_UP, "not said", _warm_up),
-         "the start-up of one side alone is in the ratio"),
+         "the start-up of one side alone is in the ratio", differs=_warms_up_otherwise),
     Fact("compile", _setting(COMPILED), "the compiler's gain is in the ratio", spoils=is_another_strategy),
     Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
          spoils=is_another_strategy),
@@ -418,6 +449,8 @@ FACTS: tuple[Fact, ...] = (
          "its times are not those of the plain program"),
     Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=False,
          differs=losses_differ),
+    Fact(QUALITY, _setting(QUALITY), "a faster run that learns worse is not faster", spoils=False,
+         differs=qualities_differ),
     Fact("repeats", _each(_repeats), spoils=False,
          differs=lambda claim, a, b: str(a).split(",")[0] != str(b).split(",")[0]),
     Fact("resumed", _of_runs(_resumed), "a start in the middle is in the times", spoils=False),

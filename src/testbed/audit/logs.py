@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed.audit.curves import Curves, reported_of
 from testbed.audit.printed_setup import counts_of, plain_precision, printed_setup, said_in
-from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, STATUS, STRATEGY, ZERO, Reported
+from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, SIZES, STATUS, STRATEGY, ZERO, Reported
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
@@ -105,6 +105,8 @@ PROGRAMS = (
             "world_size": rf"using world size: {COUNT}",
             "micro_batch_size": r"(?m)^(?!.*print\]).*\bmicro_batch_size \.{3,} ?(\d+)\s*$",
             "sequence_length": r"(?m)^(?!.*print\]).*\bseq_length \.{3,} ?(\d+)\s*$",
+            "layers": r"(?m)^(?!.*print\]).*\bnum_layers \.{3,} ?(\d+)\s*$",
+            "width": r"(?m)^(?!.*print\]).*\bhidden_size \.{3,} ?(\d+)\s*$",
             "tp": r"tensor-model-parallel size: (\d+)",
             "pp": r"pipeline-model-parallel size: (\d+)",
             PRECISION: r"(?m)(?:\bparams_dtype \.{3,} ?|^using )torch\.(\w+)(?: for parameters \.\.\.)?\s*$",
@@ -189,6 +191,8 @@ PROGRAMS = (
             "micro_batch_size": rf"(?m)^\s*(?:Overriding: )?batch_size = {COUNT}",
             "sequence_length": rf"(?m)^\s*(?:Overriding: )?block_size = {COUNT}",
             PRECISION: r"(?m)^\s*(?:Overriding: )?dtype = '?(\w+)",
+            "layers": r"(?m)^\s*(?:Overriding: )?n_layer = (\d+)",
+            "width": r"(?m)^\s*(?:Overriding: )?n_embd = (\d+)",
             MODEL: r"(?m)^number of parameters: (\S+)",
             COMPILED: r"(?m)^(compiling) the model",
         },
@@ -363,6 +367,9 @@ def _settings(text: str, program: Program) -> dict:
     said = said_in(text, program.header)
     settings = {name: _setting(name, said.pop(name)) for name in SETTINGS if name in said}
     tp, pp = said.pop("tp", None), said.pop("pp", None)
+    layers, width = said.pop("layers", None), said.pop("width", None)
+    if layers and width:
+        settings[SIZES] = f"{layers} layers, width {width}"
     if tp and pp:
         settings[STRATEGY] = f"tensor {tp}, pipeline {pp}"
     device, mesh, peak = (said.pop(name, None) for name in ("device_name", "mesh", "peak_flops"))

@@ -18,6 +18,7 @@ from testbed.audit.reported import (
     PASS,
     PRECISION,
     RECOMPUTED,
+    RESOLUTION,
     STATUS,
     STRATEGY,
     WARM_UP,
@@ -70,6 +71,12 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl",
                               "valid perplexity")),
     "train_loss": ("number", ("loss", "train loss", "training loss", "final loss", "final train loss")),
+    # of what was trained: more is better, and less is
+    "score": ("share", ("accuracy", "acc", "acc@1", "top 1", "top1", "top 1 acc", "top1 acc", "top 1 accuracy",
+                        "top1 accuracy", "val acc", "val accuracy", "validation accuracy", "test acc", "test accuracy",
+                        "eval accuracy", "bleu", "map", "m ap", "box map", "box ap", "miou", "m io u", "iou", "io u",
+                        "psnr", "f1", "rouge l", "mmlu", "hellaswag", "hella swag", "auc", "eval score", "win rate")),
+    "error": ("share", ("wer", "cer", "fid", "error rate", "top 1 error", "top1 error", "val error", "rmse", "mae")),
 }  # fmt: skip
 # what else a row says, in words: name -> its headings
 WORDS: dict[str, tuple[str, ...]] = {
@@ -87,6 +94,9 @@ WORDS: dict[str, tuple[str, ...]] = {
     DATA: ("dataset", "data"),
     PASS: ("pass", "phase", "workload", "task"),
     INSTRUMENTS: ("profiler", "profiling", "instrumentation"),
+    WARM_UP: ("warmup", "warm up", "warmup steps", "warm up steps", "warmup iters", "warmup iterations",
+              "warmup excluded", "warm up excluded", "incl. warmup", "includes warmup", "warmup included"),
+    RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop"),
 }  # fmt: skip
 RATES = ("token_rate", "device_token_rate", "sample_rate", "step_rate", "rate")
 TIMES = ("step_s", "time_s")
@@ -122,7 +132,9 @@ IN_WORDS = {
         INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
         r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking)\b",
         WARM_UP: r"([^|.;\n]{0,60}\b(?:warm-?ups?|warmed up|compilation|compile time|first epoch|cold start)\b"
-        r"[^|.;\n]{0,60})",
+        r"[^|.;\n]{0,60}|\b(?:in|ex)cl(?:ud\w+|\.)[^|.;\n]{0,40}\b(?:data ?load\w*|start-?up|set-?up|initiali[sz]ation"
+        r"|validation|evaluation|(?<!gradient )(?<!activation )checkpoint(?:s|ing)?|(?:data|disk) cach(?:e|ing))\b)",
+        RESOLUTION: r"\b(\d{2,4}) ?px\b|\bimages? (?:of )?(\d{2,4}) ?x ?\d{2,4}\b",
         RECOMPUTED: r"(?<!without )(?<!no )(?<!w/o )\b((?:activation|gradient)[- ]checkpointing|recompute)\b",
         PASS: r"\b(forward[- ]only|inference)\b",
         DATA: r"\b(synthetic)\b",
@@ -211,6 +223,8 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
         quantity = chosen.get(heading) or quantity_of(heading)
         if quantity is None and is_of_speed and _is_ratio_to(heading, cells):
             quantity = "speedup"
+        if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
+            quantity = None
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
         column = _column(heading, quantity, cells)
@@ -229,6 +243,15 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     columns += _said_around(table, columns)
     is_to_a_loss = _TO_A_LOSS.search(table.around) is not None
     return Grid(tuple(row.line for row in table.rows), tuple(columns), is_to_a_loss, footnotes, notes)
+
+
+def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:
+    """Return whether a column has scores, and no differences of them, another direction, or whole numbers alone, as
+    `acc` of accumulation has."""
+    is_difference = re.search(r"(?i)\bvs\b|\bover\b|relative|delta|\bgain|\bdrop|change", heading) is not None
+    arrow = "\N{DOWNWARDS ARROW}" if quantity == "score" else "\N{UPWARDS ARROW}"
+    are_counts = "%" not in heading and all(re.fullmatch(r"\d*|-+", plain(cell)) for cell in cells)
+    return not (is_difference or arrow in heading or are_counts)
 
 
 def by_unit(heading: str) -> tuple[str, float, str] | None:
@@ -318,8 +341,9 @@ def quantity_of(heading: str) -> str | None:
     name = name if name in _HEADING else re.sub(r"^(?:avg\.?|average|mean|median|measured|achieved|overall) ", "", name)
     name = re.sub(rf"^(?:{_DEVICES.lower()}) (?=gpus?$)", "", name)
     name = "gpus" if re.fullmatch(rf"(?:number of |of )?(?:{_DEVICES.lower()})s", name) else name
-    if name not in _HEADING and not unit:  # train hours
-        name, unit = _with_unit_behind(name)
+    if name not in _HEADING and not unit:  # train hours, and not GPU hours
+        words = _with_unit_behind(name)
+        name, unit = words if QUANTITIES.get(_HEADING.get(words[0], ""), ("time",))[0] == "time" else (name, unit)
     if name in ("step", "iter", "iteration") and unit in _SECONDS:
         return "step_s"
     name = name.rstrip(".") if name not in _HEADING else name

@@ -8,6 +8,7 @@ from pathlib import Path
 from testbed.audit.reported import Reported
 from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of
 from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables
+from testbed.audit.tables.prose import claims_in_text
 from testbed.audit.tables.side_by_side import side_by_side
 from testbed.errors import InputError
 
@@ -40,7 +41,9 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
         if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
             raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
     pairs = tuple(grid_of(each, {}) for table in tables for each in side_by_side(table))
-    details = {"grids": grids, "refused": refused, "pairs": pairs, "others": others}
+    is_page = path.suffix.lower() not in (".csv", ".tsv") and bool(grids or others)
+    said = claims_in_text(text, [*grids, *others]) if is_page else []
+    details = {"grids": grids, "refused": refused, "pairs": pairs, "others": others, "said": said}
     return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs or others else []
 
 

@@ -13,6 +13,7 @@ from testbed.audit.reported import (
     DEVICE,
     MODEL,
     PRECISION,
+    QUALITY,
     ROW,
     STATUS,
     STRATEGY,
@@ -23,6 +24,7 @@ from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid, plain
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
+LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
 SHOWN = 12  # rows that a refusal lists
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
          "step_rate": "steps/s"}  # fmt: skip
@@ -59,6 +61,8 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     failed = failure_of(grid, row)
     words[STATUS] = f"not measured: {failed}" if failed else "projected" if STATUS in words else ""
     words[BATCH] = str(count("any_batch") or "")
+    quality = next((name for name in ("score", "error") if value(name)), None)
+    words[QUALITY] = f"{_said(grid, quality, row)}" if quality else ""
     is_step = value("step_s") is not None
     ppl = value("perplexity")
     run = Reported(
@@ -72,7 +76,12 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
         device_name=words.pop(DEVICE, None),
-        details={"table": f"{item.name}:{grid.lines[0]}", "others": _others(grid, row), "note": grid.notes[row]},
+        details={
+            "table": f"{item.name}:{grid.lines[0]}",
+            "others": _others(grid, row),
+            "note": grid.notes[row],
+            "quality": _quality(grid, quality, value(quality)) if quality else None,
+        },
         settings={str(key): text for key, text in words.items() if text},
         world_size=devices_of(grid, row),
         val_loss=value("val_loss") or (math.log(ppl) if ppl else None),
@@ -81,6 +90,17 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         **{field: count(quantity) for field, quantity in COUNTS.items()},  # type: ignore[arg-type]
     )
     return Side(run.name, (run,))
+
+
+def _quality(grid: Grid, quantity: str, value: float | None) -> tuple[str, float]:
+    """Return the heading of a score or an error, and its figure: of an error below zero, so that more is better."""
+    column = grid.column(quantity)
+    return column.heading if column else "", (value or 0.0) * (-1 if quantity == "error" else 1)
+
+
+def _said(grid: Grid, quantity: str, row: int) -> str:
+    column = grid.column(quantity)
+    return f"{column.heading} {column.texts[row]}" if column else ""
 
 
 def _others(grid: Grid, row: int) -> dict[str, str]:
@@ -145,9 +165,9 @@ def failure_of(grid: Grid, row: int) -> str | None:
     results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
     of_status = [column for column in grid.columns if column.heading.lower() in ("status", "result", "outcome")]
     for column in grid.columns:
-        if column.quantity in ("val_loss", "train_loss", "perplexity") and _NO_LOSS.fullmatch(column.texts[row]):
+        if column.quantity in LEARNT and _NO_LOSS.fullmatch(column.texts[row]):
             return f"a loss of {column.texts[row]}"
-        if not column.quantity and "diverged" in column.texts[row].lower():
+        if column.quantity in (None, *LEARNT) and "diverged" in column.texts[row].lower():
             return column.texts[row]
     has_figures = any(column.figures[row] for column in results)
     looked_at = of_status if has_figures else grid.columns

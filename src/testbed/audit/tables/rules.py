@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from testbed.audit.conditions import (
     BATCHES,
     DECISIVE,
     DIFFERS,
+    LEARNS,
     OF_BOTH,
     OF_STRATEGY,
     SCALING,
@@ -26,12 +27,14 @@ from testbed.audit.conditions import (
     in_words,
     is_another_strategy,
     kind_of,
+    learns_worse,
     strategy_of,
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures
 from testbed.audit.reported import MODEL, STATUS, Claim, Reported
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid, is_reference
+from testbed.audit.tables.prose import text_claims_what_rows_show
 from testbed.audit.tables.rows import RATIOS, counts_nodes, devices_of, failure_of, side_of
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
@@ -355,7 +358,8 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
                 Rule.EQUAL_WORK, NOTE, f"{said}: of line {grid.lines[at]} it is said: {_short(grid.footnotes[at])}"
             )
     if name == "speedup":
-        yield from _contradicted(pair, found.get("loss"))
+        learnt = ("loss",) if _compares_models(grid) else LEARNS
+        yield from _contradicted(pair, [found[name] for name in learnt if name in found])
         yield from _more_devices(pair)
 
 
@@ -368,15 +372,17 @@ def _compares_models(grid: Grid) -> bool:
     return grid.columns[0].word == MODEL and grid.column("params") is not None
 
 
-def _contradicted(pair: Pair, loss: Condition | None) -> Iterator[Finding]:
+def _contradicted(pair: Pair, learnt: Sequence[Condition]) -> Iterator[Finding]:
     """Find a speed-up over 1 with a worse loss, or one that rates on equal devices contradict."""
     grid, row, reference = pair.grid, pair.row, pair.reference
     stated, said = grid.figure("speedup", row), _said(grid, "speedup", row)
     if stated is None:
         return
-    if loss and stated.low > 1 and loss.b > loss.a:  # type: ignore[operator]
-        message = f"{said} with loss {in_words(loss.b)} against {in_words(loss.a)}: {loss.effect}"
-        yield pair.finds(Rule.LOSSES, FAILS, message)
+    for each in learnt:
+        if stated.low > 1 and learns_worse(pair.claim, each):
+            heading = "loss " if each.name == "loss" else ""
+            message = f"{said} with {heading}{in_words(each.b)} against {in_words(each.a)}: {each.effect}"
+            yield pair.finds(Rule.LOSSES, FAILS, message)
     for name in ("token_rate", "sample_rate", "step_rate", "rate"):
         at, before = grid.figure(name, row), grid.figure(name, reference)
         if not at or not before or devices_of(grid, row) != devices_of(grid, reference):
@@ -487,4 +493,5 @@ TABLE_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
     whole_micro_batches,
     no_device_does_more_than_its_peak,
     rows_compare_with_their_reference,
+    text_claims_what_rows_show,
 )

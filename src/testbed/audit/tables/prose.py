@@ -1,0 +1,207 @@
+"""Answer what the text of a page claims of two rows of its tables: "Ours is 2.1x faster than DDP".
+
+Only a sentence with one speed-up, one comparison word and the names of two rows is read. It is found wrong where no
+table of the page carries it: its rows give less, or differ in what spoils a ratio and in more than their names say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.audit.answer import Answer, answer
+from testbed.audit.conditions import DIFFERS, OF_STRATEGY, in_words, is_another_strategy, kind_of
+from testbed.audit.finding import FAILS, Finding, Rule
+from testbed.audit.reported import Claim, Reported
+from testbed.audit.tables.columns import Grid, plain
+from testbed.audit.tables.rows import side_of
+
+SHORTEST_NAME = 3  # characters
+LONGEST_SENTENCE = 500
+ROUNDED, HEDGED = 0.05, 0.15  # by which rows may give less than "2x", and than "about 2x"
+_NUMBER = r"(?<![\w.,-])(\d{1,3}(?:\.\d{1,3})?)"
+_NO_SPEED = r"(?!mem|less|small|param|cheap|slow|fewer|larg|long|big|gpu|device|node|batch|context|cost|than|over)"
+_FACTOR = re.compile(
+    rf"{_NUMBER} ?x (?:{_NO_SPEED}[\w-]+ ){{0,3}}(?:as fast|faster|quicker|speed-?ups?|throughput)\b"
+    rf"|{_NUMBER} times (?:as fast|faster)\b"
+    rf"|\b(?:speed-?up|acceleration) of (?:\w+ ){{0,2}}{_NUMBER} ?x\b"
+    rf"|{_NUMBER} ?% (?:faster|(?:higher|more) (?:\w+ )?throughput)\b",
+    re.I,
+)
+OF_PERCENT = 4  # the last of the four
+_ABOUT = re.compile(r"(?i)(?:\b(?:nearly|almost|about|around|roughly|approximately|close to|some)|[~]) ?(?:an? )?$")
+_AT_MOST = re.compile(r"(?i)\b(?:up to|at most|as much as) ?(?:an? )?$")
+_COMPARED = re.compile(r"(?i)\b(?:than|over|compared (?:to|with)|versus|vs\.?|relative to|against)\b\.?")
+_BETWEEN = re.compile(r"(?i)(?: [\w-]+){0,2} ?[\"'*`(]?")  # "than the plain DDP"
+_SELF = re.compile(r"(?i)\b(?:we|our|ours|us|this|it)\b")
+# what is not said of these rows, or not of training, or not as a fact
+_OTHER = re.compile(
+    r"(?i)\bnot\b|n't|\b(?:could|should|might|may|would|if|expect\w*|estimat\w+|theor\w+|project(?:ed|ion)s?|claim\w*"
+    r"|papers?|reported?|inference|decod\w+|generat\w+|latency|sampling|data ?load\w*|load\w*|tokeniz\w+|preprocess\w*"
+    r"|kernels?|attention|backward|forward|all-?reduce|optimizer step|compil\w+|start\w*|checkpoint\w*)\b"
+)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A claim in words: `row` is `factor` times as fast as `reference`, in each of `places`.
+
+    Attributes:
+        slack: share by which the rows may give less; 1: only an upper bound is said.
+    """
+
+    line: int
+    factor: float
+    slack: float
+    places: tuple[tuple[Grid, int, int], ...]  # table, row, reference
+
+
+def claims_in_text(text: str, grids: Sequence[Grid]) -> list[Sentence]:
+    """Return the sentences of a page that compare two rows of a table, or "ours" with one of a table of two."""
+    found = []
+    for line, sentence in _sentences(text):
+        factor = None if _OTHER.search(sentence) else _factor_in(sentence)
+        if factor is not None:
+            rows = [(grid, *two) for grid in grids if (two := _rows_in(sentence, grid))]
+            if rows:
+                found.append(Sentence(line, *factor, tuple(rows)))
+    return found
+
+
+def text_claims_what_rows_show(item: Reported) -> Iterator[Finding]:
+    """Answer each claim of the text by the rows that it names; one table that carries it is enough."""
+    for said in item.details.get("said", ()):
+        wrong = [_fault(item, said, *place) for place in said.places]
+        if all(wrong):
+            grid, row, reference = said.places[0]
+            rule, words, instead = wrong[0]  # type: ignore[misc]
+            lines = f"lines {grid.lines[row]} and {grid.lines[reference]}"
+            message = f"the text says {said.factor:g}x of {lines}: {words}"
+            yield Finding(rule, (f"{item.name}:{said.line}",), message, FAILS, instead)
+
+
+def _fault(item: Reported, said: Sentence, grid: Grid, row: int, reference: int) -> tuple[Rule, str, str | None] | None:
+    """Return what two rows have against a claim: the rule, the words, and what would follow; None: nothing."""
+    claim = Claim(side_of(item, grid, reference), side_of(item, grid, row))
+    found = answer(claim)
+    question = found.in_question
+    if question is None:
+        return None
+    instead = found.instead[0].rstrip(".") if found.instead else None
+    if question.ratio < said.factor * (1 - said.slack) and said.slack < 1:
+        return Rule.FOLLOWS, f"their figures give {question.ratio_in_words} ({question.name})", instead
+    names = (_name_of(grid, reference), _name_of(grid, row))
+    if _is_what_is_compared(claim, found, names):
+        return None
+    reasons = [reason for reason in found.reasons if not reason.startswith(("B is slower", "No detectable"))]
+    if not reasons:
+        return None
+    words = re.sub(r"\b([AB]) is\b", lambda side: f"{names[side[1] == 'B']} is", " ".join(reasons[:2])).rstrip(".")
+    rule = Rule.LOSSES if "learns worse" in words else Rule.EQUAL_WORK
+    return rule, words[0].lower() + words[1:], instead
+
+
+def _is_what_is_compared(claim: Claim, found: Answer, names: tuple[str, str]) -> bool:
+    """Return whether all that spoils the ratio stands in the names of the rows: "H100 is 2x faster than A100"."""
+    spoiling = [each for each in found.conditions if each.spoils and each.state == DIFFERS]
+    if not spoiling:
+        return False
+    is_one_change = len(spoiling) == 1 and kind_of(claim) == OF_STRATEGY and not is_another_strategy(claim)
+    return is_one_change or all(
+        in_words(value).lower() in name
+        for each in spoiling
+        for value, name in zip((each.a, each.b), names, strict=True)
+    )
+
+
+def _sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each sentence outside tables and code, with the line that it begins in, without its markup."""
+    begin, is_code = 1, False
+    parts: list[str] = []
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        stripped = line.strip()
+        is_fence = stripped.startswith("```")
+        is_code ^= is_fence
+        ends = not stripped or is_code or is_fence or "|" in line
+        begins = ends or re.match(r"(?:[-*+>#]|\d+\.) ?", stripped) is not None
+        if begins and parts:
+            yield from _of_paragraph(parts, begin)
+            parts = []
+        if not ends:
+            begin = begin if parts else number
+            parts.append(stripped)
+            if stripped.startswith("#"):
+                yield from _of_paragraph(parts, begin)
+                parts = []
+
+
+def _of_paragraph(parts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
+    text = "\n".join(parts)
+    start = 0
+    for end in re.finditer(r"(?<!\bvs)(?<!\bincl)(?<!\bapprox)[.!?](?=\s|$)|$", text):
+        raw = text[start : end.end()]
+        if raw.strip() and len(raw) <= LONGEST_SENTENCE:
+            line = begin + text.count("\n", 0, start + len(raw) - len(raw.lstrip()))
+            yield line, plain(" ".join(raw.split()))
+        start = end.end()
+
+
+def _factor_in(sentence: str) -> tuple[float, float] | None:
+    """Return the only speed-up that a sentence gives, and by how much less the rows may give; None: none, or more."""
+    found = list(_FACTOR.finditer(sentence))
+    if len(found) != 1 or len(re.findall(r"\d ?x\b", sentence)) > 1:
+        return None
+    match = found[0]
+    group = next(number for number in range(1, 5) if match[number])
+    number = float(match[group])
+    factor = 1 + number / 100 if group == OF_PERCENT else number
+    before = sentence[: match.start(group)]
+    if factor <= 1:
+        return None
+    if _AT_MOST.search(before):
+        return factor, 1.0
+    last = 10.0 ** -len(match[group].partition(".")[2]) / (100 if group == OF_PERCENT else 1)
+    return factor, max(HEDGED if _ABOUT.search(before) else ROUNDED, 0.5 * last / factor)
+
+
+def _rows_in(sentence: str, grid: Grid) -> tuple[int, int] | None:
+    """Return the row that is said to be faster, and the one that it is compared with."""
+    words, named = sentence.lower(), _named_rows(sentence.lower(), grid)
+    compared = list(_COMPARED.finditer(words))
+    if len(compared) != 1 or not named or len({row for _, row in named}) > 2:
+        return None
+    between = _BETWEEN.match(words, compared[0].end())
+    last = between.end() if between else compared[0].end()
+    against = next((row for at, row in named if compared[0].end() <= at <= last), None)
+    others = {row for _, row in named} - {against}
+    if against is None or (not others and (len(grid.lines) != 2 or not _SELF.search(words[: compared[0].start()]))):
+        return None
+    return (others.pop() if others else 1 - against), against
+
+
+def _named_rows(words: str, grid: Grid) -> list[tuple[int, int]]:
+    """Return (place, row) of each name of a row in a sentence, longer names first; nothing where two rows share one."""
+    names: dict[str, set[int]] = {}
+    for row in range(len(grid.lines)):
+        cell = _name_of(grid, row)
+        for name in {cell, re.sub(r"\s*\([^()]*\)", "", cell).strip()}:
+            if len(name) >= SHORTEST_NAME and re.search("[a-z]", name):
+                names.setdefault(name, set()).add(row)
+    found = []
+    for name in sorted(names, key=len, reverse=True):
+        if name not in words:
+            continue
+        for match in re.finditer(rf"(?<![\w+-]){re.escape(name)}(?!\w|[+-]\w)", words):
+            if len(names[name]) > 1:
+                return []
+            (row,) = names[name]
+            found.append((match.start(), row))
+        words = words.replace(name, "_" * len(name))
+    return found
+
+
+def _name_of(grid: Grid, row: int) -> str:
+    """Return the words of a row's first cell; "" where that is a figure."""
+    first = grid.columns[0]
+    return "" if first.figures[row] or first.is_of_words else first.texts[row].lower()

@@ -1,0 +1,123 @@
+"""Claims in the text of a page, answered by the rows that they name."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from testbed.audit.claims import FAILS, audit
+from testbed.audit.finding import Rule
+
+TABLE = """
+| Method | GPUs | Batch size | tokens/s |
+|---|---|---|---|
+| DDP | 8 | 64 | 100,000 |
+| FlashTrain (ours) | 8 | 64 | 200,000 |
+| ZeRO-2 | 8 | 128 | 180,000 |
+"""
+
+
+def findings(tmp_path, text: str, table: str = TABLE):
+    path = tmp_path / "README.md"
+    path.write_text(f"# Fast training\n\n{text}\n{table}\n", encoding="utf-8")
+    return [each for each in audit([path]) if each.runs == (f"{path}:3",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("FlashTrain is 2.9x faster than DDP.", "their figures give 2x"),
+        ("FlashTrain is **2.9\N{MULTIPLICATION SIGN}** faster than `DDP`.", "their figures give 2x"),
+        ("Compared to DDP, FlashTrain reaches a speed-up of 2.9x on our cluster.", "their figures give 2x"),
+        ("FlashTrain has 190% higher throughput than plain DDP.", "their figures give 2x"),
+        ("FlashTrain vs. DDP: 2.9x training speedup.", "their figures give 2x"),
+        ("We see a 1.8x speedup of ZeRO-2 over DDP.", "batch size 64 against 128"),
+        ("ZeRO-2 is up to 1.9x faster than DDP!", "batch size 64 against 128"),
+        ("We ran on one node. Our tests show that\nFlashTrain is 3.5x faster than DDP.", "their figures give 2x"),
+    ],
+)
+def test_a_claim_that_its_rows_do_not_carry_is_found(tmp_path, text, said):
+    (finding,) = findings(tmp_path, text)
+    assert said in finding.message and finding.severity == FAILS
+    assert finding.rule == (Rule.FOLLOWS if "figures give" in finding.message else Rule.EQUAL_WORK)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FlashTrain is 2x faster than DDP.",
+        "FlashTrain is 2.0 times faster than DDP.",
+        "FlashTrain is 100% faster than DDP.",
+        "FlashTrain is almost 2.2x faster than DDP.",  # hedged, and near
+        "FlashTrain is 1.5x faster than DDP.",  # less than it is
+        "FlashTrain is over 1.8x faster than DDP.",
+        "FlashTrain is up to 2.9x faster than DDP.",
+        "FlashTrain is 2-3x faster than DDP.",
+        "FlashTrain needs 2.9x less memory than DDP, and is faster.",
+        "FlashTrain is 2.9x faster.",  # than what?
+        "Inference of FlashTrain is 2.9x faster than DDP.",
+        "The backward pass of FlashTrain is 2.9x faster than DDP's.",
+        "We expect FlashTrain to be 2.9x faster than DDP on H100.",
+        "The paper claims that FlashTrain is 2.9x faster than DDP.",
+        "FlashTrain is not 2.9x faster than DDP.",
+        "FlashTrain, DDP and ZeRO-2: 2.9x faster than others.",
+        "FlashTrain is 2.9x faster than Megatron.",
+        "FlashTrain is 2.9x faster than Megatron and leaner than DDP.",
+        "FlashTrain is 2.9x faster than DDP+compile.",
+        "FlashTrain is 2x faster than DDP, or 2.9x with dropout.",  # two figures
+        "FlashTrain on 2.9x larger batches is faster than DDP.",
+    ],
+)
+def test_other_sentences_are_left_alone(tmp_path, text):
+    assert findings(tmp_path, text) == []
+
+
+def test_code_is_no_claim(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(f"# Fast\n```\nFlashTrain is 2.9x faster than DDP.\n```\n{TABLE}")
+    assert [each for each in audit([path]) if "the text says" in each.message] == []
+
+
+def test_of_a_table_of_two_rows_our_own_needs_no_name(tmp_path):
+    two = "\n".join(TABLE.splitlines()[:5])
+    (finding,) = findings(tmp_path, "We train 2.9x faster than DDP.", two)
+    assert "their figures give 2x" in finding.message
+    for text in ("We are 2x faster than PyTorch DDP.", "Apex is 3x faster than DDP.", "A 2x speedup of FlashTrain.",
+                 "We are 2.9x faster than Megatron."):  # fmt: skip
+        assert findings(tmp_path, text, two) == [], text
+
+
+def test_a_name_that_two_rows_have_names_none(tmp_path):
+    twice = TABLE.replace("ZeRO-2", "DDP")
+    assert findings(tmp_path, "FlashTrain is 2.9x faster than DDP.", twice) == []
+
+
+def test_one_of_several_tables_that_carries_a_claim_is_enough(tmp_path):
+    fast = TABLE.replace("200,000", "290,000")
+    assert findings(tmp_path, "FlashTrain is 2.9x faster than DDP.", f"{TABLE}\n## On another machine\n{fast}") == []
+
+
+def test_what_the_names_of_the_rows_say_is_what_is_compared(tmp_path):
+    devices = "| GPU | Batch size | tokens/s |\n|---|---|---|\n| A100 | 64 | 100 |\n| H100 | 64 | 210 |\n"
+    assert findings(tmp_path, "H100 is 2.1x faster than A100.", devices) == []
+    (finding,) = findings(tmp_path, "H100 is 2.1x faster than A100.", devices.replace("| 64 | 210", "| 128 | 210"))
+    assert "batch size 64 against 128" in finding.message.lower()
+
+
+def test_a_line_after_a_heading_and_items_of_a_list_are_sentences_of_their_own(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(
+        f"# Results\nFlashTrain is 2.9x faster than DDP.\n- one\n  - ZeRO-2 is 1.8x faster than DDP\n{TABLE}"
+    )
+    found = [each.runs[0].rpartition(":")[2] for each in audit([path]) if "the text says" in each.message]
+    assert found == ["2", "4"]
+
+
+def test_a_long_page_takes_no_quadratic_time(tmp_path):
+    for text in ("Foo is 2x faster. " * 20_000, "a " * 400_000, "FlashTrain is 2.9x faster than " * 20_000):
+        path = tmp_path / "README.md"
+        path.write_text(f"{text}\n{TABLE}")
+        start_s = time.perf_counter()
+        audit([path])
+        assert time.perf_counter() - start_s < 10
