@@ -78,6 +78,8 @@ def add_flags_of_the_subject(parser: FlagParser) -> None:
     windows = "windows to read, from the first on; 0 = all (default: 65,536 tokens of them)"
     flag("--max_windows", type=not_negative, metavar="N", help=windows)
     flag("--bleu", type=Path, metavar="PAIRS.jsonl", help="prompts with references: corpus score of greedy answers")
+    choice = 'accuracy on {"ctx": TEXT, "endings": [TEXT, ...], "label": N} per line, as HellaSwag has them'
+    flag("--multiple_choice", type=Path, metavar="FILE.jsonl", help=choice)
     flag("--bleu_max_new_tokens", type=positive, metavar="TOKENS", help="longest answer (default: 64)")
 
 

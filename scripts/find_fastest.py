@@ -42,6 +42,7 @@ DEFAULT_RUN_TYPES = [name for name, entry in STRATEGIES.items() if entry.equals_
 MADE_UP_TOKENS = 2_000_000  # enough for a step of any batch that is usual
 OF_A_SHORT_RUN = (
     "max_train_steps",
+    "max_tokens",
     "epochs",
     "save_at_end",
     "warmup_steps",
@@ -145,12 +146,13 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
 @contextlib.contextmanager
 def token_files_of(request: Request, may_be_missing: bool) -> Iterator[Request]:
     """Yield the request; where nothing is to run and its token files are missing, with others of made-up tokens."""
+    from testbed.data.shards import is_at_hand
     from testbed.experiments.made_up_tokens import write_made_up_tokens
     from testbed.model.shape import MODEL_SIZES
 
     flags = ("--train_data_path", "--val_data_path")
     places = [request.shared.index(flag) + 1 for flag in flags if flag in request.shared]
-    missing = [request.shared[place] for place in places if not Path(request.shared[place]).exists()]
+    missing = [request.shared[place] for place in places if not is_at_hand(Path(request.shared[place]))]
     if not (may_be_missing and missing):
         yield request
         return

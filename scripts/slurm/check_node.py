@@ -28,6 +28,7 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
     try:
         from testbed.config.flags import parse_command_line
         from testbed.config.run_types import STRATEGIES
+        from testbed.data.shards import is_at_hand
 
         values = parse_command_line(flags).values
     except ModuleNotFoundError as error:
@@ -39,7 +40,7 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
     yield from _missing_packages(values["run_type"], STRATEGIES[values["run_type"]].engine)
     for name in ("train_data_path", "val_data_path"):
         path = Path(values[name])
-        if not path.is_file() or not os.access(path, os.R_OK):
+        if not is_at_hand(path) or (path.is_file() and not os.access(path, os.R_OK)):
             yield (
                 f"--{name} {path.absolute()} is not a readable file here; make it (download_data.py, "
                 "preprocess_small.py), or put it on a file system that the nodes share"

@@ -71,15 +71,19 @@ def read_json(path: Path, name: str | None = None) -> Any:
         name: what the file is called in the sentence (default: its path).
     """
     name = str(path) if name is None else name
+    return parse_json(read_whole(path, name), name)
+
+
+def read_whole(path: Path, name: str) -> bytes:
+    """Return the bytes of a regular file. InputError, one sentence that begins with `name`, when it cannot be read."""
     try:
-        content = read_regular(Path(path))
+        return read_regular(Path(path))
     except FileNotFoundError:
         raise InputError(f"{name} {missing(Path(path))}") from None
     except IsADirectoryError:
         raise InputError(f"{name} is a folder, not a file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return parse_json(content, name)
 
 
 class _TwoKeys(Exception):

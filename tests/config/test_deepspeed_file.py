@@ -221,7 +221,7 @@ def test_all_that_cannot_be_taken_is_said_at_once(tmp_path):
     assert f"holds {len(named)} things that cannot be taken: (1) " in message
     faults = [fault for part in content for fault in faults_of_keys({part: content[part]}) if part != "scheduler"]
     assert [place for place in named[:-3] if not any(place in fault for fault in faults)] == []
-    for way_out in ("--tensorboard", "--profile", "--save_every", "--activation_checkpointing", "--log_collectives"):
+    for way_out in ("--track", "--profile", "--save_every", "--activation_checkpointing", "--log_collectives"):
         assert any(way_out in fault for fault in faults)
 
 

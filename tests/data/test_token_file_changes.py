@@ -101,7 +101,7 @@ def test_a_file_whose_data_are_the_same_is_read_on(tmp_path, monkeypatch, name, 
     windows = Windows(file, 8)
     expected = windows.read([0, 1], 2)
     monkeypatch.setattr(
-        "testbed.data.token_file.scan_token_file", lambda file: readings.append(1) or scan_token_file(file)
+        "testbed.data.token_file.scan_token_file", lambda file, **_: readings.append(1) or scan_token_file(file)
     )
     do(tmp_path / name)
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_a_file_that_somebody_goes_on_writing_to_is_not_read_on(tmp_path, monkey
     path = write(tmp_path / "a.bin", [range(20)])
     windows, moments = Windows(read_once(path), 4), itertools.count(1)
 
-    def scan(file):
+    def scan(file, **_):
         found = scan_token_file(file)
         os.utime(path, ns=(0, next(moments)))
         return found

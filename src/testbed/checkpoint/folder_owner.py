@@ -26,6 +26,7 @@ from testbed.run_folder import (
     PREEMPTED,
     PROFILER_LOGS,
     TENSORBOARD,
+    TRACKERS,
 )
 from testbed.run_folder.reuse import held_files
 
@@ -66,7 +67,7 @@ def check_places(directory: Path) -> None:
         InputError: one sentence: a folder of ours is a link to elsewhere, or a file of ours is a folder.
     """
     check_link(directory)
-    for name in (BEST, PROFILER_LOGS, TENSORBOARD):
+    for name in (BEST, PROFILER_LOGS, TENSORBOARD, TRACKERS):
         if (directory / name).is_symlink():
             raise InputError(
                 f"--checkpoint_path {directory}: {name} is a link to {(directory / name).readlink()}, and a run writes "

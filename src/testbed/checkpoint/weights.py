@@ -90,6 +90,20 @@ def export_weights(
     tokenizer: str | None,
     tokenizer_text: str | None = None,
 ) -> None:
+    """Write the weights of a run, as `write_weights` does."""
+    dropout = settings.model.dropout
+    write_weights(directory, state_dict, settings.shape, dropout, end_of_text_id, tokenizer, tokenizer_text)
+
+
+def write_weights(
+    directory: Path,
+    state_dict: dict[str, torch.Tensor],
+    shape: ModelShape,
+    dropout: float,
+    end_of_text_id: int | None,
+    tokenizer: str | None,
+    tokenizer_text: str | None = None,
+) -> None:
     """Write a folder that `GPT2LMHeadModel.from_pretrained` opens. The vocabulary is the real one, without padding.
 
     Args:
@@ -99,7 +113,6 @@ def export_weights(
     Raises:
         OSError: the disk does not take them; what was there before is whole.
     """
-    shape = settings.shape
     directory.mkdir(exist_ok=True)  # and not its parents: the folder of a run that has vanished is not made again
     with replacing(directory / "model.safetensors") as temporary:
         temporary.touch()
@@ -113,7 +126,7 @@ def export_weights(
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": "gelu_new",  # their name for the tanh form
-        **shape.as_transformers(settings.model.dropout),
+        **shape.as_transformers(dropout),
         "layer_norm_epsilon": 1e-5,
         "initializer_range": 0.02,
         "bos_token_id": end_of_text_id,

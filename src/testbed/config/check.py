@@ -26,10 +26,12 @@ from testbed.config.schedule import (
     check_data_suffices,
     count_steps,
     learning_rate_marks,
+    one_length,
     options_of_optimizer,
     peak_learning_rate,
 )
 from testbed.config.settings import CheckedRun, Origin, Plan, RunSettings
+from testbed.config.tracker_names import check_installed, trackers_of
 from testbed.config.trained_run import as_trained
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
@@ -119,6 +121,7 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     values |= options_of_optimizer(values, asked.typed)
     values, mesh = spread_over_ranks(values, launch.world_size)
     check_data_suffices(values, train_file, val_file)
+    values |= one_length(values, asked.typed)
     steps_per_epoch, total_steps = count_steps(values, train_file)
     values |= learning_rate_marks(values, total_steps, deepspeed_file.open_end if deepspeed_file else None)
     values |= {"threads_per_rank": values["threads_per_rank"] or _default_threads(launch)}
@@ -224,5 +227,4 @@ def _check_files_and_measuring(settings: RunSettings) -> None:
         )
     if settings.compute.matmul == "fp8" and importlib.util.find_spec("torchao") is None:
         raise InputError("--matmul fp8 needs the package torchao; install it with pip install -e '.[fp8]'")
-    if measuring.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise InputError("--tensorboard needs the package tensorboard; install it with pip install tensorboard")
+    check_installed(trackers_of(measuring.track, measuring.tensorboard))

@@ -118,7 +118,7 @@ _ROWS: tuple[tuple[What, str, str], ...] = (
     ("refused", "DeepSpeed's own recomputation is not used; give --activation_checkpointing",
      "activation_checkpointing. partition_activations contiguous_memory_optimization cpu_checkpointing profile "
      "synchronize_checkpoint_boundary number_checkpoints"),
-    ("refused", "the testbed records every run itself, and writes only into its folder; give --tensorboard",
+    ("refused", "the testbed records every run itself, and writes only into its folder; give --track",
      "tensorboard wandb csv_monitor comet monitor_config dump_state"),
     ("refused", "it would wait for the device inside the step; give --profile",
      "flops_profiler memory_breakdown wall_clock_breakdown timers"),

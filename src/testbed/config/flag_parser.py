@@ -27,6 +27,7 @@ _THEIRS = {
     "--max_position_embeddings": "n_positions n_ctx",
     "--max_train_steps": "max_iters max_steps train_iters steps num_steps num_iterations total_steps iterations iters "
     "num_train_steps training.steps",
+    "--max_tokens": "train_tokens num_tokens token_budget total_tokens target_tokens max_train_tokens",
     "--eval_every": "eval_interval eval_steps eval_strategy evaluation_strategy val_check_interval val_every "
     "val_loss_every eval_freq validation.freq",
     "--max_val_steps": "eval_iters eval_batches limit_val_batches val_max_steps",
@@ -85,8 +86,10 @@ _THEIRS = {
     "--async_mode async": "async_save checkpoint.async_mode",
     "--stop_at_step": "exit_interval",
     "--eval_only": "do_eval test_only",
-    "--tensorboard": "wandb wandb_log wandb_project wandb_run_name use_wandb report_to tensorboard_dir log_dir "
-    "use_tensorboard metrics.enable_tensorboard metrics.enable_wandb enable_wandb",
+    "--tensorboard": "tensorboard_dir log_dir use_tensorboard metrics.enable_tensorboard",
+    "--track": "report_to logger loggers tracker trackers log_with",
+    "--track wandb": "wandb wandb_log wandb_project wandb_run_name use_wandb metrics.enable_wandb enable_wandb",
+    "--track mlflow": "mlflow use_mlflow mlflow_tracking_uri",
     "--profile": "wall_clock_breakdown enable_profiling profiling.enable_profiling profiler flops_profiler",
     "--collective_timeout": "ddp_timeout distributed_timeout_minutes nccl_timeout dist_timeout",
     "--run_type": "strategy distributed_strategy parallelism",

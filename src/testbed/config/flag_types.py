@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
 from typing import TypeVar
 
 AUTO = "auto"
@@ -43,6 +44,18 @@ def positive(text: str) -> int:
 
 def positive_or_auto(text: str) -> int | str:
     return text if text == AUTO else positive(text)
+
+
+def token_count(text: str) -> int:
+    """Return a number of tokens: 10B, 500M, 2.5e9, 1_000_000."""
+    factor = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:].lower())
+    try:
+        number = Decimal(text[:-1] if factor else text) * (factor or 1)  # floats would round 16.1k up
+    except InvalidOperation:
+        number = Decimal(0)
+    if not number.is_finite() or not 1 <= number <= LARGEST_COUNT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens from 1 upwards, such as 500M or 10B")
+    return math.ceil(number)
 
 
 def on_off_or_auto(text: str) -> bool | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from testbed.config.config_file import read_config
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag import Flag
 from testbed.config.flag_parser import FlagParser
@@ -26,6 +27,7 @@ DATA_SHA256 = "data_sha256"  # in effective_config.json, beside the flags
 # What --resume does not take from the run's record: where the run lies now, where this start is to stop, and what only
 # measured an earlier start.
 _NOT_TAKEN = frozenset({"run_type", "checkpoint_path", "stop_at_step"}) | flags_where(lambda flag: flag.is_instrument)
+_LENGTHS = frozenset({"max_train_steps", "max_tokens"})  # of which one says how long to train
 _TAKEN = flags_where(lambda flag: bool(flag.field) and flag.recorded and not flag.of_one_start) - _NOT_TAKEN
 
 
@@ -94,10 +96,10 @@ def _typed(arguments: list[str]) -> set[str]:
 
 
 def _read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read settings from JSON, check each like its flag, and return them with the hashes of the recorded data."""
-    content = read_json(path, f"--config {path}")
+    """Read settings, check each like its flag, and return them with the hashes of the recorded data."""
+    content = read_config(path, f"--config {path}")
     if not isinstance(content, dict):
-        raise InputError(f"--config {path} must hold one JSON object of flag names and values")
+        raise InputError(f"--config {path} must hold flag names and values, as one object of JSON has them")
     check_no_secret(f"--config {path}", content)
     checked, sha256 = {}, content.pop(DATA_SHA256, None) or {}
     if not isinstance(sha256, dict) or any(not isinstance(value, str) for value in sha256.values()):
@@ -107,6 +109,10 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if flag is None or flag.of_one_start:
             raise InputError(
                 f"--config {path}: {name!r} is not a setting; the names are those of the flags, see --help"
+            )
+        if isinstance(value, dict | list):
+            raise InputError(
+                f"--config {path}: {name} is a section or a list; write each flag by itself, with one value"
             )
         checked[name] = checked_like_a_flag(flag, value, f"--config {path}: {name}")
     return checked, sha256
@@ -202,6 +208,8 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
     }
     if "tensor_parallel_size" in asked.explicit and asked.values["tensor_parallel_size"] == 1:
         taken.pop("sequence_parallel", None)  # of the tensor ranks that the run had
+    if asked.explicit & _LENGTHS:
+        taken = {name: value for name, value in taken.items() if name not in _LENGTHS}
     taken["run_type"] = run_type
     return asked.configured_with(taken), file
 

@@ -203,7 +203,12 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         fault = not_a_folder(folder)
         kinds = "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder"
-        raise InputError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds} with config.json and model.safetensors")
+        way_out = ""
+        if folder.is_file() and folder.suffix.lower() in (".pt", ".bin"):
+            way_out = f"; make one of it with: python scripts/convert_checkpoint.py --from {folder} --to DIR"
+        raise InputError(
+            f"{name} {f'{fault}, and ' if fault else ''}is {kinds} with config.json and model.safetensors{way_out}"
+        )
     config = read_json(config_file, f"{name}: config.json")
     if not isinstance(config, dict):
         raise InputError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")

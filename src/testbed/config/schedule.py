@@ -7,6 +7,7 @@ the first rule that is broken.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,10 +86,25 @@ def _check_holds(number: int, needed: str, name: str, file: TokenFile, sequence:
     raise InputError(f"{name} holds {found} {holds}, fewer than {needed}; {shorter}, or {way_out}")
 
 
+def one_length(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, int | None]:
+    """Return --max_train_steps and --max_tokens, at most one of them set: of two, the one on the command line."""
+    names = ("max_train_steps", "max_tokens")
+    if None in [values[name] for name in names]:
+        return {name: values[name] for name in names}
+    if len(typed & {*names}) != 1:
+        said = " and ".join(f"--{name} {values[name]}" for name in names)
+        raise InputError(f"{said} both say how long to train; give one of them")
+    return {name: values[name] if name in typed else None for name in names}
+
+
 def count_steps(values: Mapping[str, Any], train_file: TokenFile) -> tuple[int, int]:
-    """Return the optimizer steps of an epoch and of the whole run. --max_train_steps wins over --epochs."""
+    """Return the optimizer steps of an epoch and of the whole run. --max_train_steps and --max_tokens win over
+    --epochs."""
+    steps = values["max_train_steps"]
+    if values["max_tokens"]:
+        steps = math.ceil(values["max_tokens"] / (values["global_batch_size"] * values["seq_length"]))
     steps_per_epoch = num_windows(train_file, values["seq_length"]) // values["global_batch_size"]
-    total = values["max_train_steps"] or steps_per_epoch * values["epochs"]
+    total = steps or steps_per_epoch * values["epochs"]
     if (values["stop_at_step"] or 0) > total:
         raise InputError(
             f"--stop_at_step {values['stop_at_step']} is after the run's last step, {total}; leave it out, or give "

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from testbed.config.flag import OF_RUN_TYPE, Filled, Flag, Kind, Resume, flag, row
 from testbed.config.flag_types import bucket_size, not_negative, on_off_or_auto, positive, sample_length, thread_count
+from testbed.config.tracker_names import tracker_names
 
 WORK, PARALLELISM, EXECUTION, OUTPUT = Kind.WORK, Kind.PARALLELISM, Kind.EXECUTION, Kind.OUTPUT
 
@@ -193,8 +194,13 @@ class Measuring:
         "instrumented",
         OUTPUT, default=False, is_instrument=True)
     tensorboard: bool = flag(
-        "log loss, gradient norm, learning rate, step time and tokens/s to DIR/tensorboard",
+        "as --track tensorboard",
         OUTPUT, default=False)
+    track: str | None = flag(
+        "send loss, gradient norm, learning rate, tokens, step time and tokens/s of each step, validation losses, flags and "
+        "files to these, with commas: tensorboard, wandb, mlflow, trackio. Without credentials or an address they write "
+        "into DIR/tensorboard and DIR/trackers (default: none)",
+        OUTPUT, type=tracker_names, metavar="NAMES")
     sample_prompt: str = flag(
         "prompt of the text generated at the end (default: %(default)r)",
         OUTPUT, default="import ", metavar="TEXT")

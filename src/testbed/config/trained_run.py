@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed.data.shards import is_at_hand
 from testbed.io import read_json
 from testbed.run_folder import METRICS
 
@@ -65,7 +66,7 @@ def as_trained(values: Mapping[str, Any], explicit: frozenset[str]) -> dict[str,
     if explicit.intersection(_SAY_THE_BATCH):
         taken.pop("global_batch_size", None)
     for name in ("train_data_path", "val_data_path"):
-        if name in taken and not _is_file(taken[name]):
+        if name in taken and not is_at_hand(Path(taken[name])):
             del taken[name]
     is_gone = "train_data_path" in trained and "train_data_path" not in taken
     if "train_data_path" not in explicit and ("val_data_path" in explicit or is_gone):
@@ -130,13 +131,6 @@ def _val(both: Any, kind: type) -> Any:
     """Return the entry of the validation file; None if it is missing or not of this type."""
     value = both.get("val") if isinstance(both, dict) else None
     return value if type(value) is kind else None
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return Path(path).is_file()
-    except OSError:  # in a folder that may not be entered, or a name too long
-        return False
 
 
 def _is_count(value: Any) -> bool:

@@ -16,6 +16,7 @@ from testbed.config.flag_types import (
     positive_or_auto,
     share,
     steps_ahead,
+    token_count,
     waiting_time,
 )
 from testbed.config.run_types import REFERENCE, STRATEGIES, WITH_AUTOMATIC_MICRO_BATCH
@@ -38,8 +39,9 @@ class Training:
         + "; auto = what --choice or else the plan says is fastest, see docs/find_fastest.md (default: %(default)s)",
         PARALLELISM, choices=[*STRATEGIES, "auto"], default=REFERENCE, in_config="run_type")
     config: ClassVar[Flag] = row(
-        "settings from a file, such as a run's effective_config.json; flags win over it (default: none)",
-        OUTPUT, metavar="FILE.json", of_one_start=True)
+        "settings from a file of flag names and values: JSON, such as a run's effective_config.json, TOML or YAML; flags win "
+        "over it (default: none)",
+        OUTPUT, metavar="FILE", of_one_start=True)
     choice: ClassVar[Flag] = row(
         "with --run_type auto: what scripts/find_fastest.py wrote; refused if it is for other work, ranks or devices "
         "(default: checkpoint/fastest/choice.json, passed over if it does not fit)",
@@ -50,6 +52,9 @@ class Training:
     max_train_steps: int | None = flag(
         "train this many optimizer steps, however many epochs they are; the schedule is planned for them (default: --epochs)",
         WORK, type=positive, metavar="STEPS", in_config="max_train_steps", compared_as="total_steps")
+    max_tokens: int | None = flag(
+        "train on this many tokens, such as 500M or 10B, rounded up to whole optimizer steps, in place of --max_train_steps (default: --epochs)",
+        WORK, type=token_count, metavar="TOKENS", compared_as="total_steps")
     stop_at_step: int | None = flag(
         "stop after this optimizer step, with the schedule of the whole run (default: do not)",
         WORK, type=positive, metavar="STEP", resume=Resume.FREE, in_config="stop_at_step", compared_as="optimizer_steps")
@@ -119,10 +124,10 @@ class Data:
     """data"""
 
     train_data_path: str = flag(
-        "training tokens (default: %(default)s)",
+        "training tokens; a pattern such as 'fineweb/*train*.bin' takes many files as one (default: %(default)s)",
         WORK, default="train_small.bin", metavar="FILE.bin", resume=Resume.FREE, compared_as="train_data_sha256", is_task=True, varies=True)
     val_data_path: str = flag(
-        "validation tokens (default: %(default)s)",
+        "validation tokens; a pattern likewise (default: %(default)s)",
         WORK, default="val_small.bin", metavar="FILE.bin", resume=Resume.FREE, compared_as="val_data_sha256", is_task=True, varies=True)
     seq_length: int = flag(
         "tokens per sequence (default: %(default)s)",

@@ -32,9 +32,9 @@ class DiskArray:
             (`look`, `is_touched`) has another size.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype | type, length: int):
-        """Args: length: items that the file must hold, as its size says."""
-        self.path, self.dtype, self._length = path, np.dtype(dtype), length
+    def __init__(self, path: Path, dtype: np.dtype | type, length: int, header_bytes: int = 0):
+        """Args: length: items that the file must hold behind its header, as its size says."""
+        self.path, self.dtype, self._length, self._header_bytes = path, np.dtype(dtype), length, header_bytes
         self._file = open_regular(path)
         try:
             self._accepted = self.look()
@@ -70,7 +70,7 @@ class DiskArray:
         """Times of the last change in ns: of the data, which anybody can set, and the kernel's own, which also a new
         name or new permissions change. FileChanged: the size is another."""
         found = os.fstat(self._file.fileno())
-        if found.st_size != self._length * self.dtype.itemsize:
+        if found.st_size != self._header_bytes + self._length * self.dtype.itemsize:
             raise self.changed("its size is another")
         return found.st_mtime_ns, found.st_ctime_ns
 
@@ -79,7 +79,7 @@ class DiskArray:
         self._accepted = times
 
     def _read(self, start: int, length: int) -> np.ndarray:
-        wanted, offset = length * self.dtype.itemsize, start * self.dtype.itemsize
+        wanted, offset = length * self.dtype.itemsize, self._header_bytes + start * self.dtype.itemsize
         try:
             data = os.pread(self._file.fileno(), wanted, offset)
             while len(data) < wanted:  # no call gives more than 2 GiB

@@ -2,7 +2,8 @@
 
 `train_small.bin` has no header: little-endian uint16 ids (uint32 when the vocabulary has more than 65,536 tokens), an
 end-of-text id after every document. `train_small.json` next to it is the sidecar. A .bin without a sidecar is read as
-GPT-2 uint16, which is what nanoGPT and its descendants write.
+GPT-2 uint16, which is what nanoGPT and its descendants write; behind the header of llm.c where it has that. A pattern
+such as `dir/*.bin` names many of them (shards.py).
 
 In a file of pairs (format version 2) every document is a prompt and its reference, and `train_pairs.targets.bin` has a
 byte per token: 1 for what is to be learned, 0 for what is only read. A program that knows no targets would learn the
@@ -14,6 +15,7 @@ Numpy and the standard library only, so that every program can look at a token f
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -26,7 +28,15 @@ from typing import Any
 
 import numpy as np
 
-from testbed.data.disk_array import DiskArray
+from testbed.data.disk_array import DiskArray, FileChanged
+from testbed.data.shards import (
+    ShardedArray,
+    Tokens,
+    have_room_for_files,
+    is_pattern,
+    paths_of_shards,
+    scan_shards,
+)
 from testbed.data.sidecar import (
     FORMAT_VERSION,
     FORMAT_VERSION_WITH_TARGETS,
@@ -41,6 +51,7 @@ from testbed.data.sidecar import (
 from testbed.errors import InputError, one_line
 from testbed.io import holds_text, missing, not_a_file, open_regular, replacing
 
+LLMC_MAGIC, LLAMA_MAGIC, LLMC_HEADER_BYTES = (20240520, 1), 20240801, 1024  # and its version; see `_header_of_llmc`
 CLOCK_TICK_S = 0.05  # the clock that stamps files ticks every 1 to 10 ms
 MOST_READINGS = 3  # of a file that is touched meanwhile
 _PAIRS_AGAIN = f"make both again with: {HOW_TO_MAKE_PAIRS}"
@@ -60,7 +71,7 @@ class TokenFile:
     """
 
     path: Path
-    tokens: DiskArray  # (num_tokens,) read-only
+    tokens: Tokens  # (num_tokens,) read-only
     vocab_size: int
     tokenizer: str | None
     tokenizer_file: Path | None
@@ -70,6 +81,12 @@ class TokenFile:
     targets: DiskArray | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
     targets_sha256: str | None = None
     data_sha256: str | None = None
+
+    @property
+    def listing(self) -> list[str]:
+        """Return the names of its files, in order."""
+        files = self.tokens.shards if isinstance(self.tokens, ShardedArray) else [self]
+        return [file.path.name for file in files]
 
     @functools.cached_property
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
@@ -95,7 +112,7 @@ class TokenFile:
         for _ in range(MOST_READINGS):
             times = [array.look() for array in arrays]
             time.sleep(CLOCK_TICK_S)  # or a write after the reading could leave the same times
-            if scan_token_file(self).data_sha256 != self.data_sha256:
+            if _data_sha256_again(self, touched[0]) != self.data_sha256:
                 raise touched[0].changed("it was written to, and its data are others")
             if times == [array.look() for array in arrays]:
                 for array, seen in zip(arrays, times, strict=True):
@@ -312,6 +329,8 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     off inside a token, or disagrees with its sidecar.
     """
     path = Path(path)
+    if is_pattern(path):
+        return _open_shards(path, flag)
     num_bytes, sidecar_file = _size_of(path, flag), sidecar_path(path)
     has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
     if not has_sidecar and os.path.lexists(targets_path(path)):  # else the prompts would be learned too
@@ -323,6 +342,8 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         raise InputError(f"{flag} {path} says which tokens of a file are learned; name the .bin next to it")
     fields = read_sidecar(sidecar_file, flag) if has_sidecar else gpt2_fields()
     dtype = np.dtype(fields["dtype"]).newbyteorder("<")
+    header_bytes = 0 if has_sidecar else _header_of_llmc(path, num_bytes, flag)
+    num_bytes -= header_bytes
     if num_bytes % dtype.itemsize:
         raise InputError(
             f"{flag} {path} has {num_bytes} bytes, not a multiple of the {dtype.itemsize} bytes of a token: "
@@ -337,7 +358,7 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     targets_file = fields["targets_file"]
     return TokenFile(
         path=path,
-        tokens=DiskArray(path, dtype, num_tokens),
+        tokens=DiskArray(path, dtype, num_tokens, header_bytes),
         vocab_size=fields["vocab_size"],
         tokenizer=fields["tokenizer"],
         tokenizer_file=None if fields["tokenizer_file"] is None else path.parent / fields["tokenizer_file"],
@@ -347,6 +368,69 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         targets=None if targets_file is None else _open_targets(path.parent / targets_file, num_tokens, flag),
         targets_sha256=fields["targets_sha256"],
     )
+
+
+def _data_sha256_again(token_file: TokenFile, touched: Tokens) -> str:
+    """Return the hash of a file that was touched. FileChanged: it is no longer what it was."""
+    try:
+        return scan_token_file(token_file, remembers=False).data_sha256
+    except FileChanged:
+        raise
+    except InputError as error:  # of a shard
+        raise touched.changed(str(error)) from None
+
+
+def _header_of_llmc(path: Path, num_bytes: int, flag: str) -> int:
+    """Return the bytes of the header that llm.c and modded-nanogpt write, 256 int32 (llm.c, dev/data/data_common.py):
+    0 where there is none. InputError: it counts other tokens than the file holds."""
+    if num_bytes < LLMC_HEADER_BYTES:
+        return 0
+    with open_regular(path) as file:
+        magic, version, counted = np.frombuffer(file.read(12), "<i4").tolist()
+    if magic == LLAMA_MAGIC:
+        raise InputError(f"{flag} {path} is of llm.c's Llama 3 tokens; this program trains GPT-2: give GPT-2's")
+    if (magic, version) != LLMC_MAGIC:
+        return 0
+    held = (num_bytes - LLMC_HEADER_BYTES) // 2
+    if held != counted:
+        raise InputError(
+            f"{flag} {path} has a header of llm.c that counts {counted} tokens and holds {held}: it was cut off; copy "
+            "it again"
+        )
+    return LLMC_HEADER_BYTES
+
+
+def _open_shards(pattern: Path, flag: str) -> TokenFile:
+    """Open all files of a pattern as one. InputError: one of them is none of text, or of another vocabulary."""
+    paths = paths_of_shards(pattern, flag)
+    have_room_for_files(len(paths))
+    files = [open_token_file(path, flag) for path in paths]
+    first = files[0]
+    for file in files:
+        if file.targets is not None:
+            raise InputError(
+                f"{flag} {pattern}: {file.path.name} is a file of pairs, which are read one by one; name it"
+            )
+        for name in ("vocab_size", "tokenizer", "end_of_text_id", "tokenizer_file"):
+            ours, theirs = getattr(first, name), getattr(file, name)
+            if ours != theirs:
+                raise InputError(
+                    f"{flag} {pattern}: {first.path.name} has {name} {ours} and {file.path.name} has {theirs}; name "
+                    "files of one tokenizer"
+                )
+    counts = [file.num_documents for file in files if file.num_documents is not None]
+    return dataclasses.replace(
+        first,
+        path=pattern,
+        tokens=ShardedArray(pattern, [_one_array(file) for file in files], [file.sha256 for file in files]),
+        num_documents=sum(counts) if len(counts) == len(files) else None,
+        sha256=None,
+    )
+
+
+def _one_array(file: TokenFile) -> DiskArray:
+    assert isinstance(file.tokens, DiskArray), "a file that exists is no pattern"
+    return file.tokens
 
 
 def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
@@ -363,8 +447,12 @@ def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
         raise InputError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
 
 
-def scan_token_file(token_file: TokenFile) -> TokenScan:
-    """Return the largest id and the hashes, found in one pass."""
+def scan_token_file(token_file: TokenFile, remembers: bool = True) -> TokenScan:
+    """Return the largest id and the hashes, found in one pass; of shards `remembers` says whether their manifest keeps
+    them."""
+    if isinstance(token_file.tokens, ShardedArray):
+        largest, sha256 = scan_shards(token_file.tokens, remembers)
+        return TokenScan(largest, sha256, sha256)
     digest = hashlib.sha256()
     max_token_id = 0
     for _, chunk in token_file.tokens.chunks():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from testbed.inference.loading import (
     tokenizer_of,
 )
 from testbed.inference.prompts import prompts_of_pairs
+from testbed.inference.questions import Question, read_questions
 from testbed.inference.schemes import chosen_schemes
 from testbed.model.shape import ModelShape
 from testbed.run_folder import INFERENCE
@@ -45,6 +47,7 @@ class EvaluatedModel:
     stride: int
     max_windows: int | None  # None: all
     out: Path
+    questions: Sequence[Question] = ()
 
     @property
     def directory(self) -> Path | None:
@@ -81,7 +84,8 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
             print(f"data: {data.path}, the validation file of the run", flush=True)
         except InputError as error:
             print(f"no perplexity: {error}; name a token file with --data_path", flush=True)
-    if data is None and not (arguments.latency or arguments.load or arguments.wrapped or arguments.bleu):
+    others = ("latency", "load", "wrapped", "bleu", "multiple_choice")
+    if data is None and not any(getattr(arguments, name) for name in others):
         raise InputError("nothing is left to measure; give --data_path, or leave --no-latency out")
     window = arguments.window or min(trained or positions, positions)
     for warning in untrained_positions(f"--window {window} reads", window, trained) if data is not None else ():
@@ -101,7 +105,11 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     if arguments.bleu is not None:  # whatever is wrong with a line is said now
         assert tokenizer is not None
         prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, positions)
-    return EvaluatedModel(flag, source, shape, data, sha256, tokenizer, window, stride, max_windows, out)
+    questions: Sequence[Question] = ()
+    if arguments.multiple_choice is not None:
+        assert tokenizer is not None
+        questions = read_questions(arguments.multiple_choice, tokenizer, positions)
+    return EvaluatedModel(flag, source, shape, data, sha256, tokenizer, window, stride, max_windows, out, questions)
 
 
 def _validation_data(run: TrainedRun, model: str, arguments: argparse.Namespace) -> tuple[TokenFile, str]:
@@ -221,7 +229,8 @@ def _tokenizer_for(arguments: argparse.Namespace, source: Path | str, data: Toke
     """Return the model's tokenizer, else the data's. None, with a line, where no part that was asked for by name needs
     one and neither is available."""
     given = arguments.tokenizer_file
-    if arguments.bleu is None and given is None and (data is None or not arguments.perplexity):
+    needing = next((name for name in ("bleu", "multiple_choice") if getattr(arguments, name) is not None), None)
+    if needing is None and given is None and (data is None or not arguments.perplexity):
         return None
     try:
         return tokenizer_of(source, given)
@@ -230,7 +239,7 @@ def _tokenizer_for(arguments: argparse.Namespace, source: Path | str, data: Toke
     if given is None and data is not None and data.tokenizer is not None:
         with contextlib.suppress(OSError, ValueError):
             return load_tokenizer(data.tokenizer, data.tokenizer_file)
-    if arguments.bleu is not None or given is not None:
-        raise InputError(f"--{'bleu' if given is None else 'tokenizer_file'}: {reason}")
+    if needing is not None or given is not None:
+        raise InputError(f"--{needing if given is None else 'tokenizer_file'}: {reason}")
     print(f"no bits per byte: {reason}", flush=True)
     return None

@@ -14,13 +14,14 @@ import torch
 from tqdm import tqdm
 
 from testbed.analysis.statistics import compare
-from testbed.data.disk_array import DiskArray
+from testbed.data.shards import Tokens
 from testbed.errors import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.evaluated_model import EvaluatedModel
 from testbed.inference.latency import latency_fields, time_in_turn
 from testbed.inference.load_test import SHARES_OF_CAPACITY, Traffic, load_test
+from testbed.inference.multiple_choice import ending_nats, multiple_choice
 from testbed.inference.perplexity import perplexity, perplexity_ratio, scored_bytes, sliding_windows, window_nats
 from testbed.inference.prompts import draw_prompt
 from testbed.inference.quantize import Quantized, quantize
@@ -63,6 +64,7 @@ def first_record(command_line: str, device: torch.device, subject: EvaluatedMode
         "load": None,
         "wrapped": None,
         "bleu": None,
+        "multiple_choice": None,
     }
 
 
@@ -128,6 +130,8 @@ class Evaluation:
             self.measure_perplexity(quantized)
         if self.arguments.bleu is not None:
             self.measure_bleu(model)
+        if self.arguments.multiple_choice is not None:
+            self.measure_multiple_choice(model)
         if self.arguments.latency:
             self.measure_latency(quantized)
         if self.arguments.load:
@@ -246,12 +250,19 @@ class Evaluation:
             )
         self.save()
 
+    def measure_multiple_choice(self, model: GPT2) -> None:
+        questions, path = self.subject.questions, self.arguments.multiple_choice
+        with self.bar(sum(len(each.endings) for each in questions), "multiple choice") as bar:
+            nats = ending_nats(model, questions, bar.update)
+        self.content["multiple_choice"] = multiple_choice(path, questions, nats)
+        self.save()
+
     def comparison(self, of: Sequence[float], against: Sequence[float]) -> dict[str, Any]:
         """A ratio of rates as the file has it."""
         found = compare(of, against)
         return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": found.verdict}
 
-    def tokens(self) -> np.ndarray | DiskArray:
+    def tokens(self) -> np.ndarray | Tokens:
         """Ids to cut prompts from: the data's, or random ones."""
         if self.subject.data is not None:
             return self.subject.data.tokens

@@ -181,6 +181,22 @@ class Bleu(TypedDict):
     num_empty: Count
 
 
+class Share(TypedDict):
+    value: Number
+    low: Number
+    high: Number
+
+
+class MultipleChoice(TypedDict):
+    name: str
+    sha256: str
+    num_questions: Positive
+    chance: AboveZero  # accuracy of guessing
+    accuracy: dict[Literal["by_sum", "by_character", "by_token"], Share]  # by what an ending's likelihood is divided
+    labels: OneOrMore[Count]
+    ending_nats: OneOrMore[list[Amount]]  # minus log-likelihood of each ending of each question
+
+
 class InferenceMetrics(TypedDict):
     schema_version: Literal["1.0"]
     status: Literal["running", "complete", "failed"]
@@ -200,3 +216,4 @@ class InferenceMetrics(TypedDict):
     load: Load | None
     wrapped: Wrapped | None
     bleu: Bleu | None
+    multiple_choice: NotRequired[MultipleChoice | None]  # missing in files from before it was measured

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from testbed.data.disk_array import DiskArray
+from testbed.data.shards import Tokens
 from testbed.data.tokenizer import Tokenizer
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
@@ -61,7 +61,7 @@ def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None 
 @torch.no_grad()
 def window_nats(
     model: GPT2,
-    tokens: np.ndarray | DiskArray,
+    tokens: np.ndarray | Tokens,
     windows: Sequence[TokenWindow],
     progress: Callable[[int], Any] = lambda number: None,
     at_once: int | None = None,
@@ -98,7 +98,7 @@ def _batches_of_equal_length(windows: Sequence[TokenWindow], most: int) -> list[
     return batches
 
 
-def scored_bytes(tokens: np.ndarray | DiskArray, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
+def scored_bytes(tokens: np.ndarray | Tokens, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
     """Return the bytes of text that the scored targets stand for; end-of-text stands for none."""
     lengths = tokenizer.byte_lengths()
     ends = [window.start + window.length + 1 for window in windows]

@@ -35,6 +35,7 @@ EAGER = (
     "fuse or fold; slower here says nothing of compiled models."
 )
 SIZES = ("num_products", "num_quantized_products", "bytes_in_memory", "bytes_on_disk", "bytes_expected")
+WAYS = {"by_character": "per character", "by_token": "per token", "by_sum": "by the whole ending"}
 WRAPPED = {
     "plain": "plain module",
     "training_engine": "DeepSpeed's training engine",
@@ -235,7 +236,19 @@ def notes(content: Mapping[str, Any]) -> list[str]:
             f"BLEU {bleu['score']:.2f} over {bleu['pairs']:,} pairs ({bleu['signature']}), at most "
             f"{bleu['max_new_tokens']} tokens each, {bleu['num_empty']} answers empty."
         )
+    if (choice := content.get("multiple_choice")) is not None:
+        said = ", ".join(
+            f"{_percent(choice['accuracy'][way])} {words}" for way, words in WAYS.items() if way in choice["accuracy"]
+        )
+        lines.append(
+            f"Multiple choice on {choice['name']}: {said}; {choice['num_questions']:,} questions, guessing gives "
+            f"{choice['chance']:.1%}."
+        )
     return list(map(one_line, lines))
+
+
+def _percent(share: Mapping[str, float]) -> str:
+    return f"{share['value']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
 
 
 def unmeasured(content: Mapping[str, Any]) -> list[str]:

@@ -213,7 +213,9 @@ def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on:
     """
     set_there = _check_arguments(passed_on, "after --")
     steps = given["steps"]
-    if steps is None and given["epochs"] is None and "max_train_steps" not in set_there:  # a --config file may say it
+    if (
+        steps is None and given["epochs"] is None and not {"max_train_steps", "max_tokens"} & set_there
+    ):  # a --config file may say it
         steps = DEFAULT_STEPS[protocol][kind]
     train_file, val_file = DATASETS[given["dataset_mode"] or "small"]
     asked = {

@@ -28,6 +28,7 @@ from testbed.train.reasons import is_broken_collective, last_checkpoint, reason_
 
 if TYPE_CHECKING:
     from testbed.metrics.recorder import RunRecorder
+    from testbed.metrics.trackers import Trackers
 
 
 class Refused(Exception):
@@ -48,6 +49,7 @@ class RunEnding:
         ranks: what is known of the other ranks.
         recorder: set it once there is one, so that its rows are kept.
         checkpoints: set it once there is one, so that what it writes in the background is kept.
+        trackers: likewise.
     """
 
     def __init__(self, settings: RunSettings, launch: Launch):
@@ -56,6 +58,7 @@ class RunEnding:
         self.ranks = OtherRanks(launch, settings.training.collective_timeout, self.end_from_thread)
         self.recorder: RunRecorder | None = None
         self.checkpoints: CheckpointWriter | None = None
+        self.trackers: Trackers | None = None
         self.exit_code: int | None = None
 
     def __enter__(self) -> RunEnding:
@@ -111,6 +114,8 @@ class RunEnding:
         self.signals.defer()
         self.ranks.end_startup_watch()
         watchdog.end(is_good=exit_code == 0)
+        if self.trackers is not None:
+            self.trackers.close()
         empty_streams()
         has_joined = torch.distributed.is_initialized()
         if has_joined or self.launch.is_distributed:
@@ -120,6 +125,9 @@ class RunEnding:
                     process_group.stop_process_group()
                     if self.recorder is not None:
                         self.recorder.note_process_group_ended()
+            empty_streams()
+            os._exit(exit_code)
+        if self.trackers is not None and self.trackers.hang:
             empty_streams()
             os._exit(exit_code)
         ignore_signals_until_exit()

@@ -13,7 +13,7 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.metrics.recorder import RunRecorder
-from testbed.metrics.tensorboard import Scalars
+from testbed.metrics.trackers import Trackers
 from testbed.metrics.world_step import WorldStep
 from testbed.profiling.attribution import attribution
 from testbed.profiling.device_limits import PeakRate, peak_memory
@@ -22,10 +22,12 @@ from testbed.profiling.step_clock import StepClock
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train.console import Console
 
+ATTACHED = (run_folder.METRICS, run_folder.EFFECTIVE_CONFIG, run_folder.LAUNCHER)  # files that a tracker keeps
+
 
 @dataclass
 class Report:
-    """The metrics file, the progress lines, TensorBoard, the profiler and the measurements of the device.
+    """The metrics file, the progress lines, the trackers, the profiler and the measurements of the device.
 
     All ranks call it alike.
     """
@@ -35,7 +37,7 @@ class Report:
     device: torch.device
     recorder: RunRecorder
     console: Console
-    scalars: Scalars
+    trackers: Trackers
     peak: PeakRate | None  # None where a data sheet gives the device's best rate
     rss_before_model: int  # bytes
 
@@ -60,7 +62,7 @@ class Report:
         self._sampler.add_step(clock.cpu_s, clock.step_time_s)
         self.recorder.add_step(step, world, learning_rate)
         self.console.show_step(step, world.loss, learning_rate, world.step_time_s)
-        self.scalars.add_step(step, world, learning_rate)
+        self.trackers.add_step(step, world, learning_rate)
         self._profile_step()
         if not world.stop:  # a run that ends here is written by the checkpoint
             self.recorder.write_if_due()
@@ -70,7 +72,7 @@ class Report:
     def validation(self, step: int, loss: float, num_tokens: int, num_sequences: int, wall_time_s: float) -> None:
         """Record and show the validation after `step`."""
         self.recorder.add_evaluation(step, loss, num_tokens, num_sequences, wall_time_s)
-        self.scalars.add_validation(step, loss)
+        self.trackers.add_validation(step, loss)
         self.console.say(f"step {step:>5}  validation loss {loss:.4f}  ({wall_time_s:.1f} s)")
         self.recorder.write_if_due()
 
@@ -109,6 +111,10 @@ class Report:
         """Close the files of the run and show the summary. Only rank 0 calls it."""
         if line:
             self.console.say(line)
-        self.scalars.close()
         marker = self.recorder.close(sample)
         self.console.say(f"{self.recorder.closing_words()}\n{marker}")  # older launchers look for the marker
+
+    def end_tracking(self) -> None:
+        """Let the trackers take what is left and the files of the run. No other rank waits for it."""
+        directory = self.recorder.directory
+        self.trackers.close([directory / name for name in ATTACHED], is_complete=True)

@@ -38,7 +38,7 @@ from testbed.io import write_text
 from testbed.metrics.environment import write_launcher_metadata
 from testbed.metrics.facts import facts_of_run
 from testbed.metrics.recorder import RunRecorder
-from testbed.metrics.tensorboard import Scalars
+from testbed.metrics.trackers import TrackedRun, Trackers
 from testbed.metrics.world_step import gather_loss
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
@@ -156,6 +156,7 @@ def agree_on_start(
         How the run begins, as rank 0 decided, and the weights of --init_from (None: none, or there is a checkpoint).
     """
     settings = checked.settings
+    check_same_data(checked)
     weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
     try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
         start = resume.begin(settings, launch, lambda: check_data(checked), refusal)
@@ -182,6 +183,20 @@ def check_same_flags(mine: str | None) -> None:
             f"{str(hashes[0])[:8]}): for --run_type auto their choice.json or their machines differ, copy one file to "
             "all or name the run type; for --resume all nodes must see --checkpoint_path"
         )
+
+
+def check_same_data(checked: CheckedRun) -> None:
+    """Check that all ranks see the same token files by names and sizes; rank 0 alone reads them whole. A rank whose
+    folder lacks a shard would order other windows."""
+    mine = [(token_file.listing, len(token_file.tokens)) for token_file in (checked.train_file, checked.val_file)]
+    seen = process_group.gather_objects(mine)
+    for rank, theirs in enumerate(seen):
+        for flag, ours, other in zip(("--train_data_path", "--val_data_path"), seen[0], theirs, strict=True):
+            if ours != other:
+                raise Refused(
+                    f"{flag}: rank {rank} sees {other[1]:,} tokens in {len(other[0])} files, rank 0 {ours[1]:,} in "
+                    f"{len(ours[0])}; give all nodes the same files"
+                )
 
 
 def check_data(checked: CheckedRun) -> dict[str, str]:
@@ -239,8 +254,15 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         console.say(line)
     if is_rank_0:
         _write_how_it_was_started(directory, launch, settings, start.sha256, facts["git_commit"])
-    curves = by_handle(directory) / run_folder.TENSORBOARD  # the library opens it again at every flush
-    scalars = Scalars(settings, curves, start.step, is_writer=is_rank_0)
+    tracked = TrackedRun(
+        run_id=facts["run_id"],
+        name=directory.resolve().name,
+        curves=by_handle(directory) / run_folder.TENSORBOARD,  # the library opens it again at every flush
+        folder=directory / run_folder.TRACKERS,
+        first_step=start.step,
+        config={**facts["settings"], **{name: facts[name] for name in ("git_commit", "env", "host", "hardware")}},
+    )
+    trackers = ending.trackers = Trackers(settings, tracked, is_writer=is_rank_0, say=console.say)
     tokenizer_text = tokenizer_of_data(checked.train_file) if is_rank_0 else None
 
     rss_before_model = resident_bytes()
@@ -273,7 +295,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         batches=batches,
         validation=validation,
         clock=StepClock(device, emits_nvtx=settings.measuring.profile_mode),
-        report=Report(settings, launch, device, recorder, console, scalars, peak, rss_before_model),
+        report=Report(settings, launch, device, recorder, console, trackers, peak, rss_before_model),
         checkpoints=checkpoints,
         ending=ending,
         tokenizer_text=tokenizer_text,
@@ -379,3 +401,4 @@ def finish(run: TrainingRun) -> None:
         report.close(*sampled)
     process_group.wait_for_everyone()
     run.strategy.close()
+    report.end_tracking()

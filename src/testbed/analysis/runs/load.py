@@ -126,6 +126,28 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     @property
+    def steps(self) -> Any:
+        """Return every optimizer step as a row of a pandas.DataFrame; without pandas as a dict of arrays.
+
+        Columns: step; loss; grad_norm before clipping; step_time_s of the slowest rank; train_time_s, the seconds of
+        training at its end; is_warmup. Files before 2.1 lack some.
+        """
+        columns = {
+            "step": self.train_steps,
+            "loss": self.train_losses,
+            "grad_norm": self.grad_norms,
+            "step_time_s": self.all_step_times_s,
+            "train_time_s": self.train_times_s,
+            "is_warmup": self.is_warmup,
+        }
+        known = {name: values for name, values in columns.items() if len(values) == len(self.train_steps)}
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            return known
+        return pandas.DataFrame(known)
+
+    @property
     def run_id(self) -> str | None:
         return self.record.get("run_id")
 

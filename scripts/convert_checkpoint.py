@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Convert the weights of a GPT-2 between this program, transformers, nanoGPT and llm.c, bit for bit.
+
+    python scripts/convert_checkpoint.py --from nanoGPT/out/ckpt.pt --to checkpoint/from_nanogpt
+    python scripts/convert_checkpoint.py --from checkpoint/baseline --to gpt2_124M.bin           # llm.c, fp32
+    python scripts/convert_checkpoint.py --from checkpoint/baseline --to ckpt.pt
+    python src/gpt2.py --init_from checkpoint/from_nanogpt                                       # goes on from them
+
+A .pt is nanoGPT's, a .bin llm.c's; any other name is a folder with config.json and model.safetensors, as runs of this
+program and transformers write it. Optimizers begin anew: their state is not converted.
+
+Exit code: 0 converted; 1 it could not be written; 2 what was typed cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import InputError, say
+from testbed.program import program
+from testbed.run_folder import METRICS
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    head, _, examples = __doc__.partition("\n")
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = FlagParser(description=head, epilog=examples, formatter_class=layout, allow_abbrev=False)
+    parser.add_argument("--from", dest="source", type=Path, required=True, metavar="PATH", help="what is read")
+    parser.add_argument("--to", type=Path, required=True, metavar="PATH", help="what is written")
+    parser.add_argument("--bf16", action="store_true", help="round to bf16, which llm.c trains in; only to a .bin")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    return parser.parse_args(words)
+
+
+@program
+def main() -> int:
+    arguments = parse_arguments(sys.argv[1:])
+    source, to = arguments.source, arguments.to
+    if source.resolve() == to.resolve():
+        raise InputError(f"--from and --to are both {source}; name two")
+    if (to / METRICS).exists():
+        raise InputError(f"--to {to} is the folder of a run, whose record is of its own weights; name another")
+    if to.exists() and not arguments.overwrite and not (to.is_dir() and not any(to.iterdir())):
+        raise InputError(f"--to {to} exists; give --overwrite, or another name")
+    if not to.absolute().parent.is_dir():
+        raise InputError(f"--to {to}: there is no folder {to.absolute().parent}; make it first")
+    if arguments.bf16 and to.suffix.lower() != ".bin":
+        raise InputError(f"--bf16 is for a .bin of llm.c, and --to {to} is none; leave it out")
+    if to.exists() and to.is_dir() == (to.suffix.lower() in (".pt", ".bin")):
+        raise InputError(f"--to {to} is not of the kind that its name says; name another")
+    from testbed.checkpoint.formats import kind_of, notes_on, read_checkpoint, write_checkpoint
+
+    found = read_checkpoint(source, f"--from {source}")
+    write_checkpoint(to, found, arguments.bf16)
+    shape = found.shape
+    say(
+        f"{to}: {shape.num_parameters:,} parameters ({shape.describe()}, {shape.vocab_size:,} tokens, "
+        f"{shape.max_position_embeddings:,} positions), {kind_of(source)} to {kind_of(to)}"
+    )
+    for note in notes_on(found, to):
+        say(f"note: {note}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Weights of GPT-2 in the files of other programs: nanoGPT's `ckpt.pt` and llm.c's `.bin`, both ways, bit for bit.
+
+A folder with config.json and model.safetensors, as runs and `transformers` write it, is the third form (weights.py).
+The optimizer's state is not carried over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from testbed.checkpoint.weights import read_initial_weights, write_weights
+from testbed.config.initial_shape import MOST_PARAMETERS, shape_of_folder, tokenizer_of_folder
+from testbed.errors import InputError, one_line
+from testbed.io import open_regular, read_json, replacing
+from testbed.model.gpt2 import GPT2, PREFIX
+from testbed.model.shape import ModelShape
+from testbed.model.tensor_archive import check_finite, load_tensors
+from testbed.run_folder import TOKENIZER
+
+FOLDER, NANOGPT, LLMC = "folder", "nanoGPT", "llm.c"
+SUFFIXES = MappingProxyType({".pt": NANOGPT, ".bin": LLMC})
+GPT2_VOCABULARY, GPT2_END = 50257, 50256
+GELUS = (
+    "nanoGPT computes the exact GELU, this program, transformers and llm.c GPT-2's tanh form: the same weights give "
+    "losses that differ by about 1e-4"
+)
+COMPILED = "_orig_mod."  # before each name where nanoGPT compiled the model
+MAGIC, HEADER_INTS = 20240326, 256
+FP32, BF16 = 3, 5  # versions of llm.c's header
+# llm.c, train_gpt2.py, `write_tensors`: these in this order, those of blocks for all layers one after another
+_OF_BLOCK = tuple(
+    f"{layer}.{kind}"
+    for layer in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    for kind in ("weight", "bias")
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights under our names, the embedding padded as `GPT2` has it; what is known of the tokens."""
+
+    weights: dict[str, torch.Tensor]
+    shape: ModelShape
+    tokenizer: str | None = None
+    end_of_text_id: int | None = None
+    tokenizer_text: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def kind_of(path: Path) -> str:
+    """Return the form of a checkpoint by its name: FOLDER, NANOGPT or LLMC."""
+    return SUFFIXES.get(path.suffix.lower(), FOLDER)
+
+
+def read_checkpoint(path: Path, name: str) -> Checkpoint:
+    """Return the weights of a checkpoint in any form.
+
+    Args:
+        name: what it is called in a sentence.
+
+    Raises:
+        InputError: one sentence that begins with `name`: it is missing, damaged, or of another model.
+    """
+    kind = kind_of(path)
+    try:
+        if kind == FOLDER:
+            return _read_folder(path, name)
+        with open_regular(path) as file:
+            found = _read_nanogpt(file, name) if kind == NANOGPT else _read_llmc(file, name)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read ({error.strerror or error})") from None
+    for key, tensor in found.weights.items():
+        check_finite(tensor, f"{name}: {key}")
+    return found
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint, is_bf16: bool = False) -> None:
+    """Write the weights in the form that the name says; `is_bf16` rounds those of llm.c. OSError: the disk refuses."""
+    kind, made = kind_of(path), checkpoint
+    if kind == FOLDER:
+        write_weights(path, made.weights, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
+        if made.tokenizer_text is None:  # of what stood there before
+            (path / TOKENIZER).unlink(missing_ok=True)
+        return
+    with replacing(path) as temporary:
+        if kind == NANOGPT:
+            torch.save(_as_nanogpt(made), temporary)
+        else:
+            with temporary.open("wb") as file:
+                for part in _as_llmc(made, is_bf16):
+                    file.write(part)
+
+
+def _read_folder(path: Path, name: str) -> Checkpoint:
+    shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
+    weights = read_initial_weights(str(path.absolute()), shape, name)
+    assert weights is not None, "a path is no 'scratch'"
+    own = path / TOKENIZER
+    try:
+        text = own.read_text(encoding="utf-8") if own.is_file() else None
+    except UnicodeDecodeError:
+        raise InputError(f"{name}: {TOKENIZER} is not UTF-8 text") from None
+    config = read_json(path / "config.json", f"{name}: config.json")
+    end = config.get("eos_token_id") if isinstance(config, dict) else None
+    return Checkpoint(weights, shape, tokenizer, end if type(end) is int else None, text)
+
+
+def _of_gpt2(shape: ModelShape) -> dict[str, Any]:
+    """Return what is known of the tokens of a file that does not say: both programs train on GPT-2's."""
+    is_gpt2 = shape.vocab_size >= GPT2_VOCABULARY
+    return {"tokenizer": "gpt2" if is_gpt2 else None, "end_of_text_id": GPT2_END if is_gpt2 else None}
+
+
+def _shape(name: str, numbers: tuple[Any, ...]) -> ModelShape:
+    if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers):
+        raise InputError(f"{name} does not say the sizes of a GPT-2: {one_line(repr(numbers), 100)}")
+    shape = ModelShape(*numbers)
+    if shape.embedding_size % shape.num_heads or shape.num_parameters > MOST_PARAMETERS:
+        raise InputError(f"{name} does not say the sizes of a GPT-2 that can be: {shape.describe()}")
+    return shape
+
+
+def _expected(shape: ModelShape) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        return GPT2(shape).state_dict()
+
+
+def _read_nanogpt(file: BinaryIO, name: str) -> Checkpoint:
+    """Read what nanoGPT's train.py saves: {"model": state dict, "model_args": sizes, ...}."""
+    content, num_bytes = load_tensors(file, name), file.seek(0, os.SEEK_END)
+    model, sizes = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
+    if not isinstance(model, dict) or not isinstance(sizes, dict):
+        raise InputError(f'{name} is no checkpoint of nanoGPT: it has no "model" and "model_args"')
+    shape = _shape(name, tuple(sizes.get(key) for key in ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")))
+    if shape.num_layers > len(model):
+        fault = f"{len(model):,} tensors, which are too few for the {shape.num_layers:,} layers it says"
+        raise InputError(f"{name} has {fault}")
+    _check_plain(model, num_bytes, name)
+    theirs = {str(key).removeprefix(COMPILED).removeprefix(PREFIX): tensor for key, tensor in model.items()}
+    passed_over = ("lm_head.weight", *(key for key in theirs if key.endswith(".attn.bias")))  # the tied head, masks
+    theirs = {key: tensor for key, tensor in theirs.items() if key not in passed_over}
+    weights, without = {}, 0
+    for key, ours in _expected(shape).items():
+        tensor = theirs.pop(key, None)
+        if tensor is None and key.endswith(".bias") and sizes.get("bias") is False:
+            weights[key], without = torch.zeros(ours.shape), without + 1
+            continue
+        size = list(ours.shape)
+        if key == "wte.weight":
+            size[0] = shape.vocab_size
+        found = list(tensor.shape) if isinstance(tensor, torch.Tensor) else None
+        if found != size:
+            raise InputError(f"{name}: the weight {key} is {found or 'missing'}, its model_args need {size}")
+        assert tensor is not None
+        weights[key] = tensor.float()
+        if key == "wte.weight":
+            weights[key] = F.pad(weights[key], (0, 0, 0, len(ours) - size[0]))
+    if theirs:
+        raise InputError(f"{name}: the weight {one_line(min(theirs), 80)} is none of a GPT-2")
+    notes = [GELUS]
+    if without:
+        notes.append(f"{without} biases that nanoGPT left out (--bias=False) are zeros, and are trained from here on")
+    return Checkpoint(weights, shape, **_of_gpt2(shape), notes=tuple(notes))
+
+
+def _check_plain(model: dict[Any, Any], num_bytes: int, name: str) -> None:
+    """Check that tensors are numbers in rows that the file holds: one of stride 0 could claim any size."""
+    held: dict[int, int] = {}
+    for key, tensor in model.items():
+        is_plain = (
+            isinstance(tensor, torch.Tensor)
+            and tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
+            and (tensor.is_floating_point() or str(key).endswith(".attn.bias"))
+            and tensor.is_contiguous()
+        )
+        if not is_plain:
+            raise InputError(f"{name}: {one_line(str(key), 80)} is no plain tensor of numbers")
+        held[tensor.data_ptr()] = max(held.get(tensor.data_ptr(), 0), tensor.nbytes)
+    if sum(held.values()) > num_bytes:
+        raise InputError(f"{name} has tensors of {sum(held.values()):,} bytes in a file of {num_bytes:,}")
+
+
+def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
+    """Return what somebody who converts should know."""
+    is_for_nanogpt = kind_of(to) == NANOGPT and GELUS not in checkpoint.notes
+    return (*checkpoint.notes, *([GELUS] if is_for_nanogpt else []))
+
+
+def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what nanoGPT's train.py reads with --init_from=resume: its optimizer begins anew."""
+    shape = checkpoint.shape
+    model = {PREFIX + key: tensor for key, tensor in checkpoint.weights.items()}
+    model[PREFIX + "wte.weight"] = model[PREFIX + "wte.weight"][: shape.vocab_size].clone()
+    model["lm_head.weight"] = model[PREFIX + "wte.weight"]  # one storage, as it is tied there
+    decayed = sum(tensor.dim() >= 2 for tensor in checkpoint.weights.values())
+    group = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8, "amsgrad": False, "foreach": None, "maximize": False}
+    group |= {"capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": True}
+    groups = [
+        {**group, "weight_decay": 0.1, "params": list(range(decayed))},
+        {**group, "weight_decay": 0.0, "params": list(range(decayed, len(checkpoint.weights)))},
+    ]
+    return {
+        "model": model,
+        "optimizer": {"state": {}, "param_groups": groups},
+        "model_args": {
+            "n_layer": shape.num_layers,
+            "n_head": shape.num_heads,
+            "n_embd": shape.embedding_size,
+            "block_size": shape.max_position_embeddings,
+            "bias": True,
+            "vocab_size": shape.vocab_size,
+            "dropout": 0.0,
+        },
+        "iter_num": 0,
+        "best_val_loss": 1e9,
+        "config": {},
+    }
+
+
+def _read_llmc(file: BinaryIO, name: str) -> Checkpoint:
+    """Read a model of llm.c (train_gpt2.py, `write_model`; train_gpt2.cu, `gpt2_build_from_checkpoint`)."""
+    head = file.read(4 * HEADER_INTS)
+    header = np.frombuffer(head, "<i4").tolist() if len(head) == 4 * HEADER_INTS else [0, 0]
+    if header[0] != MAGIC or header[1] not in (FP32, BF16):
+        raise InputError(f"{name} is no model of llm.c in fp32 or bf16: its header has another magic number or version")
+    positions, vocabulary, layers, heads, channels, padded = header[2:8]
+    shape = _shape(name, (layers, heads, channels, vocabulary, positions))
+    if not vocabulary <= padded < vocabulary + (1 << 16):
+        raise InputError(f"{name} pads {vocabulary:,} tokens to {padded:,}")
+    width, num_bytes = 4 if header[1] == FP32 else 2, os.fstat(file.fileno()).st_size
+    needed = 4 * HEADER_INTS + width * (shape.num_parameters + (padded - vocabulary) * channels)
+    if num_bytes != needed:  # before anything of that size is made
+        raise InputError(f"{name} has {num_bytes:,} bytes, its header needs {needed:,}")
+    expected, order = _expected(shape), _llmc_order(layers)
+    counts = [padded * channels if key == "wte.weight" else expected[key].numel() for key in order]
+    weights = {}
+    for key, count in zip(order, counts, strict=True):
+        data = bytearray(file.read(width * count))
+        tensor = torch.frombuffer(data, dtype=torch.float32 if width == 4 else torch.bfloat16).float()
+        if key == "wte.weight":
+            rows = tensor.view(padded, channels)[:vocabulary]
+            weights[key] = F.pad(rows, (0, 0, 0, shape.padded_vocab_size - vocabulary))
+        else:
+            weights[key] = tensor.view(expected[key].shape)
+    return Checkpoint({key: weights[key] for key in expected}, shape, **_of_gpt2(shape))
+
+
+def _as_llmc(checkpoint: Checkpoint, is_bf16: bool) -> Iterator[bytes]:
+    shape = checkpoint.shape
+    header = np.zeros(HEADER_INTS, "<i4")
+    sizes = (shape.max_position_embeddings, shape.vocab_size, shape.num_layers, shape.num_heads, shape.embedding_size)
+    header[:8] = MAGIC, BF16 if is_bf16 else FP32, *sizes, shape.padded_vocab_size
+    yield header.tobytes()
+    for key in _llmc_order(shape.num_layers):
+        tensor = checkpoint.weights[key].contiguous()  # the padding of the embedding is zeros there too
+        yield (tensor.bfloat16().view(torch.int16) if is_bf16 else tensor).numpy().tobytes()
+
+
+def _llmc_order(layers: int) -> list[str]:
+    blocks = [f"h.{layer}.{key}" for key in _OF_BLOCK for layer in range(layers)]
+    return ["wte.weight", "wpe.weight", *blocks, "ln_f.weight", "ln_f.bias"]

@@ -1,0 +1,74 @@
+"""Read the file of --config: JSON, TOML or YAML by its suffix. No torch.
+
+Values are checked by the flags, not here. TOML says numbers and switches as JSON does. A scalar of YAML is kept as the
+text that stands there, but for null, true and false: YAML 1.1 would read `on` as true, 1e-4 as text and 1:30 as 90.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import InputError, one_line
+from testbed.io import parse_json, read_whole
+
+_PLAIN = {"null": None, "~": None, "": None, "true": True, "false": False}
+
+
+def read_config(path: Path, name: str) -> Any:
+    """Return what a file holds. InputError, one sentence that begins with `name`, where it cannot be read.
+
+    Args:
+        name: what the file is called in the sentence.
+    """
+    content, suffix = read_whole(path, name), path.suffix.lower()
+    if suffix not in (".toml", ".yaml", ".yml"):
+        return parse_json(content, name)
+    kind = "TOML" if suffix == ".toml" else "YAML"
+    try:
+        text = content.decode("utf-8-sig")
+        found = tomllib.loads(text) if kind == "TOML" else _flat_yaml(text)
+        repr(found).encode()
+        return found
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is not {kind}: it is not UTF-8 text") from None
+    except UnicodeEncodeError:
+        raise InputError(f"{name} is not {kind} that can be read: it holds half of a surrogate pair") from None
+    except (_NotFlat, OverflowError, ValueError) as error:  # tomllib's error is a ValueError
+        raise InputError(f"{name} is not {kind} that can be read: {one_line(str(error), 200)}") from None
+    except RecursionError:
+        raise InputError(f"{name} is not {kind} that can be read: it is nested too deeply") from None
+
+
+class _NotFlat(Exception):
+    """A YAML file is no mapping of names to values."""
+
+
+def _flat_yaml(text: str) -> dict[str, Any]:
+    """Return names and values of a YAML mapping. _NotFlat where it is something else, or has a name twice.
+
+    Nothing is constructed and no alias is followed, so that a file can neither run code nor grow.
+    """
+    import yaml  # a tenth of a second that only such a file costs
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise _NotFlat(str(error)) from None
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise _NotFlat("it must hold lines of NAME: VALUE")
+    found: dict[str, Any] = {}
+    for key, value in root.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _NotFlat(f"line {key.start_mark.line + 1} has no name before its colon")
+        if key.value in found:
+            raise _NotFlat(f"{key.value!r} stands there twice; keep one")
+        is_plain = isinstance(value, yaml.ScalarNode) and value.style is None
+        if not isinstance(value, yaml.ScalarNode):
+            found[key.value] = [...]  # the caller says what it thinks of sections and lists
+        else:
+            found[key.value] = _PLAIN.get(value.value, value.value) if is_plain else value.value
+    return found

@@ -1,0 +1,309 @@
+"""Send the rows of a run to where people watch runs: TensorBoard, Weights & Biases, MLflow, trackio. Rank 0 alone.
+
+Each tracker has a thread and a queue of its own: a step hands over a row and goes on. One that fails or hangs loses its
+own rows, and no step waits for it. The names of metrics are the same in all of them. Without credentials and without an
+address each writes into the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from testbed.config.tracker_names import MLFLOW, TENSORBOARD, TRACKIO, WANDB, trackers_of
+from testbed.errors import first_line
+
+if TYPE_CHECKING:
+    from testbed.config.settings import RunSettings
+    from testbed.metrics.world_step import WorldStep
+
+PROJECT = "gpt2-testbed"
+FLUSH_S = 5  # what a run that dies loses of TensorBoard at most
+CLOSE_S, LEAVE_S = 30.0, 5.0  # that the end of a run, and of a start that is stopped or fails, wait for all trackers
+MOST_WAITING = 100_000  # rows that a tracker has not taken yet; the rows after them are lost to it
+MOST_AT_ONCE = 500
+WANDB_STEP = "optimizer_step"
+LONGEST_PARAMETER = 500  # characters: MLflow refuses more
+Row = tuple[int, dict[str, float]]  # optimizer step, values by the names of metrics
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run when it begins.
+
+    Attributes:
+        curves: folder of TensorBoard's files.
+        folder: of what the others write without a server.
+        first_step: optimizer steps done by earlier starts.
+        config: flags, and facts of the machine.
+    """
+
+    run_id: str
+    name: str
+    curves: Path
+    folder: Path
+    first_step: int
+    config: dict[str, Any]
+
+
+class Tracker(Protocol):
+    def log(self, rows: Sequence[Row]) -> None: ...
+    def close(self, files: Sequence[Path], is_complete: bool) -> None: ...
+
+
+class _TensorBoard:
+    def __init__(self, run: TrackedRun):
+        from torch.utils.tensorboard import SummaryWriter  # 2 s that a run without it does not owe
+
+        # purge_step: steps after the checkpoint that a resumed run begins with are trained again
+        purge_step = run.first_step + 1 if run.first_step else None
+        self._writer = SummaryWriter(str(run.curves), purge_step=purge_step, flush_secs=FLUSH_S)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for step, values in rows:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """Online a resumed run goes on in the same one. Offline each start is a run of its own in one group: of two folders
+    with one id an upload would keep the last alone."""
+
+    def __init__(self, run: TrackedRun):
+        import wandb
+        from requests.utils import get_netrc_auth
+
+        server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        knows_user = os.environ.get("WANDB_API_KEY") or get_netrc_auth(server)
+        mode = os.environ.get("WANDB_MODE") or ("online" if knows_user else "offline")
+        run.folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=run.run_id if mode == "online" else f"{run.run_id}-{run.first_step}",
+            name=run.name,
+            group=run.run_id,
+            resume="allow" if mode == "online" else None,
+            dir=str(run.folder),
+            config=run.config,
+            mode=mode,  # type: ignore[arg-type]  # as the variable says it
+            # of a machine and its user nothing but what the run's own files say
+            settings=wandb.Settings(
+                silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False
+            ),
+        )
+        # an axis of its own: wandb's own step never goes back, and a resumed run trains steps again
+        self._run.define_metric("*", step_metric=WANDB_STEP)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for step, values in rows:
+            self._run.log({WANDB_STEP: step, **values})
+
+    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+        for file in files:
+            self._run.save(str(file), base_path=str(file.parent), policy="now")
+        self._run.finish(exit_code=0 if is_complete else 1)
+
+
+class _Mlflow:
+    def __init__(self, run: TrackedRun):
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # which tells of each table that it makes
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        run.folder.mkdir(parents=True, exist_ok=True)
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(address or f"sqlite:///{run.folder.absolute() / 'mlflow.db'}")
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            experiment = found.experiment_id
+        else:
+            files = None if address else (run.folder.absolute() / "mlartifacts").as_uri()
+            experiment = self._client.create_experiment(name, artifact_location=files)
+        known = self._client.search_runs([experiment], f"tags.`testbed.run_id` = '{run.run_id}'", max_results=1)
+        tags = {"testbed.run_id": run.run_id, "mlflow.runName": run.name}
+        made = known[0] if known else self._client.create_run(experiment, tags=tags)
+        self._id = made.info.run_id
+        if made.data.params:
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        parameters = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in run.config.items()]
+        for start in range(0, len(parameters), 100):  # as many as it takes at once
+            self._client.log_batch(self._id, params=parameters[start : start + 100])
+
+    def log(self, rows: Sequence[Row]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)  # noqa: TID251 - a moment, for people
+        metrics = [Metric(name, value, now_ms, step) for step, values in rows for name, value in values.items()]
+        for start in range(0, len(metrics), 1000):
+            self._client.log_batch(self._id, metrics=metrics[start : start + 1000])
+
+    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+        for file in files:
+            self._client.log_artifact(self._id, str(file))
+        self._client.set_terminated(self._id, "FINISHED" if is_complete else "KILLED")
+
+
+class _Trackio:
+    def __init__(self, run: TrackedRun):
+        import trackio
+
+        self._library = trackio
+        trackio.init(
+            project=PROJECT,
+            name=run.run_id,
+            config=run.config,
+            resume="allow",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for step, values in rows:
+            self._library.log(values, step=step)
+
+    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+        for file in files:
+            self._library.save(str(file), project=PROJECT)
+        self._library.finish()
+
+
+OPENERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    TENSORBOARD: _TensorBoard,
+    WANDB: _Wandb,
+    MLFLOW: _Mlflow,
+    TRACKIO: _Trackio,
+}
+LIBRARIES = {TENSORBOARD: "torch.utils.tensorboard", WANDB: "wandb", MLFLOW: "mlflow.tracking", TRACKIO: "trackio"}
+
+
+class _Channel(threading.Thread):
+    """Hands rows to one tracker. `failure`: why it takes no more."""
+
+    def __init__(self, name: str, open_tracker: Callable[[TrackedRun], Tracker], run: TrackedRun):
+        super().__init__(name=f"tracker {name}", daemon=True)  # a process does not wait for a server that hangs
+        self.tracker_name, self._open, self._run = name, open_tracker, run
+        self.failure: str | None = None
+        self.lost = 0  # rows that found no room
+        self._rows: queue.Queue[Row | None] = queue.Queue()  # None: look whether that was all
+        self._ended = threading.Event()
+        self._files: Sequence[Path] = ()
+        self._is_complete = False
+
+    def put(self, row: Row) -> None:
+        if self._rows.qsize() < MOST_WAITING:
+            self._rows.put(row)
+        else:
+            self.lost += 1
+
+    def end(self, files: Sequence[Path], is_complete: bool) -> None:
+        self._files, self._is_complete = files, is_complete
+        self._ended.set()
+        self._rows.put(None)
+
+    def run(self) -> None:
+        try:
+            tracker = self._open(self._run)
+            while not (self._ended.is_set() and self._rows.empty()):
+                rows = [self._rows.get()]
+                with contextlib.suppress(queue.Empty):
+                    while len(rows) < MOST_AT_ONCE:
+                        rows.append(self._rows.get_nowait())
+                if known := [row for row in rows if row is not None]:
+                    tracker.log(known)
+            tracker.close(self._files, self._is_complete)
+        except BaseException as error:  # whatever a library or a server does, also exit(), ends no training
+            self.failure = first_line(error)
+
+
+class Trackers:
+    """All trackers that --track and --tensorboard name; none on other ranks than 0."""
+
+    def __init__(self, settings: RunSettings, run: TrackedRun, is_writer: bool, say: Callable[[str], None]):
+        self._say, self._tokens_per_step = say, settings.tokens_per_step
+        names = trackers_of(settings.measuring.track, settings.measuring.tensorboard) if is_writer else ()
+        self._channels = [_Channel(name, OPENERS[name], run) for name in names]
+        self._is_closed = False
+        if TRACKIO in names:  # it looks there when it is imported
+            os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute() / "trackio"))
+        for name, channel in zip(names, self._channels, strict=True):
+            with contextlib.suppress(Exception):  # the thread meets it again, and says it
+                importlib.import_module(LIBRARIES[name])  # seconds that no step owes
+            channel.start()
+
+    @property
+    def hang(self) -> bool:
+        """Return whether a tracker still works after `close`: then the interpreter's own way out may wait for it."""
+        return any(channel.is_alive() for channel in self._channels)
+
+    def add_step(self, step: int, world: WorldStep, learning_rate: float) -> None:
+        if not self._channels:
+            return
+        assert world.grad_norm is not None
+        self._add(
+            step,
+            {
+                "train/loss": world.loss,
+                "train/grad_norm": world.grad_norm,
+                "train/learning_rate": learning_rate,
+                "train/tokens": float(step * self._tokens_per_step),
+                "speed/step_time_s": world.step_time_s,
+                "speed/tokens_per_s": self._tokens_per_step / world.step_time_s,
+            },
+        )
+
+    def add_validation(self, step: int, loss: float) -> None:
+        self._add(step, {"validation/loss": loss})
+
+    def _add(self, step: int, values: dict[str, float]) -> None:
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}  # fp16 skipped the update
+        for channel in self._channels:
+            channel.put((step, finite))
+        self._tell_failures()
+
+    def _tell_failures(self) -> None:
+        failed = [channel for channel in self._channels if channel.failure is not None]
+        self._channels = [channel for channel in self._channels if channel not in failed]
+        for channel in failed:
+            self._say(
+                f"warning: --track {channel.tracker_name} ended ({channel.failure}); the run goes on without it, and "
+                "training_metrics.json has every row"
+            )
+
+    def close(self, files: Sequence[Path] = (), is_complete: bool = False) -> None:
+        """Wait until the trackers have all rows, at most CLOSE_S, or LEAVE_S of a run that is not complete. Only the
+        first call does something.
+
+        Args:
+            files: to attach, those that exist.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for channel in self._channels:
+            channel.end([file for file in files if file.exists()], is_complete)
+        most_s = CLOSE_S if is_complete else LEAVE_S
+        until_s = time.monotonic() + most_s
+        for channel in self._channels:
+            channel.join(max(0.0, until_s - time.monotonic()))
+            if channel.is_alive() or channel.lost:
+                self._say(
+                    f"warning: --track {channel.tracker_name} did not take all rows within {most_s:.0f} s of the end; "
+                    "training_metrics.json has them"
+                )
+        self._tell_failures()

@@ -1,0 +1,107 @@
+"""--config as a person writes it by hand: TOML, YAML or JSON; and --max_tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.programs import TINY_RUN, data_flags
+from support.settings import checked_run, launch, refusal, settings_of, typed
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.errors import InputError
+
+BY_HAND = {
+    "toml": """
+run_type = "baseline"
+learning_rate = 1e-3
+max_train_steps = 5
+eval_only = false
+save_at_end = "off"
+""",
+    "yaml": "# mine\nrun_type: baseline\nlearning_rate: 1e-3\nmax_train_steps: 5\neval_only: false\nsave_at_end: off\n",
+    "yml": '"run_type": "baseline"\nlearning_rate: 0.001\nmax_train_steps: "5"\neval_only: false\nsave_at_end: off\n',
+    "json": """{"run_type": "baseline", "learning_rate": 1e-3, "max_train_steps": 5, "eval_only": false,
+                "save_at_end": "off"}""",
+}
+
+
+@pytest.mark.parametrize("suffix", BY_HAND)
+def test_one_run_from_every_format_and_from_flags(token_files, tmp_path, suffix):
+    path = tmp_path / f"mine.{suffix}"
+    path.write_text(BY_HAND[suffix])
+    words = "--run_type baseline --learning_rate 1e-3 --max_train_steps 5 --save_at_end off".split()
+    assert settings_of(token_files, "--config", str(path)).as_config() == settings_of(token_files, *words).as_config()
+    typed_wins = settings_of(token_files, "--config", str(path), "--max_train_steps", "7")
+    assert (typed_wins.plan.total_steps, typed_wins.checkpointing.save_at_end) == (7, "off")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", "learning_rate = \n", "is not TOML that can be read"),
+        ("a.toml", "[training]\nsteps = 5\n", "'training' is not a setting"),
+        ("a.toml", "[model]\nnum_layers = 2\n", "model is a section or a list"),
+        ("a.toml", "seed = 1\nseed = 2\n", "is not TOML that can be read"),
+        ("a.yaml", "- 1\n- 2\n", "it must hold lines of NAME: VALUE"),
+        ("a.yaml", "seed: 1\nseed: 2\n", "'seed' stands there twice"),
+        ("a.yaml", "seed: [1, 2]\n", "seed is a section or a list"),
+        ("a.yaml", "seed: {a: 1}\n", "seed is a section or a list"),
+        ("a.yaml", "? [a]\n: 1\n", "line 1 has no name before its colon"),
+        ("a.yaml", "seed: 1\n  b: 2\n", "is not YAML that can be read"),
+        ("a.yaml", "seed: !!python/object/apply:os.getcwd []\n", "seed is a section or a list"),
+        ("a.yaml", "sed: 1\n", "'sed' is not a setting"),
+        ("a.yaml", "seed: 1:30\n", "seed cannot be '1:30'"),
+        ("a.yaml", "[" * 5000, "is not YAML that can be read"),
+        ("a.toml", "a = " + "[" * 5000, "is not TOML that can be read"),
+    ],
+)
+def test_what_is_written_wrong_is_one_sentence(token_files, tmp_path, name, text, said):
+    path = tmp_path / name
+    path.write_text(text)
+    message = refusal(token_files, "--config", str(path))
+    assert message.startswith(f"--config {path}") and said in message
+
+
+def test_aliases_of_yaml_do_not_grow(token_files, tmp_path):
+    path = tmp_path / "a.yaml"
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    path.write_text("\n".join(lines))
+    assert "'a0' is not a setting" in refusal(token_files, "--config", str(path))
+    path.write_text("\n".join([*lines, "seed: *a11"]).replace("a0: ", "dropout: ", 1))
+    assert "dropout is a section or a list" in refusal(token_files, "--config", str(path))
+
+
+def test_not_utf8_is_one_sentence(token_files, tmp_path):
+    for name in ("a.toml", "a.yaml"):
+        (tmp_path / name).write_bytes(b"\xff\xfe\x00\xd8")
+        assert "is not UTF-8 text" in refusal(token_files, "--config", str(tmp_path / name))
+
+
+def test_tokens_say_how_long_to_train(token_files, tmp_path):
+    per_step = settings_of(token_files).tokens_per_step
+    assert settings_of(token_files, "--max_tokens", str(10 * per_step)).plan.total_steps == 10
+    assert settings_of(token_files, "--max_tokens", str(10 * per_step + 1)).plan.total_steps == 11
+    for text, tokens in (("2.5k", 2500), ("1_000", 1000), ("3e3", 3000), ("1M", 10**6), ("0.0001B", 10**5)):
+        assert parse_command_line(["--max_tokens", text]).values["max_tokens"] == tokens
+    for text in ("0", "-1", "ten", "1Q", "nan", "inf", "9e30", ""):
+        with pytest.raises(InputError, match="--max_tokens"):
+            parse_command_line(["--max_tokens", text])
+
+
+def test_of_steps_and_tokens_one_says_it(token_files, tmp_path):
+    both = ["--max_tokens", "1k", "--max_train_steps", "5"]
+    assert "both say how long to train" in refusal(token_files, *both)
+    path = tmp_path / "mine.toml"
+    path.write_text("max_tokens = 100_000\n")
+    asked = settings_of(token_files, "--config", str(path), "--max_train_steps", "5")
+    assert asked.plan.total_steps == 5 and asked.as_config()["max_tokens"] is None, "the other is not kept"
+    record = tmp_path / "effective_config.json"
+    record.write_text(json.dumps(asked.as_config()))
+    assert typed(["--config", str(record)]).settings.plan.total_steps == 5
+    longer = checked_run(token_files, "--max_tokens", "100k").settings
+    record.write_text(json.dumps(longer.as_config()))
+    words = [*TINY_RUN, *data_flags(token_files), "--config", str(record)]
+    assert check_run(parse_command_line(words), launch()).settings.plan.total_steps == longer.plan.total_steps

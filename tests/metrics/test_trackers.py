@@ -1,0 +1,227 @@
+"""--track: rows in queues, trackers that fail or hang, and the real libraries in their offline modes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from testbed.config.flags import parse_command_line
+from testbed.config.tracker_names import trackers_of
+from testbed.errors import InputError
+from testbed.metrics import trackers as module
+from testbed.metrics.trackers import TrackedRun, Trackers
+
+STEPS = 12
+
+
+def tracked(folder, first_step: int = 0) -> TrackedRun:
+    config = {"seed": 42, "run_type": "baseline", "env": {"torch": "2"}, "nothing": None}
+    return TrackedRun(
+        "20261128T120000Z-0a1b2c3d", "run", folder / "tensorboard", folder / "trackers", first_step, config
+    )
+
+
+def started(names, run, say=print) -> Trackers:
+    settings = SimpleNamespace(tokens_per_step=100, measuring=SimpleNamespace(track=",".join(names), tensorboard=False))
+    return Trackers(settings, run, is_writer=True, say=say)
+
+
+def train(trackers: Trackers, first: int = 1, last: int = STEPS) -> dict[int, float]:
+    """Give a few steps and a validation, as a run does. Returns the losses by step."""
+    losses = {}
+    for step in range(first, last + 1):
+        losses[step] = 4 - step / 10
+        norm = math.inf if step == 2 else 1.5  # fp16 skipped the update
+        trackers.add_step(step, SimpleNamespace(loss=losses[step], grad_norm=norm, step_time_s=0.5), 1e-3)
+    trackers.add_validation(last, 3.25)
+    return losses
+
+
+class _Fake:
+    def __init__(self, run):
+        self.rows, self.closed = [], None
+
+    def log(self, rows):
+        self.rows += rows
+
+    def close(self, files, is_complete):
+        self.closed = ([file.name for file in files], is_complete)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    made = []
+    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: made.append(_Fake(run)) or made[-1])
+    return made
+
+
+def test_a_tracker_gets_every_row_and_the_files(tmp_path, fake):
+    trackers = started(["wandb"], tracked(tmp_path))
+    losses = train(trackers)
+    (tmp_path / "a.json").write_text("{}")
+    trackers.close([tmp_path / "a.json", tmp_path / "missing.json"], is_complete=True)
+    trackers.close()  # a second call does nothing
+    (tracker,) = fake
+    assert tracker.closed == (["a.json"], True)
+    assert {step: values["train/loss"] for step, values in tracker.rows if "train/loss" in values} == losses
+    assert "train/grad_norm" not in tracker.rows[1][1] and tracker.rows[0][1]["train/grad_norm"] == 1.5
+    assert tracker.rows[2][1]["train/tokens"] == 300 and tracker.rows[2][1]["speed/tokens_per_s"] == 200
+    assert tracker.rows[-1] == (STEPS, {"validation/loss": 3.25})
+
+
+def test_other_ranks_have_none(tmp_path, fake):
+    settings = SimpleNamespace(tokens_per_step=100, measuring=SimpleNamespace(track="wandb", tensorboard=True))
+    trackers = Trackers(settings, tracked(tmp_path), is_writer=False, say=print)
+    train(trackers)
+    trackers.close()
+    assert fake == []
+
+
+@pytest.mark.parametrize("place", ["open", "log", "close"])
+@pytest.mark.parametrize("kind", [ConnectionError, SystemExit])
+def test_a_tracker_that_fails_is_one_warning_and_no_more(tmp_path, monkeypatch, place, kind):
+    def fail(*_):
+        raise kind("no route to host")
+
+    opener = (
+        fail
+        if place == "open"
+        else lambda run: SimpleNamespace(**{"log": lambda rows: None, "close": fail, place: fail})
+    )
+    monkeypatch.setitem(module.OPENERS, "mlflow", opener)
+    said: list[str] = []
+    trackers = started(["mlflow"], tracked(tmp_path), said.append)
+    for _ in range(20):
+        train(trackers)
+        time.sleep(0.01)
+    trackers.close()
+    assert len(said) == 1 and said[0].startswith("warning: --track mlflow ended (") and "no route to host" in said[0]
+
+
+def test_a_tracker_that_hangs_costs_no_step_and_a_bounded_end(tmp_path, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: release.wait(60))
+    monkeypatch.setattr(module, "LEAVE_S", 0.2)
+    monkeypatch.setattr(module, "MOST_WAITING", 50)
+    said: list[str] = []
+    trackers = started(["wandb"], tracked(tmp_path), said.append)
+    start_s = time.perf_counter()
+    train(trackers, last=5000)
+    assert (time.perf_counter() - start_s) / 5000 < 0.001, "seconds of a step"
+    trackers.close()
+    assert trackers.hang
+    release.set()
+    assert time.perf_counter() - start_s < 6 and "did not take all rows within" in said[0]
+
+
+def test_flags_name_them_once_and_unknown_ones_are_refused():
+    assert parse_command_line(["--track", "wandb, tensorboard,wandb"]).values["track"] == "wandb,tensorboard"
+    for wrong in ("comet", ",", "wandb,comet"):
+        with pytest.raises(InputError, match="--track"):
+            parse_command_line(["--track", wrong])
+    assert trackers_of("wandb,tensorboard", True) == ("tensorboard", "wandb") and trackers_of(None, False) == ()
+
+
+def of_tensorboard(folder) -> dict[str, dict[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {name: {event.step: event.value for event in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+def of_mlflow(folder) -> dict[str, dict[int, float]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'trackers' / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name(module.PROJECT).experiment_id])
+    assert run.data.params["seed"] == "42" and run.info.status == "FINISHED"
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["a.json"]
+    names = run.data.metrics
+    return {name: {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)} for name in names}
+
+
+def records_of_wandb(data: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format (blocks of 32 KiB, a record in one piece or several), behind
+    seven bytes of its own."""
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if at % 32768 > 32768 - 7:  # no room for a header: padding
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # the whole, or the last piece
+            yield whole
+            whole = b""
+
+
+def of_wandb(folder) -> dict[str, dict[int, float]]:
+    from wandb.proto import wandb_internal_pb2
+
+    found: dict[str, dict[int, float]] = {}
+    for file in sorted((folder / "trackers" / "wandb").glob("offline-run-*/*.wandb")):
+        for data in records_of_wandb(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "run":
+                assert record.run.run_group == tracked(folder).run_id
+            if record.WhichOneof("record_type") == "history":
+                row = {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+                }
+                step = row.pop(module.WANDB_STEP)
+                for name, value in row.items():
+                    if not name.startswith("_"):
+                        found.setdefault(name, {})[step] = value
+    return found
+
+
+def of_trackio(folder) -> dict[str, dict[int, float]]:
+    (database,) = (folder / "trackers" / "trackio").glob("*.db")
+    found: dict[str, dict[int, float]] = {}
+    with sqlite3.connect(database) as connection:
+        for step, text in connection.execute("SELECT step, metrics FROM metrics ORDER BY step"):
+            for name, value in json.loads(text).items():
+                found.setdefault(name, {})[step] = value
+    return found
+
+
+READERS = {"tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow, "trackio": of_trackio}
+
+
+@pytest.mark.slow
+@pytest.mark.launches  # W&B starts a process
+@pytest.mark.parametrize("name", READERS)
+def test_each_library_gives_back_the_rows_also_after_a_resume(tmp_path, monkeypatch, name):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: pip install {name}")
+    for variable in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackers" / "trackio"))
+    monkeypatch.setenv("HOME", str(tmp_path))  # no credentials
+    monkeypatch.setattr(module, "CLOSE_S", 120.0)
+    monkeypatch.setattr(module, "LEAVE_S", 120.0)
+    (tmp_path / "a.json").write_text("{}")
+    said: list[str] = []
+    first = started([name], tracked(tmp_path), said.append)
+    losses = train(first)
+    first.close()  # it was killed, and its last checkpoint is of two steps before
+    second = started([name], tracked(tmp_path, first_step=STEPS - 2), said.append)
+    losses |= train(second, STEPS - 1, STEPS + 4)
+    second.close([tmp_path / "a.json"], is_complete=True)
+    assert said == []
+    found = READERS[name](tmp_path)
+    assert found["train/loss"] == pytest.approx(losses, rel=1e-6)
+    assert sorted(found["train/grad_norm"]) == [step for step in losses if step != 2]
+    assert found["validation/loss"][STEPS + 4] == 3.25  # TensorBoard drops that of a step that is trained again
+    assert found["train/tokens"] == pytest.approx({step: 100.0 * step for step in losses})
