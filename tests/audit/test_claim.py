@@ -534,3 +534,40 @@ def test_the_sizes_of_the_model_in_two_logs_are_compared(tmp_path, form):
     found = answered(paths)
     assert found is not None and found.verdict == FALLS
     assert any("Model 24 layers, width 1024 against 12 layers, width 768" in reason for reason in found.reasons)
+
+
+def test_devices_of_several_nodes_are_multiplied(tmp_path):
+    found = of_rows(tmp_path, "Strategy | Hardware | tok/s", "DDP | 1 x 8 A100-80GB | 126k", "FSDP | 2 x 8 A100 | 240k")
+    assert found.reasons[0].startswith("Ranks 8 against 16 (2 times): FSDP and DDP differ")
+    found = of_rows(tmp_path, "Strategy | GPUs | tok/s", "DDP | 64 H100 | 126k", "FSDP | 80 H100 | 240k")
+    assert found.reasons[0].startswith("Ranks 64 against 80")
+
+
+def test_fewer_training_tokens_are_other_work(tmp_path):
+    header = "Method | training time | tokens"
+    found = of_rows(tmp_path, header, "base | 40 h | 52.4B", "ours | 20 h | 26.2B")
+    assert states(found)["training tokens"] == DIFFERS and found.verdict == FALLS
+
+
+def test_a_record_that_misses_the_loss_of_the_other_is_none(tmp_path):
+    paths = []
+    for name, end, ms in (("a", 3.2792, 1000), ("b", 3.3127, 900)):
+        lines = [f"step:{step}/50 val_loss:{3.9 if step < 50 else end} train_time:{step * ms}ms step_avg:{ms}ms"
+                 for step in range(10, 51, 10)]  # fmt: skip
+        paths.append(tmp_path / f"{name}.txt")
+        paths[-1].write_text("\n".join(lines) + "\n")
+    found = answered(paths)
+    assert found is not None and found.verdict == FALLS
+    assert any("where it is faster" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("line", ["export CUDA_LAUNCH_BLOCKING=1", "detect_anomaly = True"])
+def test_debugging_in_one_of_two_logs_is_an_instrument(tmp_path, line):
+    paths = []
+    for name, head, ms in (("a", line, 500), ("b", "", 250)):
+        steps = [f"iter {step}: loss 3.{step:02d}00, time {ms}.{step:02d}ms, mfu 30.00%" for step in range(1, 20)]
+        paths.append(tmp_path / f"{name}.log")
+        paths[-1].write_text(f"{head}\ntokens per iteration will be: 491,520\n" + "\n".join(steps) + "\n")
+    found = answered(paths)
+    assert found is not None and found.verdict == FALLS
+    assert any("instrumentation" in reason.lower() for reason in found.reasons)

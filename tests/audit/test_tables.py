@@ -287,3 +287,64 @@ def test_a_long_line_or_heading_takes_no_quadratic_time(tmp_path, name, text):
     with contextlib.suppress(InputError):
         audit([tmp_path / name])
     assert time.perf_counter() - began < 10
+
+
+HTML = """# Results
+<table>
+<tr><th>GPUs</th><th>tokens/s</th><th>Speed-up</th></tr>
+<tr><td>1</td><td>100</td><td>1.0x</td></tr>
+<tr><td>2</td><td>190</td><td><b>2.9x</b></td></tr>
+</table>
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "words"),
+    [
+        ("a.md", HTML, 5, "Speed-up 2.9x does not follow"),
+        ("a.csv", "# 8 nodes\n# bf16\ngpus,tokens/s,speedup\n1,100,1.0\n2,190,2.9\n", 5, "speedup 2.9 does not follow"),
+        (
+            "a.md",
+            table("GPUs | Time | Speedup", "1 | 6 h 40 min | 1.0x", "4 | 2 h 30 min | 3.9x"),
+            4,
+            "3.9x does not follow",
+        ),
+        ("a.md", table("GPUs | images/s | Speedup", "1 | 4 310 | 1.0x", "2 | 8 100 | 2.5x"), 4, "2.5x does not follow"),
+        (
+            "a.md",
+            table(
+                "GPUs | global batch | step time [s] | efficiency", "8 | 64 | 1.22 | 100 %", "64 | 512 | 1.31 | 11.6 %"
+            ),
+            4,
+            "divides the step time [s] of another batch",
+        ),
+    ],
+)
+def test_other_ways_to_write_a_table_are_read(tmp_path, name, text, line, words):
+    path = saved(tmp_path, text, name)
+    found = audit([path])
+    assert any(words in each.message.lower() or words in each.message for each in found), found
+    assert all(each.runs[0].startswith(f"{path}:{line}") for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("row", "note", "words"),
+    [
+        ("ours \N{MODIFIER LETTER SMALL B}", "\N{MODIFIER LETTER SMALL A} on the cluster. "
+         "\N{MODIFIER LETTER SMALL B} event-driven simulator", "calls a projection"),
+        ("ours (*)", "(*) 8 x the row above, assuming linear scaling", "calls a projection"),
+        ("ours \N{DAGGER}", "\N{DAGGER} fitted from the rows above", "calls a projection"),
+    ],
+)  # fmt: skip
+def test_a_mark_of_any_kind_ties_a_note_to_its_row(tmp_path, row, note, words):
+    rows = table("Schedule | tokens/s | Speedup", "1F1B | 100 | 1.0x", f"{row} | 140 | 1.4x")
+    (finding,) = audit([saved(tmp_path, f"{rows}\n{note}\n")])
+    assert words in finding.message
+
+
+def test_a_reference_whose_status_says_that_it_failed_is_none(tmp_path):
+    rows = table(
+        "run | status | tokens/s | speedup", "a | NaN from step 312, stopped | 171K | 1.0x", "b | done | 290K | 1.7x"
+    )
+    (finding,) = audit([saved(tmp_path, rows)])
+    assert "refers to a row that was not measured: NaN from step 312" in finding.message

@@ -20,6 +20,12 @@ NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
 MOST_LINES, LAST_LINES = 50_000, 1000  # of steps, whose figures are read
 LOOKED_AT = 20_000  # characters at the end
+# of any program: what it says of its own surroundings
+SLOWS_DOWN = {
+    r"\bCUDA_LAUNCH_BLOCKING=1\b": "the host waited for each kernel (CUDA_LAUNCH_BLOCKING=1)",
+    r"detect[-_]anomaly(?! ?[=:]? ?(?:False|0|off))": "autograd looked for anomalies (detect_anomaly)",
+}
+_PROJECTED = re.compile(r"(?im)^.{0,200}\b(projected|extrapolated)\b.{0,40}\b(?:time|total|hours?|days?|from)\b")
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 
@@ -280,6 +286,9 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
     known["settings"] = settings | known.get("settings", {})
     if out := _OUT_OF_MEMORY.search(text[-LOOKED_AT:]):
         known["settings"][STATUS] = f"ended by {out[0]}"
+    elif projected := _PROJECTED.search(others):
+        known["settings"][STATUS] = projected[1].lower()
+    patterns = {**SLOWS_DOWN, **program.instruments}
     return reported_of(
         path,
         f"{program.name} log",
@@ -289,7 +298,7 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         optimizer_steps=lines[-1][0] + 1 - program.first_step if lines else None,
         time_meaning=program.time_meaning,
         protocol=program.protocol,
-        instruments=(*instruments, *(words for each, words in program.instruments.items() if re.search(each, others))),
+        instruments=(*instruments, *(words for each, words in patterns.items() if re.search(each, others))),
         rate_unit=program.rate_unit,
     )
 

@@ -187,7 +187,9 @@ def read_csv(path: Path) -> list[Reported]:
     """
     text = text_of(path)
     try:
-        rows = list(csv.reader(io.StringIO(text), strict=True))
+        rows = [
+            row for row in csv.reader(io.StringIO(text), strict=True) if row and not row[0].lstrip().startswith("#")
+        ]
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []

@@ -93,7 +93,8 @@ WORDS: dict[str, tuple[str, ...]] = {
                  "activation recomputation"),
     DATA: ("dataset", "data"),
     PASS: ("pass", "phase", "workload", "task"),
-    INSTRUMENTS: ("profiler", "profiling", "instrumentation"),
+    INSTRUMENTS: ("profiler", "profiling", "instrumentation", "torch profiler", "profiler enabled", "debug", "nsys",
+                  "anomaly detection", "detect anomaly", "cuda launch blocking"),
     WARM_UP: ("warmup", "warm up", "warmup steps", "warm up steps", "warmup iters", "warmup iterations",
               "warmup excluded", "warm up excluded", "incl. warmup", "includes warmup", "warmup included"),
     RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop"),
@@ -123,14 +124,17 @@ IN_WORDS = {
         "any_batch": r"\b(?:bs|batch(?:[- ]size)?) ?=? ?(\d{1,7})\b",
         "length": r"\b(?:seq(?:[- ]?len(?:gth)?)?|sequence(?:[- ]length)?|context(?:[- ]length)?) ?=? ?(\d{2,7}k?)\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
-        r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b",
+        r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
+        r"(?! ?(?:samples|images|tokens|steps|sequences|examples|docs))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
         DEVICE: rf"\b({_DEVICES})\b",
         "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
         STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated"
-        r"|simulated|roofline|est(?=\.|\))|assum(?:es|ed|ing) (?:linear|perfect|ideal))\b",
+        r"|simulat(?:ed|or|ion)|fitted|modell?ed|planned|not (?:been )?(?:run|measured)|roofline|est(?=\.|\))"
+        r"|assum(?:es|ed|ing) (?:linear|perfect|ideal))\b",
         INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
-        r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking)\b",
+        r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
+        r"|detect_anomaly|debug mode)\b",
         WARM_UP: r"([^|.;\n]{0,60}\b(?:warm-?ups?|warmed up|compilation|compile time|first epoch|cold start)\b"
         r"[^|.;\n]{0,60}|\b(?:in|ex)cl(?:ud\w+|\.)[^|.;\n]{0,40}\b(?:data ?load\w*|start-?up|set-?up|initiali[sz]ation"
         r"|validation|evaluation|(?<!gradient )(?<!activation )checkpoint(?:s|ing)?|(?:data|disk) cach(?:e|ing))\b)",
@@ -160,7 +164,10 @@ _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
 )
-_OF_NO_RUN = re.compile(r"\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b|per param")
+_TO_A_TARGET = re.compile(r"(?i)(?:time|hours|minutes) to (?:target|solution|accuracy|quality|convergence)\b")
+_OF_NO_RUN = re.compile(
+    r"price|cost|[$€]|usd|\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b|per param"
+)
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
     "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
@@ -169,6 +176,12 @@ _SIGNS = str.maketrans({
 _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
 # What the source itself marks as uncertain, or with a footnote, is not a figure to hold against it.
 _MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
+# 6 h 38 min
+_SPOKEN = re.compile(
+    r"(?:(\d{1,3}) ?d(?:ays?)?,? ?)?(?:(\d{1,3}) ?h(?:ours?|rs?)?,? ?)?"
+    r"(?:(\d{1,3}) ?m(?:in(?:utes?|s)?)?,? ?)?(?:(\d{1,2}) ?s(?:ec(?:onds?)?)?)?",
+    re.I,
+)
 _REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -241,7 +254,7 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     notes = tuple(f"{row.footnote} {row.said}".strip() for row in table.rows)
     columns += _said_in_words(columns, taken, notes)
     columns += _said_around(table, columns)
-    is_to_a_loss = _TO_A_LOSS.search(table.around) is not None
+    is_to_a_loss = _TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings))
     return Grid(tuple(row.line for row in table.rows), tuple(columns), is_to_a_loss, footnotes, notes)
 
 
@@ -324,7 +337,14 @@ def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
 
 
 def _rows_of(columns: Sequence[Column]) -> list[str]:
-    return [" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True)]
+    rows = (" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True))
+    return list(map(_multiplied, rows))
+
+
+def _multiplied(text: str) -> str:
+    """Return a text with the devices of several nodes in one number: 2 x 8 A100 are 16 A100."""
+    nodes = rf"(?<![\w.,])(\d{{1,4}}) ?x ?(\d{{1,2}}) ?x? ?(?=(?:nvidia )?(?:{_DEVICES}|gpus?\b))"
+    return re.sub(nodes, lambda two: f"{int(two[1]) * int(two[2])} ", text, flags=re.I)
 
 
 def _only(pattern: re.Pattern[str], text: str) -> str | None:
@@ -377,6 +397,7 @@ def _canonical(heading: str) -> tuple[str, str]:
         heading = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=GPU)(?=[A-Z][a-z])", " ", heading)
     name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
     name = re.sub(r"^(?:time|days|hours) to (?:train|[\d.]+[mbt] tokens)", "time", name)
+    name = re.sub(r"^(?:time|hours|minutes) to (?:target|solution|accuracy|quality|convergence)\b", "time", name)
     name = re.sub(r"(?<=\w)( @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
     name = re.sub(r"^(no\.|num|number|total number|total|n)( of)? (?=gpu|device|rank|worker|acc|node)", "", name)
     name = re.sub(r"^of (?=gpu|device|rank)", "", name)
@@ -437,7 +458,9 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
         texts = tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
     if quantity == "devices":  # 4x A100
         texts = tuple("1" if text.lower() in ("single", "one") else text for text in texts)
-        texts = tuple(re.sub(rf"^(\d{{1,5}}) ?x ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in texts)
+        texts = tuple(
+            re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{_DEVICES}).*$", r"\1", _multiplied(text), flags=re.I) for text in texts
+        )
     kind, (name, unit) = QUANTITIES[quantity][0], _canonical(heading)
     is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", name) is not None
     unit = "ms" if is_in_ms else unit or _with_unit_behind(name)[1]
@@ -473,6 +496,12 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
     if kind == "time" and (clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text.strip())):
         seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
         return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
+    spoken = _SPOKEN.fullmatch(text.strip()) if kind == "time" else None
+    if spoken and sum(part is not None for part in spoken.groups()) > 1:
+        sizes = [(int(part), size) for part, size in zip(spoken.groups(), (86400, 3600, 60, 1), strict=True) if part]
+        whole = float(sum(part * size for part, size in sizes))
+        return Figure(whole, max(whole - sizes[-1][1], 0.01 * whole), whole + sizes[-1][1]) if whole else None
+    text = re.sub(r"(?<=\d) (?=\d{3}(?:\D|$))", "", text)  # 4 310
     text = re.sub(r"\([^()]*\)", "", text).strip()
     text = re.sub(r"^x ?(?=\d)", "", text) if kind == "factor" else text
     text = re.sub(r"^(\+?\d+),(\d{1,2}|\d{4,})(?!\d|,)", r"\1.\2", text)  # 2,9 is 2.9, and 2,900 is not

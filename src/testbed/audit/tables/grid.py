@@ -7,10 +7,12 @@ import io
 import itertools
 import re
 from dataclasses import dataclass, replace
+from html.parser import HTMLParser
 
 MOST_AROUND = 12  # lines beside a table that are looked at
 MOST_NOTE = 1000  # characters
-_MARK = r"\[\^\w{1,20}\]|\[\d{1,2}\]|\([a-e]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
+_LETTERS = "ᵃᵇᶜᵈᵉ"
+_MARK = rf"\[\^\w{{1,20}}\]|\[\d{{1,2}}\]|\([a-e*†‡]\)|\\?\*{{1,3}}|[†‡§¹²³⁴{_LETTERS}]"
 _OF_FIGURES = re.compile(
     r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|times?|results?|measured?|taken|read off|ran"
     r"|run on)\b"
@@ -55,6 +57,48 @@ def markdown_tables(text: str) -> list[Table]:
         noted = _with_notes(_as_wide(rows, header), f"{around}\n\n{_section(below)}", footnotes | _marked_lines(below))
         found.append(Table(header, noted, number, around))
         number = end + 1
+    return [*found, *html_tables(text)]
+
+
+class _Html(HTMLParser):
+    """Collects the tables of a page: of each its rows, of each row its line and cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[list[tuple[int, list[str]]]] = []
+        self._is_cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr" and self.tables:
+            self.tables[-1].append((self.getpos()[0], []))
+        elif tag in ("td", "th") and self.tables and self.tables[-1]:
+            self.tables[-1][-1][1].append("")
+            self._is_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_cell &= tag not in ("td", "th", "tr", "table")
+
+    def handle_data(self, data: str) -> None:
+        if self._is_cell:
+            self.tables[-1][-1][1][-1] += data
+
+
+def html_tables(text: str) -> list[Table]:
+    """Return the tables that a page has as HTML; rows of another width than the first are left out."""
+    if "<table" not in text.lower():
+        return []
+    page, lines, found = _Html(), text.splitlines(), []
+    page.feed(text)
+    for table in page.tables:
+        rows = [Row(line, tuple(" ".join(cell.split()) for cell in cells)) for line, cells in table if cells]
+        if len(rows) > 1:
+            first, last = rows[0].line, rows[-1].line
+            above, below = lines[first - 3 :: -1] if first > 2 else [], lines[last + 1 :]
+            around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
+            noted = _with_notes(_as_wide(rows[1:], rows[0].cells), around, _marked_lines(below))
+            found.append(Table(rows[0].cells, noted, first, around))
     return found
 
 
@@ -65,6 +109,8 @@ def _marked_lines(below: list[str]) -> dict[str, str]:
         match = re.match(rf"\s*(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)", line)
         if match and not re.fullmatch(r"(\*+)[^*]+\1", line.strip()):  # a text in italics
             found.setdefault(match[1].replace("\\", ""), match[2])
+        for mark, text in re.findall(rf"([{_LETTERS}])\s*([^{_LETTERS}]+)", line):  # several in one line
+            found[mark] = text.strip()
     return found
 
 
@@ -120,7 +166,9 @@ def _paragraph(lines: list[str]) -> str:
 
 def csv_tables(text: str) -> list[Table]:
     """Return the table of a CSV or TSV text, or none where it has no rows. Semicolons are as good as commas."""
-    delimiter = max(",\t;", key=text.partition("\n")[0].count)
+    comments = re.findall(r"(?m)^[ \t]*#(.*)$", text)
+    text = re.sub(r"(?m)^[ \t]*#.*$", "", text)
+    delimiter = max(",\t;", key=text.lstrip().partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
     header: tuple[str, ...] = ()
     line = 0
@@ -134,7 +182,9 @@ def csv_tables(text: str) -> list[Table]:
                 header, line = stripped, reader.line_num
     except csv.Error:
         return []
-    return [Table(header, _as_wide(rows, header), line)] if rows else []
+    around = "\n".join(comments)
+    noted = _with_notes(_as_wide(rows, header), around, {})
+    return [Table(header, noted, line, around)] if rows else []
 
 
 def _as_wide(rows: list[Row], header: tuple[str, ...]) -> tuple[Row, ...]:

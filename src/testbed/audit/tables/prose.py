@@ -138,11 +138,12 @@ def _sentences(text: str) -> Iterator[tuple[int, str]]:
 
 def _of_paragraph(parts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
     text = "\n".join(parts)
-    start = 0
+    start, line, counted = 0, begin, 0
     for end in re.finditer(r"(?<!\bvs)(?<!\bincl)(?<!\bapprox)[.!?](?=\s|$)|$", text):
         raw = text[start : end.end()]
         if raw.strip() and len(raw) <= LONGEST_SENTENCE:
-            line = begin + text.count("\n", 0, start + len(raw) - len(raw.lstrip()))
+            first = start + len(raw) - len(raw.lstrip())
+            line, counted = line + text.count("\n", counted, first), first
             yield line, plain(" ".join(raw.split()))
         start = end.end()
 

@@ -80,6 +80,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
             "table": f"{item.name}:{grid.lines[0]}",
             "others": _others(grid, row),
             "note": grid.notes[row],
+            "tokens": value("tokens"),
             "quality": _quality(grid, quality, value(quality)) if quality else None,
         },
         settings={str(key): text for key, text in words.items() if text},
@@ -163,6 +164,7 @@ def _first_words(grid: Grid, row: int) -> str:
 def failure_of(grid: Grid, row: int) -> str | None:
     """Return the cell that says that a row has no result: OOM, failed."""
     results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
+    ended = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")
     of_status = [column for column in grid.columns if column.heading.lower() in ("status", "result", "outcome")]
     for column in grid.columns:
         if column.quantity in LEARNT and _NO_LOSS.fullmatch(column.texts[row]):
@@ -170,7 +172,9 @@ def failure_of(grid: Grid, row: int) -> str | None:
         if column.quantity in (None, *LEARNT) and "diverged" in column.texts[row].lower():
             return column.texts[row]
     has_figures = any(column.figures[row] for column in results)
-    looked_at = of_status if has_figures else grid.columns
+    if said := next((column.texts[row] for column in of_status if ended.search(column.texts[row])), None):
+        return said
+    looked_at = () if has_figures else grid.columns
     return next((column.texts[row] for column in looked_at if _FAILED.search(column.texts[row])), None)
 
 

@@ -339,7 +339,7 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
         strategies = " against ".join(str(strategy_of(side)) for side in (claim.other, claim.baseline))
         severity = FAILS if names & set(BATCHES) else NOTE
         yield pair.finds(Rule.EQUAL_WORK, severity, f"{said} is not of {strategies} alone: {differ}")
-    elif is_weak and name == "speedup" and _divides_times(pair):
+    elif is_weak and _divides_times(pair, name):
         heading = _plain_heading(grid, "step_s")
         yield pair.finds(Rule.EQUAL_WORK, FAILS, f"{said} divides the {heading} of another batch: {differ}")
     elif (
@@ -433,9 +433,10 @@ def _per_device(claim: Claim) -> str:
     return f"; {each.ratio:.3g}x per device" if each and is_other else ""
 
 
-def _divides_times(pair: Pair) -> bool:
-    """Return whether a speed-up is the ratio of two step times."""
-    powers = {"speedup": -1, "step_s": -1, FIRST + "step_s": 1}
+def _divides_times(pair: Pair, name: str) -> bool:
+    """Return whether a speed-up is the ratio of two step times, or an efficiency that ratio over the devices'."""
+    powers = {name: -1, "step_s": -1, FIRST + "step_s": 1}
+    powers |= {"devices": -1, FIRST + "devices": 1} if name == "efficiency" else {}
     product = _product(pair.grid, pair.row, pair.reference, powers)
     return product is not None and _holds(product)
 
