@@ -255,6 +255,7 @@ READERS: dict[str, Read] = {
     r".*\.(log|out|err|txt|md)": read_text_log,
     r"scaling_report\.json": earlier.read_scaling_report,
     r".*trainer_state.*\.json": curves.read_trainer_state,
+    r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,
     r"(rank\d+|eval)_results_epoch\d+\.json": earlier.read_rank_files,
 }
