@@ -348,3 +348,17 @@ def test_a_reference_whose_status_says_that_it_failed_is_none(tmp_path):
     )
     (finding,) = audit([saved(tmp_path, rows)])
     assert "refers to a row that was not measured: NaN from step 312" in finding.message
+
+
+def test_chinese_headings_and_workers_beside_a_speed_up_are_known(tmp_path):
+    rows = ("1 | 100 s | 1.0x", "4 | 40 s | 3.9x")
+    for header in ("\u663e\u5361\u6570 | \u8bad\u7ec3\u65f6\u95f4 | \u52a0\u901f\u6bd4", "workers | time | speedup"):
+        (finding,) = audit([saved(tmp_path, table(header, *rows))])
+        assert "3.9x does not follow" in finding.message
+    assert quantity_of("workers") is None
+
+
+def test_a_little_more_than_linear_is_noise(tmp_path):
+    for speed_up, number in (("2.03x", 0), ("2.20x", 1)):
+        rows = table("GPUs | model | speedup", "1 | 124M | 1.00x", f"2 | 124M | {speed_up}")
+        assert len(audit([saved(tmp_path, rows)])) == number

@@ -63,7 +63,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
     "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
-                           "gain", "x", "acceleration", "faster by")),
+                           "gain", "x", "acceleration", "faster by", "s(p)")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
                              "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
     "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
@@ -103,6 +103,8 @@ RATES = ("token_rate", "device_token_rate", "sample_rate", "step_rate", "rate")
 TIMES = ("step_s", "time_s")
 RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops",
            "speedup", "efficiency")  # fmt: skip
+# what counts devices beside a speed-up; elsewhere workers load data
+COMPUTE = ("workers", "num workers", "n workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
 # what --columns takes too
 SHORT = {
     "gpus": "devices", "gpu": "devices", "workers": "devices", "ranks": "devices", "mbs": "micro_batch", "gbs": "batch",
@@ -165,6 +167,25 @@ _TO_A_LOSS = re.compile(
     r"(?:loss|perplexity)\b"
 )
 _TO_A_TARGET = re.compile(r"(?i)(?:time|hours|minutes) to (?:target|solution|accuracy|quality|convergence)\b")
+# headings that begin so, the longer ones first
+_CHINESE = {
+    "GPU\N{CJK UNIFIED IDEOGRAPH-6570}": "gpus",  # number
+    "\u663e\u5361\u6570": "gpus",  # number of cards
+    "\u5361\u6570": "gpus",
+    "\u8bad\u7ec3\u65f6\u95f4": "training time",
+    "\u8bad\u7ec3\u8017\u65f6": "training time",
+    "\u65f6\u95f4": "time",
+    "\u8017\u65f6": "time",
+    "\u52a0\u901f\u6bd4": "speedup",
+    "\u52a0\u901f\u6548\u7387": "efficiency",
+    "\u6548\u7387": "efficiency",
+    "\u541e\u5410\u91cf": "throughput",
+    "\u541e\u5410": "throughput",
+    "\u6279\u5927\u5c0f": "batch size",
+    "\u6279\u6b21\u5927\u5c0f": "batch size",
+    "\u51c6\u786e\u7387": "accuracy",
+    "\u7cbe\u5ea6": "accuracy",
+}
 _OF_NO_RUN = re.compile(
     r"price|cost|[$€]|usd|\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b|per param"
 )
@@ -229,6 +250,7 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     headings = [plain(heading) for heading in table.header]
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
     is_of_speed = any(quantity_of(heading) in (*RESULTS, "devices", "nodes") for heading in headings)
+    is_of_ratios = any(quantity_of(heading) in ("speedup", "efficiency") for heading in headings)
     columns = []
     taken: set[str] = {*named}
     for index, heading in enumerate(headings):
@@ -236,6 +258,8 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
         quantity = chosen.get(heading) or quantity_of(heading)
         if quantity is None and is_of_speed and _is_ratio_to(heading, cells):
             quantity = "speedup"
+        if quantity is None and is_of_ratios and _canonical(heading)[0] in COMPUTE:
+            quantity = "devices"
         if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
             quantity = None
         if heading not in chosen and quantity in taken:
@@ -393,6 +417,10 @@ def _is_ratio_to(heading: str, cells: Sequence[str]) -> bool:
 
 def _canonical(heading: str) -> tuple[str, str]:
     """Return a heading in the words of QUANTITIES, and what stands behind it in brackets."""
+    for chinese, words in _CHINESE.items():
+        if heading.startswith(chinese):
+            heading = words + heading.removeprefix(chinese).translate({0xFF08: "(", 0xFF09: ")"})
+            break
     if re.match(r"[A-Za-z]+(?: ?[(\[]|$)", heading):  # GlobalBatchSize
         heading = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=GPU)(?=[A-Z][a-z])", " ", heading)
     name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
