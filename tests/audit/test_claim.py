@@ -177,7 +177,7 @@ def test_a_row_that_is_not_clear_is_refused(tmp_path, words, said):
         ("Config | tokens/s | Speedup", ("baseline | OOM | 1.0", "ours | 500 | 2.3"),
          "refers to a row that was not measured: OOM"),
         ("Config | GPUs | tokens/s | Speedup", ("ddp | 1 | 100 | 1.0", "ddp projected | 8 | 780 | 7.8"),
-         "Speedup 7.8 is of a figure that its row calls a projection"),
+         "Speedup 7.8 is of a figure that its row does not call measured"),
         ("Model | GPUs | tokens/s | Speedup", ("124M | 1 | 100 | 1.0", "355M | 1 | 250 | 2.5"),
          "compares rows of other work: model 124M against 355M"),
         ("Config | GPUs | Speedup", ("TP=1 depth 16 | 8 | 1.0", "TP=2 depth 12 | 8 | 1.4"),
@@ -249,7 +249,7 @@ def test_what_logs_print_of_their_set_up_is_compared(tmp_path):
         ("Configuration | Settings",
          ("1,024 GPUs | TP2 PP4 MBS1 GBS8192", "256 GPUs | TP1 PP4 MBS3 GBS4096", "256 GPUs | TP1 PP4 MBS1 GBS4096"),
          "4,096 is not a multiple of micro batch x data ranks = 192"),
-        ("GPUs | tokens/s | Speedup", ("8 | 90,000 | 1.0", "64 (projected) | 690,000 | 7.7"), "a projection"),
+        ("GPUs | tokens/s | Speedup", ("8 | 90,000 | 1.0", "64 (projected) | 690,000 | 7.7"), "does not call measured"),
     ],
 )  # fmt: skip
 def test_a_table_is_read_as_people_write_it(tmp_path, header, rows, words):
@@ -396,11 +396,11 @@ NOTED = "Optimizer | step (ms) | Speedup", ("AdamW | 38.6 | 1.00x", "fused | 21.
     ("row", "text", "words"),
     [
         ("AdamW", "The AdamW number was read off the Nsight Systems trace run; the others are plain runs.", "nsight"),
-        ("ours", "Note: the last row assumes linear scaling of the first.", "projection"),
-        ("ours*", "\\* extrapolated from shorter runs", "projection"),
+        ("ours", "Note: the last row assumes linear scaling of the first.", "not call measured"),
+        ("ours*", "\\* extrapolated from shorter runs", "not call measured"),
         ("ours[^2]", "[^2]: timer started after 20 untimed warm-up iterations.", "warm-up"),
         ("ours\N{DAGGER}", "<sub>\N{DAGGER} batch size 512; all other rows use 128</sub>", "batch size 512"),
-        ("ours (roofline model)", "", "projection"),
+        ("ours (roofline model)", "", "not call measured"),
         ("AdamW (with torch.profiler, record_shapes=True)", "", "torch.profiler"),
     ],
 )

@@ -221,6 +221,12 @@ def _setting(name: str) -> Callable[[Claim], tuple[Value, Value]]:
     return _of_runs(lambda item: item.settings.get(name))
 
 
+def _is_of_precisions(claim: Claim) -> bool:
+    """Return whether two rows have one name but for their precisions, which is then what is compared."""
+    names = [_OF_PRECISION.sub("", (strategy_of(side) or "")).strip().lower() for side in (claim.baseline, claim.other)]
+    return claim.other.first.form == ROW and (names[0] == names[1] or "" in names)
+
+
 def _marked(name: str, usual: str) -> Callable[[Claim], tuple[Value, Value]]:
     """Return a reader of what a row is marked as. Beside a row that is marked, one without a mark is as usual."""
 
@@ -443,7 +449,8 @@ FACTS: tuple[Fact, ...] = (
          ("global_batch_size",), is_work=True, decides=True,
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
     Fact("sequence length", _field("sequence_length"), _COSTS, ("seq_len",), is_work=True, decides=True),
-    Fact("precision", _setting(PRECISION), "the arithmetic is another", ("precision",), is_work=True, decides=True),
+    Fact("precision", _setting(PRECISION), "the arithmetic is another", ("precision",), is_work=True, decides=True,
+         spoils=lambda claim: not _is_of_precisions(claim)),
     Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
     Fact("training tokens", _training_tokens, "a shorter training is no faster one", spoils=_steps_decide,

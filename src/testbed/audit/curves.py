@@ -77,10 +77,8 @@ def read_trainer_results(path: Path) -> list[Reported]:
     content = read_json(path)
     if not isinstance(content, dict) or "train_runtime" not in content:
         raise InputError(f"{path} is not what a transformers Trainer saves: it has no 'train_runtime'")
-    losses = {
-        name: number(content.get(ours)) for name, ours in (("train_loss", "train_loss"), ("val_loss", "eval_loss"))
-    }
-    return [reported_of(path, RESULTS, {}, **losses, **_of_call(content))]
+    train_loss, val_loss = (number(content.get(name)) for name in ("train_loss", "eval_loss"))
+    return [reported_of(path, RESULTS, {}, train_loss=train_loss, val_loss=val_loss, **_of_call(content))]
 
 
 PRINTED = re.compile(r"\{'(?:loss|eval_loss|train_runtime)': .{1,2000}?\}")

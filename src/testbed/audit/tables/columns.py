@@ -41,13 +41,17 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                               "bs/gpu", "per gpu batch", "gpu batch", "per device batch", "per device batch size")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps")),
-    "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size")),
-    "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz")),  # of one device or of all
+    "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size",
+                        "effective batch", "total batch", "sequences/step", "seqs/step", "samples/step",
+                        "sequences/optimizer step", "seqs/optimizer step", "samples/optimizer step")),
+    "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz",  # of one device or of all
+                            "tokens/step", "tok/step", "tokens/update", "tok/update", "batch tokens")),
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq",
                          "ctx len", "max seq len", "max length", "cutoff len", "context")),
     "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
-    "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed")),
+    "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed", "tokens seen",
+                          "tokens trained", "trained tokens")),
     "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step", "ms/step",
                         "s/iteration", "ms/iteration", "s/it", "ms/it", "s/iter", "ms/iter", "seconds/step",
                         "step duration", "time/iter", "step ms", "iter ms", "step time ms", "iter time ms",
@@ -133,7 +137,8 @@ IN_WORDS = {
         "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
         STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated"
         r"|simulat(?:ed|or|ion)|fitted|modell?ed|planned|not (?:been )?(?:run|measured)|roofline|est(?=\.|\))"
-        r"|assum(?:es|ed|ing) (?:linear|perfect|ideal))\b",
+        r"|assum(?:es|ed|ing) (?:linear|perfect|ideal)|cost model|vendor|(?:data|spec) ?sheet|marketing|press release"
+        r"|from (?:the|their) (?:paper|blog|slides|docs))\b",
         INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
         r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
         r"|detect_anomaly|debug mode)\b",

@@ -63,7 +63,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     words[BATCH] = str(count("any_batch") or "")
     quality = next((name for name in ("score", "error") if value(name)), None)
     words[QUALITY] = f"{_said(grid, quality, row)}" if quality else ""
-    is_step = value("step_s") is not None
+    is_step = value("step_s") is not None and not (grid.is_to_a_loss and value("time_s"))
     ppl = value("perplexity")
     run = Reported(
         path=item.path,

@@ -48,6 +48,8 @@ FIRST = "first "  # before a quantity: its figure in the row that a ratio refers
 POWERS = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
           "step_s": -1, "time_s": -1}  # fmt: skip
 SLOWER = 0.95  # as in comparison_rules.py
+OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "figures are")
+MOST_METHODS = 8  # rows of a table that sets methods side by side
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 LONGEST_NOTE = 160
 _ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
@@ -302,6 +304,7 @@ def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
                 yield from _against_reference(pair, name)
         if not ratios:
             yield from _marked_rows(item, grid)
+            yield from _rows_of_other_work(item, grid)
         if not ratios and (fewest := _on_fewest_devices(grid)) is not None:
             for row in range(len(grid.lines)):
                 if row != fewest:
@@ -313,8 +316,30 @@ def _marked_rows(item: Reported, grid: Grid) -> Iterator[Finding]:
     of_result = next((column for column in grid.columns if column.quantity in RESULTS), None)
     for row in range(len(grid.lines)):
         if of_result and side_of(item, grid, row).first.settings.get(STATUS) == "projected":
-            said = f"{of_result.heading} {of_result.texts[row]} is of a figure that its row calls a projection"
+            said = f"{of_result.heading} {of_result.texts[row]} is of a figure that its row does not call measured"
             yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[row]}",), said, NOTE)
+
+
+def _rows_of_other_work(item: Reported, grid: Grid) -> Iterator[Finding]:
+    """Note where each row of a table without ratios is another method, and the faster ones differ from the first in
+    more: whoever divides them divides that too. In a table that repeats a method, its rows show what the rest does."""
+    names = [str(strategy_of(side_of(item, grid, row))).lower() for row in range(len(grid.lines))]
+    if not 1 < len(names) <= MOST_METHODS or len({*names}) < len(names) or _compares_models(grid):
+        return
+    for row in range(1, len(grid.lines)):
+        pair = Pair(item, grid, row, 0)
+        question = next(measures(pair.claim), None)
+        if question is None or not is_another_strategy(pair.claim) or failure_of(grid, 0):
+            continue
+        pair = pair if question.ratio >= 1 else replace(pair, row=0, reference=row)
+        found = [each for each in pair.conditions if each.state == DIFFERS]
+        said = [each.against for each in found if each.name in (*BATCHES, *OF_OTHER_WORK) and each.spoils]
+        said += [each.against for each in found if each.name == "ranks" and kind_of(pair.claim) == OF_BOTH]
+        said += [each.against for each in found if each.name in LEARNS and learns_worse(pair.claim, each)]
+        if said:
+            rows = " and ".join(str(strategy_of(side)) for side in (pair.claim.baseline, pair.claim.other))
+            message = f"{rows} differ in more than their names: {'; '.join(said)}"
+            yield pair.finds(Rule.EQUAL_WORK, NOTE, message)
 
 
 def _pairs(item: Reported, grid: Grid, name: str) -> list[Pair]:
@@ -350,7 +375,7 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
         yield pair.finds(Rule.EQUAL_WORK, NOTE, f"{said} compares rows of other work: {differ}")
     is_projected = "figures are" in found or _is_estimated(grid, row, pair.reference)
     if is_projected and not _ESTIMATED.search(_plain_heading(grid, name)):
-        yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row calls a projection")
+        yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row does not call measured")
     named = {each.name for each in found.values()}
     for at in (row, pair.reference):
         if DECISIVE.search(grid.footnotes[at]) and not named & {"figures are", "instrumentation", "warm-up"}:
