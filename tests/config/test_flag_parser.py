@@ -144,3 +144,10 @@ def test_every_program_takes_the_shared_parser():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         ]
         assert "ArgumentParser" not in made, path
+
+
+def test_a_long_value_is_shown_in_part():
+    for flag in ("--grace_seconds", "--activation_checkpointing"):
+        with pytest.raises(InputError) as caught:
+            parse_command_line([flag, "a/" * 3000])
+        assert len(str(caught.value)) < 1200 and "a/a..." in str(caught.value)

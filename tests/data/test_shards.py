@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ from testbed.data.disk_array import DiskArray, FileChanged
 from testbed.data.shards import MANIFEST, ShardedArray, is_at_hand
 from testbed.data.token_file import check_token_file, open_token_file, scan_token_file
 from testbed.data.windows import Windows
+from testbed.distributed import process_group
 from testbed.errors import InputError
+from testbed.train.ending import Refused
+from testbed.train.run import check_same_data
 
 HEADER = np.zeros(256, dtype="<i4")
 HEADER[:2] = 20240520, 1
@@ -135,6 +139,7 @@ def test_other_tokens_with_the_old_time_are_found(folder):
 def test_hidden_files_are_no_shards_and_equal_numbers_have_an_order(folder):
     (folder / "._s_3.bin").write_bytes(b"x")
     write_llmc(folder / "s_02.bin", [7])
+    assert open_token_file(folder / "s_2.bin").listing == []
     assert open_token_file(folder / "s_*.bin").listing == ["s_02.bin", "s_2.bin", "s_10.bin", "s_11.bin"]
     assert is_at_hand(folder / "s_*.bin") and is_at_hand(folder / "s_2.bin") and not is_at_hand(folder / "t_*.bin")
 
@@ -179,3 +184,20 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path):
 def test_an_id_beyond_the_vocabulary_is_found_in_its_place(folder):
     with pytest.raises(InputError, match=r"holds token id \d+ at position \d+, but --vocab_size 7 allows"):
         check_token_file(open_token_file(folder / "s_*.bin"), 7)
+
+
+def test_a_rank_that_sees_other_shards_is_refused(folder, monkeypatch):
+    """Rank 0 alone reads the tokens; what the others see decides the order of their windows."""
+    whole = open_token_file(folder / "s_*.bin")
+    checked = SimpleNamespace(train_file=whole, val_file=whole)
+    theirs = [(["s_2.bin"], 70), (["s_2.bin"], 70)]
+    for other, said in (
+        (None, None),
+        (theirs, r"rank 1 sees 70 tokens and rank 0 131, and not the same shards \(s_10"),
+    ):
+        monkeypatch.setattr(process_group, "gather_objects", lambda mine, other=other: [mine, other or mine])
+        if said is None:
+            check_same_data(checked)
+        else:
+            with pytest.raises(Refused, match=said):
+                check_same_data(checked)

@@ -14,6 +14,7 @@ from testbed.errors import printable
 
 SUGGESTIONS = 2
 ALIKE = 0.55  # difflib's ratio from which a flag is suggested
+LONGEST_SHOWN = 500  # characters of what was typed
 SHORTEST_PART = 4  # of a flag that is suggested because it holds what was typed, as --global_batch_size --batch_size
 _NUMBERS = {int: "whole number", float: "number"}
 # For "did you mean": the names in nanoGPT, nanochat, llm.c, transformers, Lightning, torchtitan, Megatron-LM and
@@ -138,6 +139,7 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Refuse in one sentence, without other names of the flag."""
         said = re.sub(r"^argument (--[\w-]+)(/--[\w-]+)*:", r"\1:", message)
+        said = re.sub(rf"('[^']{{{LONGEST_SHOWN}}})[^']*'", r"\1...'", said)
         self.refuse(f"{said}; --help lists every flag")
 
     def refuse(self, sentence: str) -> NoReturn:

@@ -84,9 +84,8 @@ class TokenFile:
 
     @property
     def listing(self) -> list[str]:
-        """Return the names of its files, in order."""
-        files = self.tokens.shards if isinstance(self.tokens, ShardedArray) else [self]
-        return [file.path.name for file in files]
+        """Return the names of its shards, in order; nothing of a single file, which each node may call as it likes."""
+        return [file.path.name for file in self.tokens.shards] if isinstance(self.tokens, ShardedArray) else []
 
     @functools.cached_property
     def documents(self) -> tuple[np.ndarray, np.ndarray]:

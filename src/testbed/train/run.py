@@ -193,9 +193,11 @@ def check_same_data(checked: CheckedRun) -> None:
     for rank, theirs in enumerate(seen):
         for flag, ours, other in zip(("--train_data_path", "--val_data_path"), seen[0], theirs, strict=True):
             if ours != other:
+                shards = set(ours[0]) ^ set(other[0])
+                named = f", and not the same shards ({min(shards)})" if shards else ""
                 raise Refused(
-                    f"{flag}: rank {rank} sees {other[1]:,} tokens in {len(other[0])} files, rank 0 {ours[1]:,} in "
-                    f"{len(ours[0])}; give all nodes the same files"
+                    f"{flag}: rank {rank} sees {other[1]:,} tokens and rank 0 {ours[1]:,}{named}; give all nodes the "
+                    "same files"
                 )
 
 
