@@ -11,6 +11,7 @@ from support.programs import REPOSITORY
 from testbed.config.flag_parser import OF_OTHERS, FlagParser
 from testbed.config.flag_types import fraction, not_negative, not_negative_number, positive, positive_number, share
 from testbed.config.flags import build_parser, parse_command_line
+from testbed.errors import InputError
 
 
 def parser(**options) -> FlagParser:
