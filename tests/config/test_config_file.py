@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
-from support.programs import TINY_RUN, data_flags
+from support.programs import REPOSITORY, TINY_RUN, data_flags
 from support.settings import checked_run, launch, refusal, settings_of, typed
 
 from testbed.config.check import check_run
@@ -105,3 +106,13 @@ def test_of_steps_and_tokens_one_says_it(token_files, tmp_path):
     record.write_text(json.dumps(longer.as_config()))
     words = [*TINY_RUN, *data_flags(token_files), "--config", str(record)]
     assert check_run(parse_command_line(words), launch()).settings.plan.total_steps == longer.plan.total_steps
+
+
+@pytest.mark.parametrize("suffix", ["toml", "yaml"])
+def test_the_examples_of_the_guide_are_read(tmp_path, suffix):
+    guide = (REPOSITORY / "docs" / "configs.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"```{suffix}\n(.*?)```", guide, re.DOTALL)
+    path = tmp_path / f"gpt2_124m.{suffix}"
+    path.write_text(text)
+    values = parse_command_line(["--config", str(path)]).values
+    assert (values["max_tokens"], values["learning_rate"], values["model"]) == (10**10, 6e-4, "gpt2")

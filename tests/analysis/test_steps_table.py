@@ -1,0 +1,39 @@
+"""The steps of a run from Python: `testbed.load_run(path).steps`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from support.metrics_examples import example_metrics, v1_metrics
+
+import testbed
+
+
+def saved(folder, metrics):
+    (folder / "training_metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+def test_every_step_is_a_row_of_a_frame(tmp_path):
+    metrics = example_metrics()
+    frame = testbed.load_run(saved(tmp_path, metrics)).steps
+    assert list(frame.columns) == ["step", "loss", "grad_norm", "step_time_s", "train_time_s", "is_warmup"]
+    assert frame["step"].tolist() == [row["step"] for row in metrics["steps"]]
+    assert frame["loss"].tolist() == [row["loss"] for row in metrics["steps"]]
+    assert frame["train_time_s"].iloc[-1] == pytest.approx(sum(row["step_time_s"] for row in metrics["steps"]))
+    assert frame[frame.is_warmup].step.tolist() == [row["step"] for row in metrics["steps"] if row["is_warmup"]]
+
+
+def test_without_pandas_the_columns_are_arrays_and_old_files_have_no_rows(tmp_path, monkeypatch):
+    run = testbed.load_run(saved(tmp_path, example_metrics()))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert isinstance(run.steps["loss"], np.ndarray) and len(run.steps["loss"]) == len(run.train_steps)
+    assert len(testbed.load_run(saved(tmp_path, v1_metrics())).steps["step"]) == 0
+
+
+def test_other_names_are_no_attributes():
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = testbed.no_such_name
