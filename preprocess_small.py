@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import positive, thread_count
+from testbed.config.flag_types import positive, thread_count, token_count
 from testbed.errors import InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program
@@ -56,6 +56,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "or reachable, else bpe:8192 (default: auto)"
     )
     flag("--tokenizer", default="auto", metavar="NAME", help=tokenizer)
+    shards = "write the training side to shards of about so many tokens, such as 100M, to be read by a pattern"
+    flag("--shard_tokens", type=token_count, metavar="TOKENS", help=shards)
     flag("--output_dir", type=Path, default=Path(), metavar="DIR", help="folder of the files (default: .)")
     flag("--overwrite", action="store_true", help="replace token files that hold other data")
     threads = "threads that tokenize (default: %(default)s, the cores of this machine)"
@@ -90,14 +92,18 @@ def preprocess(settings: argparse.Namespace) -> None:
                 progress=bar.update,
                 has_targets=settings.pairs is not None,
                 overwrite=settings.overwrite,
+                shard_tokens=settings.shard_tokens,
             )
             text_bytes = bar.n
     unit = "documents" if settings.pairs is None else "pairs"
     for side, facts in (("train", train), ("val", val)):
         targets = f", {facts['num_target_tokens']:,} of the tokens to be learned" if settings.pairs is not None else ""
+        is_sharded = "num_shards" in facts
+        files = f"_*.bin, {facts['num_shards']} shards" if is_sharded else ".bin"
+        sidecar = "a sidecar each" if is_sharded else f"sidecar {side}_{name}.json"
         say(
-            f"{output_dir / f'{side}_{name}'}.bin: {facts['num_tokens']:,} tokens, {facts['num_documents']:,} {unit}, "
-            f"{facts['dtype']}{targets}, sidecar {side}_{name}.json"
+            f"{output_dir / f'{side}_{name}'}{files}: {facts['num_tokens']:,} tokens, {facts['num_documents']:,} "
+            f"{unit}, {facts['dtype']}{targets}, {sidecar}"
         )
     if bpe_file is not None:
         say(f"{bpe_file}: the tokenizer")
@@ -115,6 +121,8 @@ def check(settings: argparse.Namespace) -> None:
         raise InputError(f"--output_dir {settings.output_dir} {fault}; name a folder for the token files")
     if not 0 < settings.val_fraction < 1:
         raise InputError(f"--val_fraction {settings.val_fraction} must lie between 0 and 1, for example 0.1")
+    if settings.pairs is not None and settings.shard_tokens is not None:
+        raise InputError("--shard_tokens is for documents: pairs are not read in shards; leave it out")
     if settings.pairs is not None and settings.input is not None:
         raise InputError("--pairs takes the place of --input; give one of them")
     if settings.tokenizer.startswith("bpe:"):

@@ -295,3 +295,31 @@ def test_files_of_another_tokenizer_or_text_are_kept_before_a_document_is_tokeni
     assert [path.read_bytes() for path in paths] == made
     with pytest.raises(InputError, match="holds other data"):  # only the tokens tell
         write_token_files([*encoded, encoded[0]], *paths, Letters(), None, source)
+
+
+def test_shards_hold_the_tokens_of_one_file_and_leave_no_older_ones(preprocess, tmp_path, documents):
+    write_documents(tmp_path / "documents.jsonl", documents)
+    arguments = ("--input", "documents.jsonl", "--tokenizer", "bpe:1024")
+    assert preprocess(*arguments).returncode == 0
+    whole = open_token_file(tmp_path / "train_small.bin")
+    made = preprocess(*arguments, "--shard_tokens", "20k")
+    assert made.returncode == 0, made.stderr
+    shards = sorted(tmp_path.glob("train_small_0*.bin"))
+    assert len(shards) > 3 and f"train_small_*.bin, {len(shards)} shards: {len(whole.tokens):,} tokens" in made.stdout
+    joined = open_token_file(tmp_path / "train_small_*.bin")
+    check_token_file(joined, 1024)
+    assert (joined.tokens[:] == whole.tokens[:]).all() and joined.num_documents == whole.num_documents
+    assert all(len(open_token_file(path).tokens) >= 20_000 for path in shards[:-1])
+    fewer = preprocess(*arguments, "--shard_tokens", "60k")
+    assert (
+        fewer.returncode == 2
+        and "holds other data" in fewer.stderr
+        and sorted(tmp_path.glob("train_small_0*.bin")) == shards
+    )
+    assert preprocess(*arguments, "--shard_tokens", "60k", "--overwrite").returncode == 0
+    (tmp_path / "token_shards.json").unlink()
+    again = open_token_file(tmp_path / "train_small_*.bin")
+    check_token_file(again, 1024)
+    assert (again.tokens[:] == whole.tokens[:]).all() and len(again.listing) < len(shards)
+    pairs = preprocess("--pairs", "documents.jsonl", "--shard_tokens", "1k")
+    assert pairs.returncode == 2 and "--shard_tokens is for documents" in pairs.stderr

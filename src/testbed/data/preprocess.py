@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from testbed.data.pairs import Pair, encode_pair
+from testbed.data.sidecar import sidecar_path
 from testbed.data.token_file import TokenFileWriter, check_can_hold_the_same_data, check_holds_no_other_data
 from testbed.data.tokenizer import Tokenizer
 from testbed.errors import InputError
@@ -145,6 +147,45 @@ def _encode(tokenizer: Tokenizer, item: Item) -> tuple[np.ndarray, int | None]:
     return tokenizer.encode_to_array(item), None
 
 
+class ShardWriter:
+    """Writes documents to token files of about `shard_tokens` tokens each, `train_small_000000.bin` and so on. All of
+    them get their names when it is left normally, none when it is left with an exception."""
+
+    def __init__(self, path: Path, make: Callable[[Path], TokenFileWriter], shard_tokens: int):
+        self.path, self._make, self._shard_tokens = path, make, shard_tokens
+        self.shards: list[TokenFileWriter] = []
+
+    def __enter__(self) -> ShardWriter:
+        self._stack = contextlib.ExitStack()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def append_document(self, token_ids: np.ndarray, first_target: int | None = None) -> None:
+        """Append a document to the last shard, or to a new one where that is full."""
+        if not self.shards or self.shards[-1].num_tokens >= self._shard_tokens:
+            name = f"{self.path.stem}_{len(self.shards):06d}{self.path.suffix}"
+            self.shards.append(self._stack.enter_context(self._make(self.path.with_name(name))))
+        self.shards[-1].append_document(token_ids, first_target)
+
+    def stale(self) -> list[Path]:
+        """Return shards of an earlier command that this one does not replace: a pattern would read them too."""
+        written = {shard.path for shard in self.shards}
+        earlier = self.path.parent.glob(f"{self.path.stem}_{'[0-9]' * 6}{self.path.suffix}")
+        return sorted(set(earlier) - written)
+
+    @property
+    def num_documents(self) -> int:
+        return sum(shard.num_documents for shard in self.shards)
+
+    def sidecar(self) -> dict[str, Any]:
+        """Return the fields of all shards together: counts are sums."""
+        fields = [shard.sidecar() for shard in self.shards]
+        counts = {name: sum(each[name] for each in fields) for name in ("num_tokens", "num_documents")}
+        return {**fields[0], **counts, "num_shards": len(fields)}
+
+
 def write_token_files(
     encoded: Iterable[Encoded],
     train_path: Path,
@@ -155,6 +196,7 @@ def write_token_files(
     progress: Callable[[int], object] = lambda num_bytes: None,
     has_targets: bool = False,
     overwrite: bool = False,
+    shard_tokens: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Stream both token files to disk and return their sidecars.
 
@@ -162,6 +204,7 @@ def write_token_files(
         progress: called with the bytes of each document.
         has_targets: the documents are pairs.
         overwrite: replace files that hold other data.
+        shard_tokens: write the training side to shards of about so many tokens.
 
     Raises:
         InputError: one side would have no document; or a file holds other data, and all files stay as they were.
@@ -172,9 +215,10 @@ def write_token_files(
             path, tokenizer.vocab_size, tokenizer.name, tokenizer.end_of_text_id, tokenizer_file, source, has_targets
         )
 
-    with writer(val_path) as val, writer(train_path) as train:
+    sharded = None if shard_tokens is None else ShardWriter(train_path, writer, shard_tokens)
+    with writer(val_path) as val, sharded or writer(train_path) as train:
         if not overwrite:
-            for made in (train, val):
+            for made in (*([train] if isinstance(train, TokenFileWriter) else []), val):
                 check_can_hold_the_same_data(made)
         for is_validation, num_bytes, token_ids, first_target in encoded:
             (val if is_validation else train).append_document(token_ids, first_target)
@@ -182,8 +226,17 @@ def write_token_files(
         if train.num_documents == 0 or val.num_documents == 0:
             raise InputError("--input has documents for one of training and validation only; add documents")
         if not overwrite:
-            for made in (train, val):
+            for made in (*([train] if isinstance(train, TokenFileWriter) else train.shards), val):
                 check_holds_no_other_data(made)
+        if isinstance(train, ShardWriter) and (stale := train.stale()):
+            if not overwrite:
+                raise InputError(
+                    f"{stale[0]} is a shard of an earlier command, which the pattern would read too; pass --overwrite "
+                    "to remove it, or another --output_dir to keep it"
+                )
+            for path in stale:
+                path.unlink()
+                sidecar_path(path).unlink(missing_ok=True)
     return train.sidecar(), val.sidecar()
 
 
