@@ -4,10 +4,10 @@
     python scripts/convert_checkpoint.py --from nanoGPT/out/ckpt.pt --to checkpoint/from_nanogpt
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to gpt2_124M.bin           # llm.c, fp32
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to ckpt.pt
-    python src/gpt2.py --init_from checkpoint/from_nanogpt                                       # goes on from them
+    python src/gpt2.py --init_from checkpoint/from_nanogpt                                       # trains them further
 
 A .pt is nanoGPT's, a .bin llm.c's; any other name is a folder with config.json and model.safetensors, as runs of this
-program and transformers write it. Optimizers begin anew: their state is not converted.
+program and transformers write it. Optimizer state is not converted.
 
 Exit code: 0 converted; 1 it could not be written; 2 what was typed cannot be used.
 """

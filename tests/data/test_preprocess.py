@@ -317,7 +317,6 @@ def test_shards_hold_the_tokens_of_one_file_and_leave_no_older_ones(preprocess, 
         and sorted(tmp_path.glob("train_small_0*.bin")) == shards
     )
     assert preprocess(*arguments, "--shard_tokens", "60k", "--overwrite").returncode == 0
-    (tmp_path / "token_shards.json").unlink()
     again = open_token_file(tmp_path / "train_small_*.bin")
     check_token_file(again, 1024)
     assert (again.tokens[:] == whole.tokens[:]).all() and len(again.listing) < len(shards)

@@ -201,3 +201,13 @@ def test_a_rank_that_sees_other_shards_is_refused(folder, monkeypatch):
         else:
             with pytest.raises(Refused, match=said):
                 check_same_data(checked)
+
+
+def test_a_shard_that_is_not_its_sidecars_is_not_remembered(tmp_path):
+    """Else the shard that is made again would contradict the manifest."""
+    write(tmp_path / "a.bin", [[1, 2]])
+    sidecar = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(sidecar | {"sha256": "0" * 64}))
+    with pytest.raises(InputError, match="but its sidecar says 0000"):
+        scan_token_file(open_token_file(tmp_path / "?.bin"))
+    assert not (tmp_path / MANIFEST).exists()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from testbed.data.pairs import Pair, encode_pair
+from testbed.data.shards import MANIFEST
 from testbed.data.sidecar import sidecar_path
 from testbed.data.token_file import TokenFileWriter, check_can_hold_the_same_data, check_holds_no_other_data
 from testbed.data.tokenizer import Tokenizer
@@ -237,6 +238,8 @@ def write_token_files(
             for path in stale:
                 path.unlink()
                 sidecar_path(path).unlink(missing_ok=True)
+        if isinstance(train, ShardWriter) and overwrite:
+            train_path.with_name(MANIFEST).unlink(missing_ok=True)  # of the shards that are replaced
     return train.sidecar(), val.sidecar()
 
 

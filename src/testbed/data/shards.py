@@ -3,8 +3,8 @@
 The shards lie behind one another in the order of their names, in which numbers count by their value. Windows cross
 their borders, and the seed decides the order of windows as it does in one file.
 
-Every token is read once, to check it and to hash it: for 10B tokens that takes a minute. `token_shards.json` in the
-folder of the shards keeps what was found, so that later starts look at sizes and times alone.
+Every token is read once, to check it and to hash it. `token_shards.json` in the folder of the shards keeps what was
+found, so that later starts look at sizes and times alone.
 """
 
 from __future__ import annotations
@@ -193,10 +193,6 @@ def scan_shards(array: ShardedArray, remembers: bool = True) -> tuple[int, str]:
                 f"says {before.sha256[:12]}…); put it back, or delete {folder / MANIFEST} to train on what there is"
             )
         known[shard.path.name] = entry
-    if new and remembers:
-        content = {"format_version": FORMAT, "shards": {name: asdict(known[name]) for name in sorted(known)}}
-        with contextlib.suppress(Failure):  # a folder that may only be read: every start reads the tokens then
-            write_json(folder / MANIFEST, content, MANIFEST)
     entries = [known[name] for name in names]
     for name, entry, written in zip(names, entries, array.sidecars, strict=True):
         if written not in (None, entry.sha256):
@@ -204,6 +200,10 @@ def scan_shards(array: ShardedArray, remembers: bool = True) -> tuple[int, str]:
                 f"{folder / name} has sha256 {entry.sha256[:12]}… but its sidecar says {written[:12]}…: the tokens "
                 "changed after they were written; make the shard again"
             )
+    if new and remembers:
+        content = {"format_version": FORMAT, "shards": {name: asdict(known[name]) for name in sorted(known)}}
+        with contextlib.suppress(Failure):  # a folder that may only be read: every start reads the tokens then
+            write_json(folder / MANIFEST, content, MANIFEST)
     digest = hashlib.sha256("\n".join(entry.sha256 for entry in entries).encode())
     return max(entry.max_token_id for entry in entries), digest.hexdigest()
 

@@ -174,22 +174,22 @@ _TO_A_LOSS = re.compile(
 _TO_A_TARGET = re.compile(r"(?i)(?:time|hours|minutes) to (?:target|solution|accuracy|quality|convergence)\b")
 # headings that begin so, the longer ones first
 _CHINESE = {
-    "GPU\N{CJK UNIFIED IDEOGRAPH-6570}": "gpus",  # number
-    "\u663e\u5361\u6570": "gpus",  # number of cards
-    "\u5361\u6570": "gpus",
-    "\u8bad\u7ec3\u65f6\u95f4": "training time",
-    "\u8bad\u7ec3\u8017\u65f6": "training time",
-    "\u65f6\u95f4": "time",
-    "\u8017\u65f6": "time",
-    "\u52a0\u901f\u6bd4": "speedup",
-    "\u52a0\u901f\u6548\u7387": "efficiency",
-    "\u6548\u7387": "efficiency",
-    "\u541e\u5410\u91cf": "throughput",
-    "\u541e\u5410": "throughput",
-    "\u6279\u5927\u5c0f": "batch size",
-    "\u6279\u6b21\u5927\u5c0f": "batch size",
-    "\u51c6\u786e\u7387": "accuracy",
-    "\u7cbe\u5ea6": "accuracy",
+    "GPU数": "gpus",
+    "显卡数": "gpus",
+    "卡数": "gpus",
+    "训练时间": "training time",
+    "训练耗时": "training time",
+    "时间": "time",
+    "耗时": "time",
+    "加速比": "speedup",
+    "加速效率": "efficiency",
+    "效率": "efficiency",
+    "吞吐量": "throughput",
+    "吞吐": "throughput",
+    "批大小": "batch size",
+    "批次大小": "batch size",
+    "准确率": "accuracy",
+    "精度": "accuracy",
 }
 _OF_NO_RUN = re.compile(
     r"price|cost|[$€]|usd|\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b|per param"

@@ -31,6 +31,7 @@ RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughp
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
           "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip
 _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
+_ENDED = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")  # of a status
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
 _FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)  # of a quantity that is not known
@@ -164,7 +165,6 @@ def _first_words(grid: Grid, row: int) -> str:
 def failure_of(grid: Grid, row: int) -> str | None:
     """Return the cell that says that a row has no result: OOM, failed."""
     results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
-    ended = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")
     of_status = [column for column in grid.columns if column.heading.lower() in ("status", "result", "outcome")]
     for column in grid.columns:
         if column.quantity in LEARNT and _NO_LOSS.fullmatch(column.texts[row]):
@@ -172,7 +172,7 @@ def failure_of(grid: Grid, row: int) -> str | None:
         if column.quantity in (None, *LEARNT) and "diverged" in column.texts[row].lower():
             return column.texts[row]
     has_figures = any(column.figures[row] for column in results)
-    if said := next((column.texts[row] for column in of_status if ended.search(column.texts[row])), None):
+    if said := next((column.texts[row] for column in of_status if _ENDED.search(column.texts[row])), None):
         return said
     looked_at = () if has_figures else grid.columns
     return next((column.texts[row] for column in looked_at if _FAILED.search(column.texts[row])), None)
