@@ -62,9 +62,9 @@ def test_a_rank_that_never_comes_is_named_by_every_rank(monkeypatch):
 
 
 def test_a_rank_that_comes_late_is_waited_for(monkeypatch):
-    store = Store(rank_0="here")
-    monkeypatch.setattr(rendezvous.time, "sleep", lambda seconds: store.set("rank_1", "here"))
-    wait_for_ranks(store, Launch(0, 0, 2, 2), patience_s=60)
+    store = Store()
+    monkeypatch.setattr(rendezvous.time, "sleep", lambda seconds: store.set("rank_1", '["another machine", 7]'))
+    assert wait_for_ranks(store, Launch(0, 0, 2, 2), patience_s=60) == [this_process(), ("another machine", 7)]
 
 
 def test_a_store_that_nobody_answers_for_is_named(monkeypatch):
@@ -127,8 +127,10 @@ def test_of_several_dead_ranks_the_first_to_die_is_named(other, monkeypatch):
 # Rank STANDS waits for SECONDS before what PLACE names, as rank 0 does that reads large files, and says so.
 STANDING = """
 import os, time
+import torch.distributed as dist
 from testbed.train import run
-owner, name = {"data": (run, "check_data"), "model": (run, "build")}[os.environ["PLACE"]]
+places = {"joining": (dist, "init_process_group"), "data": (run, "check_data"), "model": (run, "build")}
+owner, name = places[os.environ["PLACE"]]
 then = getattr(owner, name)
 def wait(*words, **named):
     if os.environ["RANK"] == os.environ["STANDS"]:
@@ -179,6 +181,17 @@ def test_of_three_ranks_the_one_killed_at_startup_is_named_by_both_others(token_
         assert [run.processes[rank].wait(60) for rank in (0, 2)] == [1, 1], run.text
         for rank in (0, 2):
             assert re.search(rf"^rank {rank} failed: rank 1 is dead", run.text, re.MULTILINE), run.text
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_rank_killed_before_the_others_are_connected_to_it_is_named(token_files, tmp_path):
+    """It has come, and gloo would wait for its connection for ten minutes."""
+    with standing(token_files, tmp_path / "run", 120, "joining", rank=1, seconds=600) as run:
+        run.wait_until(lambda: "here" in run.text)
+        run.processes[1].kill()
+        assert run.processes[0].wait(30) == 1, run.text
+    assert re.search(r"^rank 0 failed: rank 1 is dead", run.text, re.MULTILINE), run.text
 
 
 @pytest.mark.launches

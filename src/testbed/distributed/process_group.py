@@ -44,6 +44,7 @@ def start_process_group(
     is_needed: bool,
     patience_s: float = START_TIMEOUT.total_seconds(),
     backend: str = "auto",
+    on_all_here: Callable[[list[tuple[str, int]]], None] | None = None,
 ) -> str | None:
     """Join the other ranks. A single process that needs a group (DeepSpeed) gets one without a network.
 
@@ -51,6 +52,8 @@ def start_process_group(
 
     Args:
         patience_s: how long to wait for a rank to come.
+        on_all_here: told every rank's `this_process` once all have come. One that dies while they connect to each other
+            would be waited for until START_TIMEOUT.
     """
     if not (launch.is_distributed or is_needed):
         return None
@@ -58,7 +61,9 @@ def start_process_group(
         backend = "nccl" if device.type == "cuda" else "gloo"
     if launch.is_distributed:
         store = _store_of_this_start(launch, patience_s)
-        wait_for_ranks(store, launch, patience_s)
+        processes = wait_for_ranks(store, launch, patience_s)
+        if on_all_here is not None:
+            on_all_here(processes)
         check_addresses(store, launch)
     else:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it

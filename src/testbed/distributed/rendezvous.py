@@ -49,9 +49,9 @@ def patience_s(timeout_s: float) -> float:
     return max(timeout_s, seconds_since_start(), by_launcher)
 
 
-def wait_for_ranks(store: Store, launch: Launch, patience_s: float) -> None:
-    """Wait until every rank has come to the store. Raises RankMissing."""
-    store.set(f"rank_{launch.rank}", "here")
+def wait_for_ranks(store: Store, launch: Launch, patience_s: float) -> list[tuple[str, int]]:
+    """Wait until every rank has come to the store. Returns `this_process` of each. Raises RankMissing."""
+    store.set(f"rank_{launch.rank}", json.dumps(this_process()))
     keys = [f"rank_{rank}" for rank in range(launch.world_size)]
     deadline_s = time.monotonic() + patience_s
     while not store.check(keys):
@@ -66,6 +66,8 @@ def wait_for_ranks(store: Store, launch: Launch, patience_s: float) -> None:
                 "--collective_timeout"
             )
         time.sleep(LOOK_EVERY_S)
+    places = [json.loads(each) for each in store.multi_get(keys)]
+    return [(place, number) for place, number in places]
 
 
 def no_answer(trouble: str, patience_s: float) -> RankMissing:

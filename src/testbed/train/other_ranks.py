@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
-from testbed.distributed.rendezvous import StartupWatch, this_process
+from testbed.distributed.rendezvous import StartupWatch
 from testbed.run_folder import run_lock
 
 SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
@@ -31,11 +31,9 @@ class OtherRanks:
         self.directory: Path | None = None
         self.startup: StartupWatch | None = None
 
-    def watch_startup(self) -> None:
-        """Watch the other ranks' processes until the ranks train. All ranks call it, once they have joined."""
-        if self.launch.is_distributed:
-            processes = process_group.gather_objects(this_process())
-            self.startup = StartupWatch(self.launch, processes, self._timeout_s, self.end_for_missing_rank).begin()
+    def watch_startup(self, processes: list[tuple[str, int]]) -> None:
+        """Watch the other ranks' processes until the ranks train. `processes`: `rendezvous.this_process` of each."""
+        self.startup = StartupWatch(self.launch, processes, self._timeout_s, self.end_for_missing_rank).begin()
 
     def claim_directory(self, directory: Path, is_cuda: bool) -> None:
         """Hold the run's folder, start this rank's progress file there, and the thread that watches the others'."""

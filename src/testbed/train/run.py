@@ -139,8 +139,8 @@ def join_ranks(checked: CheckedRun, launch: Launch, ending: RunEnding) -> tuple[
         is_needed=STRATEGIES[settings.training.run_type].is_distributed,
         patience_s=patience_s(settings.training.collective_timeout),
         backend=settings.compute.backend,
+        on_all_here=ending.ranks.watch_startup,
     )
-    ending.ranks.watch_startup()
     check_same_flags(checked.flags_sha256)
     if settings.measuring.log_collectives:
         log_collectives(Path(settings.checkpointing.checkpoint_path), launch, backend)
