@@ -205,7 +205,7 @@ def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path,
         file.beat()
         assert watch.look(1.0) is None, "slow, perhaps, but running: the collective's own timeout decides"
     found = [watch.look(1.0) for _ in range(9)]
-    assert found[:7] == [None] * 7 and "rank 1" in found[-1], "it has not run for ten seconds"
+    assert found[:5] == [None] * 5 and "rank 1" in found[-1], "it has not run for ten seconds"
     mine.enter("barrier", 4)
     assert watch.look(1.0) is None, "this rank goes on, so it waits for nobody"
 
@@ -248,7 +248,7 @@ def test_a_stopped_rank_is_said_to_be_so_once_after_a_few_seconds(tmp_path, stat
     (line,) = look(60)
     assert line.startswith("rank 1 does not move: its process 4000001 ") and words in line
     assert "in forward of step 3 since" in line and "rank 0 waits for it in forward of step 3" in line
-    assert line.endswith("and gives up in about 113 s (--collective_timeout 120)")
+    assert line.endswith("and gives up in about 111 s (--collective_timeout 120)")
     states.clear()
     still.clear()
     assert look(10) == []
@@ -314,7 +314,7 @@ def test_a_gpu_that_hangs_is_found_by_the_rank_itself(tmp_path, other, without_t
         if may_last:
             assert [on_gpu for _, on_gpu in found] == [None] * 30, phase
         else:
-            assert found[7][1] is None and found[8][1].startswith("rank 0 makes no progress and no rank is behind it")
+            assert found[5][1] is None and found[6][1].startswith("rank 0 makes no progress and no rank is behind it")
     file.enter("data_wait", 2)
     assert looks(1)[0][1].startswith("rank 1 is in reading data of step 2"), "the rank that keeps the others waiting"
 

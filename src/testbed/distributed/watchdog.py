@@ -296,8 +296,9 @@ class Watch:
         self._said_stopped: set[int] = set()  # ranks that all know of as stopped, until they continue
         self._first_step: int | None = None
         self._directory, self._rank, self._world_size = directory, rank, world_size
-        # a beat before the collectives' own timeout, which begins a little later
-        self._patience_s = max(timeout_s - 2 * BEAT_S, timeout_s / 2)
+        # A beat before the collectives' own timeout: after it, nobody can tell which collective it was. Three beats
+        # pass until this rank and then the others have been seen twice at the same place.
+        self._patience_s = max(timeout_s - 4 * BEAT_S, timeout_s / 2)
         self._on_stuck = on_stuck
         self._still_s: dict[int, float] = {}  # rank -> seconds in which nothing changed
         self._seen: dict[int, tuple] = {}
