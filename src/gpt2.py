@@ -77,6 +77,9 @@ def do_steps(run: TrainingRun) -> None:
             leave_preempted(run, run.first_step)
     with report.profiled():
         for steps_done in range(run.first_step, settings.last_step):
+            if run.is_out_of_patience:
+                run.stop_early(steps_done)
+                break
             step = steps_done + 1  # the files count steps from 1
             learning_rate = learning_rate_at(steps_done, settings)
             process_group.wait_for_everyone(before_step=step)  # what rank 0 alone wrote is not part of the step

@@ -123,8 +123,9 @@ def test_no_row_contradicts_itself():
 
 # A resumed run may have other values of these: none changes what is trained.
 FREE = (
-    "bind_cores checkpoint_path stop_at_step eval_every save_every save_at_end keep_last async_mode keep_best "
-    "max_val_steps num_workers steps_per_print timing_warmup_steps timing_sample_every profile profile_steps "
+    "bind_cores checkpoint_path stop_at_step early_stop_patience eval_every eval_multiple_choice save_every "
+    "save_at_end keep_last async_mode keep_best max_val_steps num_workers steps_per_print timing_warmup_steps "
+    "timing_sample_every profile profile_steps "
     "profile_mode log_collectives tensorboard track quiet_nccl_monitor sample_prompt sample_tokens "
     "run_inference_benchmark "
     "threads_per_rank enforce_global_batch_size deepspeed_config grace_seconds collective_timeout train_data_path "

@@ -67,15 +67,17 @@ def fake(monkeypatch):
 def test_a_tracker_gets_every_row_and_the_files(tmp_path, fake):
     trackers = started(["wandb"], tracked(tmp_path))
     losses = train(trackers)
+    trackers.add_validation(99, 3.0, {"accuracy": {"by_token": {"value": 0.3, "low": 0.2, "high": 0.4}}})
     (tmp_path / "a.json").write_text("{}")
     trackers.close([tmp_path / "a.json", tmp_path / "missing.json"], is_complete=True)
     trackers.close()  # a second call does nothing
     (tracker,) = fake
     assert tracker.closed == (["a.json"], True)
+    assert (99, {"validation/loss": 3.0, "validation/multiple_choice_by_token": 0.3}) in tracker.rows
     assert {step: values["train/loss"] for step, values in tracker.rows if "train/loss" in values} == losses
     assert "train/grad_norm" not in tracker.rows[1][1] and tracker.rows[0][1]["train/grad_norm"] == 1.5
     assert tracker.rows[2][1]["train/tokens"] == 300 and tracker.rows[2][1]["speed/tokens_per_s"] == 200
-    assert tracker.rows[-1] == (STEPS, {"validation/loss": 3.25})
+    assert tracker.rows[-2] == (STEPS, {"validation/loss": 3.25})
 
 
 def test_other_ranks_have_none(tmp_path, fake):

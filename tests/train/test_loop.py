@@ -23,7 +23,7 @@ class Noted:
         self.settings = stand_in(
             last_step=4, precision="fp32", eval_only=False, skip_gradient_sync=None, attention=attention
         )
-        self.first_step, self.owes_validation, self.device = 0, False, None
+        self.first_step, self.owes_validation, self.device, self.is_out_of_patience = 0, False, None, False
         self.strategy = SimpleNamespace(train_step=lambda micro_batches, learning_rate: note("step"))
         self.batches = SimpleNamespace(of_step=lambda step: None)
         self.clock = contextlib.nullcontext()
@@ -44,6 +44,19 @@ class Noted:
         monkeypatch.setattr(gpt2, "learning_rate_at", lambda *_: 1.0)
         monkeypatch.setattr(gpt2, "validate", lambda run, step: note(f"validate {step}") or 0)
         monkeypatch.setattr(gpt2, "finish", lambda run: note("finish"))
+
+
+def test_a_run_out_of_patience_does_no_further_step(monkeypatch):
+    run = Noted(monkeypatch)
+    run.stop_early = lambda step: run.calls.append(f"ends after {step}")
+
+    def validate(run, step):
+        run.is_out_of_patience = True
+        return 0
+
+    monkeypatch.setattr(gpt2, "validate", validate)
+    gpt2.train(run)
+    assert run.calls == ["step", "report 1", "step", "report 2", "save 2", "ends after 2", "finish"]
 
 
 def test_a_step_is_reported_then_saved_then_validated(monkeypatch):

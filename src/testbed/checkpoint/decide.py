@@ -34,6 +34,7 @@ class Start:
     is_other_run: bool = False  # the checkpoint is of a run in another folder: it begins a new one
     setting_changes: tuple[dict[str, Any], ...] = ()  # {"name", "before", "now"}
     best_val_loss: float = math.inf  # up to the checkpoint
+    validations_since_best: int = 0
     is_validated: bool = False  # the run's file has the validation after the checkpoint's step
     metrics: dict | None = None  # the run's file so far; only rank 0 has it
     is_record_cut_off: bool = False  # it is known up to the checkpoint only
@@ -117,7 +118,15 @@ def _check_is_this_run(metrics: dict, settings: RunSettings, sha256: dict[str, s
 def _is_complete(metrics: dict, settings: RunSettings) -> bool:
     """Return whether a run's file says that all was done that this start would do."""
     done = metrics["steps"][-1]["step"] if metrics.get("steps") else 0
-    return metrics.get("status") == "complete" and done >= settings.last_step
+    patience, since_best = settings.training.early_stop_patience, _since_best(metrics.get("evaluations") or [])
+    is_out_of_patience = patience is not None and since_best >= patience
+    return metrics.get("status") == "complete" and (done >= settings.last_step or is_out_of_patience)
+
+
+def _since_best(evaluations: list[dict[str, Any]]) -> int:
+    """Return how many validations came after the first of the lowest loss."""
+    losses = [row["val_loss"] for row in evaluations]
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
 def _fitting_start(
@@ -150,6 +159,7 @@ def _fitting_start(
         is_other_run=is_other_run,
         setting_changes=tuple(changes),
         best_val_loss=math.inf if is_other_run else min((row["val_loss"] for row in evaluations), default=math.inf),
+        validations_since_best=0 if is_other_run else _since_best(evaluations),
         is_validated=not is_other_run and any(row["step"] == checkpoint.step for row in evaluations),
         metrics=metrics,
         is_record_cut_off=metrics is copy,

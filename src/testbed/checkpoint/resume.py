@@ -101,7 +101,8 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     start = decide_start(settings, launch, sha256, found, steps_done)
     if start.is_complete:
         run_lock.release(directory)
-        say(f"--resume: {directory} is already complete, {settings.last_step} steps; nothing is left to do", flush=True)
+        done = "" if settings.training.early_stop_patience else f", {settings.last_step} steps"
+        say(f"--resume: {directory} is already complete{done}; nothing is left to do", flush=True)
         return start
     _take_folder(directory, settings, start, found)
     if start.checkpoint is not None:

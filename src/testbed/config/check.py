@@ -37,7 +37,7 @@ from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
 from testbed.distributed.rendezvous import check_port
 from testbed.distributed.signals import end_on_signals
-from testbed.errors import InputError, one_line, refusals_say
+from testbed.errors import InputError, counted, one_line, refusals_say
 from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
@@ -211,6 +211,22 @@ def _note_on_fine_tuning(settings: RunSettings) -> tuple[str, ...]:
     )
 
 
+def _check_validations(settings: RunSettings) -> None:
+    """Check that flags about validation meet enough of it to do something."""
+    training, plan = settings.training, settings.plan
+    patience, most = training.early_stop_patience, 1 + plan.total_steps // max(1, plan.steps_per_epoch)
+    if training.eval_every:
+        most += plan.total_steps // training.eval_every
+    for name, value in (("early_stop_patience", patience), ("eval_multiple_choice", training.eval_multiple_choice)):
+        if value is not None and training.max_val_steps == 0:
+            raise InputError(f"--{name} {value} needs validations, and --max_val_steps 0 turns them off; leave one out")
+    if patience is not None and not training.eval_only and most <= patience:
+        raise InputError(
+            f"--early_stop_patience {patience} cannot end a run that validates {counted(most, 'time')} at most; give "
+            "--eval_every STEPS, or a smaller one"
+        )
+
+
 def _check_files_and_measuring(settings: RunSettings) -> None:
     """Check what --resume names, and that what the measuring flags need is there, before hours of training."""
     files, measuring, steps = settings.checkpointing, settings.measuring, settings.last_step
@@ -219,6 +235,7 @@ def _check_files_and_measuring(settings: RunSettings) -> None:
             f"--resume {files.resume} {not_a_folder(Path(files.resume))}; give auto, a checkpoint such as "
             f"{files.checkpoint_path}/checkpoints/step_000020, or a run's folder"
         )
+    _check_validations(settings)
     warmup, looked_at = max(1, measuring.timing_warmup_steps), measuring.profile_steps
     if measuring.profile and steps < warmup + looked_at:
         raise InputError(

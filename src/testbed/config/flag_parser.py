@@ -86,6 +86,7 @@ _THEIRS = {
     "--keep_best": "load_best_model_at_end save_best",
     "--async_mode async": "async_save checkpoint.async_mode",
     "--stop_at_step": "exit_interval",
+    "--early_stop_patience": "early_stopping_patience early_stopping patience es_patience",
     "--eval_only": "do_eval test_only",
     "--tensorboard": "tensorboard_dir log_dir use_tensorboard metrics.enable_tensorboard",
     "--track": "report_to logger loggers tracker trackers log_with",

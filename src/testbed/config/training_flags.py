@@ -64,6 +64,14 @@ class Training:
     eval_every: int | None = flag(
         "also validate every STEPS optimizer steps (default: only at the end of an epoch)",
         EXECUTION, type=positive, metavar="STEPS", resume=Resume.FREE, names_arm=False)
+    early_stop_patience: int | None = flag(
+        "stop after so many validations in a row without a lower loss than before; --keep_best keeps the best weights "
+        "(default: do not)",
+        WORK, type=positive, metavar="VALIDATIONS", resume=Resume.FREE, compared_as="optimizer_steps")
+    eval_multiple_choice: str | None = flag(
+        "at each validation also answer the questions of this file, in HellaSwag's form; rank 0 does so in fp32 on its "
+        "device, with a copy of the weights, while the others wait; see docs/inference.md (default: none)",
+        EXECUTION, metavar="FILE.jsonl", resume=Resume.FREE, names_arm=False)
     eval_only: bool = flag(
         "validate the weights of --init_from without training. If they are a run's, its sequence length, token files, "
         "global batch and --max_val_steps are the defaults, so the loss is the run's own. --val_data_path alone is enough data",

@@ -59,7 +59,27 @@ def ending_nats(
 
 
 def multiple_choice(path: Path, questions: Sequence[Question], nats: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return the `multiple_choice` field of the file: accuracies with their 95 % intervals (Wilson 1927), raw scores.
+    """Return the `multiple_choice` field of the file: accuracies with their 95 % intervals, and raw scores.
+
+    Raises:
+        ArithmeticError: a score is not finite.
+    """
+    accuracy = accuracies(questions, nats)
+    with open_regular(Path(path)) as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "name": Path(path).name,
+        "sha256": sha256,
+        "num_questions": len(questions),
+        "chance": float(np.mean([1 / len(question.endings) for question in questions])),
+        "accuracy": accuracy,
+        "labels": [question.label for question in questions],
+        "ending_nats": [list(each) for each in nats],
+    }
+
+
+def accuracies(questions: Sequence[Question], nats: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Return the share of right answers by each of WAYS, with its 95 % interval (Wilson 1927).
 
     Raises:
         ArithmeticError: a score is not finite.
@@ -79,14 +99,4 @@ def multiple_choice(path: Path, questions: Sequence[Question], nats: Sequence[Se
         right = sum(answer == question.label for answer, question in zip(answers, questions, strict=True))
         interval = stats.binomtest(right, len(questions)).proportion_ci(method="wilson")
         accuracy[way] = {"value": right / len(questions), "low": float(interval.low), "high": float(interval.high)}
-    with open_regular(Path(path)) as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {
-        "name": Path(path).name,
-        "sha256": sha256,
-        "num_questions": len(questions),
-        "chance": float(np.mean([1 / len(question.endings) for question in questions])),
-        "accuracy": accuracy,
-        "labels": [question.label for question in questions],
-        "ending_nats": [list(each) for each in nats],
-    }
+    return accuracy

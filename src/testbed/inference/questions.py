@@ -13,7 +13,6 @@ from testbed.data.tokenizer import Tokenizer
 from testbed.errors import InputError
 from testbed.io import open_regular, parse_json
 
-FLAG = "--multiple_choice"
 LONGEST_LINE = 1 << 20  # bytes
 _FORM = '{"ctx": TEXT, "endings": [TEXT, ...], "label": N}'
 
@@ -33,10 +32,11 @@ class Question:
     label: int
 
 
-def read_questions(path: Path, tokenizer: Tokenizer, positions: int) -> list[Question]:
+def read_questions(path: Path, tokenizer: Tokenizer, positions: int, flag: str = "--multiple_choice") -> list[Question]:
     """Return the questions of a file, tokenized. A context that leaves no room for an ending loses its beginning.
 
     Args:
+        flag: which names the file.
         positions: of the model.
 
     Raises:
@@ -47,16 +47,16 @@ def read_questions(path: Path, tokenizer: Tokenizer, positions: int) -> list[Que
     try:
         with open_regular(Path(path)) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
-                name = f"{FLAG} {path} line {number}"
+                name = f"{flag} {path} line {number}"
                 if len(line) == LONGEST_LINE:
                     raise InputError(f"{name} has {LONGEST_LINE:,} bytes or more; it must be {_FORM}")
                 if line.strip():
                     found.append(_question(parse_json(line, name), name, tokenizer, positions))
     except OSError as error:
-        fault = f"{FLAG} {path} cannot be read ({error.strerror})"
+        fault = f"{flag} {path} cannot be read ({error.strerror})"
         raise InputError(f"{fault}; name a .jsonl with one {_FORM} per line") from None
     if not found:
-        raise InputError(f"{FLAG} {path} holds no questions; there is nothing to score")
+        raise InputError(f"{flag} {path} holds no questions; there is nothing to score")
     return found
 
 

@@ -117,7 +117,16 @@ class RunRecorder:
             ranks = larger_peaks(self._earlier_peaks, ranks)
         self.metrics["memory"] = {"per_rank": ranks}
 
-    def add_evaluation(self, step: int, loss: float, num_tokens: int, num_sequences: int, wall_time_s: float) -> None:
+    def add_evaluation(
+        self,
+        step: int,
+        loss: float,
+        num_tokens: int,
+        num_sequences: int,
+        wall_time_s: float,
+        answers: dict[str, Any] | None = None,
+    ) -> None:
+        """Add the row of the validation after `step`, with the `multiple_choice` field if questions were answered."""
         self.evaluations.append(
             {
                 "step": step,
@@ -129,6 +138,7 @@ class RunRecorder:
                 "train_time_s": self.train_time_s,
                 "elapsed_s": self.elapsed_s,
             }
+            | ({} if answers is None else {"multiple_choice": answers})
         )
         self._epoch_mark_s = time.perf_counter()  # an epoch's wall time leaves validation out
 
@@ -268,7 +278,7 @@ class RunRecorder:
         """Return how this start ended, by the status of the file; None: it is running."""
         if (
             status == "complete"
-            and self.settings.last_step < self.settings.plan.total_steps
+            and self.last_step < self.settings.plan.total_steps
             and not self.settings.training.eval_only
         ):
             return "stopped"

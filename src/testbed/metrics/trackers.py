@@ -267,8 +267,11 @@ class Trackers:
             },
         )
 
-    def add_validation(self, step: int, loss: float) -> None:
-        self._add(step, {"validation/loss": loss})
+    def add_validation(self, step: int, loss: float, answers: dict[str, Any] | None = None) -> None:
+        """Pass on a validation. `answers`: the `multiple_choice` field; None: no questions were asked."""
+        shares = {} if answers is None else answers["accuracy"]
+        accuracy = {f"validation/multiple_choice_{way}": share["value"] for way, share in shares.items()}
+        self._add(step, {"validation/loss": loss, **accuracy})
 
     def _add(self, step: int, values: dict[str, float]) -> None:
         finite = {name: value for name, value in values.items() if math.isfinite(value)}  # fp16 skipped the update

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train.console import Console
+from testbed.train.multiple_choice import in_words
 
 ATTACHED = (run_folder.METRICS, run_folder.EFFECTIVE_CONFIG, run_folder.LAUNCHER)  # files that a tracker keeps
 
@@ -69,11 +71,21 @@ class Report:
             if self.peak is not None:
                 self.peak.measure_if_due(world.step_time_s)
 
-    def validation(self, step: int, loss: float, num_tokens: int, num_sequences: int, wall_time_s: float) -> None:
-        """Record and show the validation after `step`."""
-        self.recorder.add_evaluation(step, loss, num_tokens, num_sequences, wall_time_s)
-        self.trackers.add_validation(step, loss)
+    def validation(
+        self,
+        step: int,
+        loss: float,
+        num_tokens: int,
+        num_sequences: int,
+        wall_time_s: float,
+        answers: dict[str, Any] | None,
+    ) -> None:
+        """Record and show the validation after `step`. `answers`: of questions; None: none were asked."""
+        self.recorder.add_evaluation(step, loss, num_tokens, num_sequences, wall_time_s, answers)
+        self.trackers.add_validation(step, loss, answers)
         self.console.say(f"step {step:>5}  validation loss {loss:.4f}  ({wall_time_s:.1f} s)")
+        if answers is not None:
+            self.console.say(f"step {step:>5}  {in_words(answers)}")
         self.recorder.write_if_due()
 
     def memory(self, step: int) -> None:

@@ -9,6 +9,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,8 +32,9 @@ from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import patience_s
 from testbed.distributed.signals import StopSignals
-from testbed.errors import InputError, say_if_read
+from testbed.errors import InputError, counted, say_if_read
 from testbed.inference.after_training import benchmark_generation
+from testbed.inference.questions import Question
 from testbed.inference.sample import sample_text
 from testbed.io import write_text
 from testbed.metrics.environment import write_launcher_metadata
@@ -50,6 +52,7 @@ from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches, ValidationBatches
 from testbed.train.console import Console, launch_warnings, warnings_of_locks, what_runs
 from testbed.train.ending import Refused, RunEnding
+from testbed.train.multiple_choice import answer, questions_of
 from testbed.train.reasons import check_validation, model_does_not_fit
 from testbed.train.report import Report
 
@@ -74,8 +77,11 @@ class TrainingRun:
     checkpoints: CheckpointWriter
     ending: RunEnding
     tokenizer_text: str | None  # rank 0: the file of the data's BPE
+    questions: list[Question]  # rank 0: of --eval_multiple_choice
     best_val_loss: float
+    validations_since_best: int
     is_validated: bool  # after `first_step`
+    last_step: int  # the settings', or earlier where patience ends
 
     @property
     def signals(self) -> StopSignals:
@@ -95,6 +101,21 @@ class TrainingRun:
         """Return whether validation follows `step`, counted from 1."""
         training, per_epoch = self.settings.training, self.settings.plan.steps_per_epoch
         return step == self.settings.last_step or _is_due(step, training.eval_every) or _is_due(step, per_epoch)
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Return whether --early_stop_patience validations in a row brought no lower loss."""
+        patience = self.settings.training.early_stop_patience
+        return patience is not None and self.validations_since_best >= patience
+
+    def stop_early(self, step: int) -> None:
+        """Make `step` the last one."""
+        self.last_step = step
+        since = counted(self.validations_since_best, "validation")
+        self.report.console.say(
+            f"--early_stop_patience: training ends after step {step}, as {since} in a row brought no loss below "
+            f"{self.best_val_loss:.4f}"
+        )
 
     @property
     def owes_validation(self) -> bool:
@@ -149,28 +170,35 @@ def join_ranks(checked: CheckedRun, launch: Launch, ending: RunEnding) -> tuple[
 
 def agree_on_start(
     checked: CheckedRun, launch: Launch, ending: RunEnding, device: torch.device
-) -> tuple[Start, Weights | None]:
+) -> tuple[Start, Weights | None, list[Question]]:
     """Check the data, find the checkpoint and claim the run's folder. All ranks call it.
 
     Returns:
-        How the run begins, as rank 0 decided, and the weights of --init_from (None: none, or there is a checkpoint).
+        How the run begins, as rank 0 decided; the weights of --init_from (None: none, or there is a checkpoint); on
+        rank 0 the questions of --eval_multiple_choice.
     """
     settings = checked.settings
     check_same_data(checked)
     weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
+    questions: list[Question] = []
+
+    def check_files() -> dict[str, str]:
+        questions.extend(questions_of(checked, tokenizer_of_data(checked.train_file)))
+        return check_data(checked)
+
     try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
-        start = resume.begin(settings, launch, lambda: check_data(checked), refusal)
+        start = resume.begin(settings, launch, check_files, refusal)
     except InputError as error:
         raise Refused(str(error)) from error
     if start.is_complete:
-        return start, None
+        return start, None, []
     ending.ranks.claim_directory(Path(settings.checkpointing.checkpoint_path), is_cuda=device.type == "cuda")
     if settings.checkpointing.resume and start.checkpoint is None:
         weights, refusal = initial_weights(settings)
         if refusal is not None:
             raise Refused(refusal)
     checked.train_file.data_sha256, checked.val_file.data_sha256 = start.sha256["train"], start.sha256["val"]
-    return start, weights
+    return start, weights, questions
 
 
 def check_same_flags(mine: str | None) -> None:
@@ -241,7 +269,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         The run before its first step; None if there is nothing left to train.
     """
     checked, device, backend = join_ranks(checked, launch, ending)
-    start, weights = agree_on_start(checked, launch, ending, device)
+    start, weights, questions = agree_on_start(checked, launch, ending, device)
     if start.is_complete:
         return None
     settings, notes = decide_open_settings(settings_to_go_on(checked.settings, start.checkpoint), launch, device)
@@ -301,8 +329,11 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         checkpoints=checkpoints,
         ending=ending,
         tokenizer_text=tokenizer_text,
+        questions=questions,
         best_val_loss=start.best_val_loss if start.checkpoint is not None else math.inf,
+        validations_since_best=start.validations_since_best,
         is_validated=start.is_validated,
+        last_step=settings.last_step,
     )
 
 
@@ -369,16 +400,30 @@ def validate(run: TrainingRun, step: int) -> int:
     loss, num_tokens = gather_loss(loss_sum, num_tokens, run.device)
     check_validation(step, loss)
     run.report.memory(step)
+    answers = answer_questions(run)
     seconds = time.perf_counter() - start_s
+    run.validations_since_best += 1
     if loss < run.best_val_loss:
-        run.best_val_loss = loss
+        run.best_val_loss, run.validations_since_best = loss, 0
         if (
             run.settings.checkpointing.keep_best
         ):  # before the row: if this fails, the start that resumes validates again
             state_dict = run.strategy.full_state_dict()
             process_group.by_rank_0(lambda: run.export(state_dict, run.directory / run_folder.BEST))
-    run.report.validation(step, loss, num_tokens, run.validation.num_sequences, seconds)
+    run.report.validation(step, loss, num_tokens, run.validation.num_sequences, seconds, answers)
     return 0
+
+
+def answer_questions(run: TrainingRun) -> dict[str, Any] | None:
+    """Let rank 0 answer the questions of --eval_multiple_choice with the whole weights. All ranks call it.
+
+    Returns:
+        The `multiple_choice` field of the validation on rank 0; None on the others, and where none are asked.
+    """
+    if run.settings.training.eval_multiple_choice is None:
+        return None
+    weights = run.strategy.full_state_dict()
+    return process_group.by_rank_0(lambda: answer(weights, run.settings, run.questions, run.device))
 
 
 def finish(run: TrainingRun) -> None:
@@ -387,11 +432,11 @@ def finish(run: TrainingRun) -> None:
     settings, report, train_file = run.settings, run.report, run.checked.train_file
     run.batches.close()
     report.end_training()
-    report.memory(settings.last_step)
+    report.memory(run.last_step)
     state_dict = run.strategy.full_state_dict()
     process_group.by_rank_0(lambda: run.export(state_dict, run.directory))  # before anything that only measures
     if run.saves_at_end:
-        run.checkpoints.save(settings.last_step)  # after the clocks of the run: it is not part of the training time
+        run.checkpoints.save(run.last_step)  # after the clocks of the run: it is not part of the training time
     run.checkpoints.wait()
     watchdog.enter("finish")
     report.measure_device(run.first_step)

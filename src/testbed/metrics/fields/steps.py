@@ -1,6 +1,6 @@
 """Fields that every run measures: steps, validation, epochs, and figures derived from them."""
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from testbed.metrics.fields.types import Amount, Count, Number, OneOrMore, Positive
 
@@ -42,6 +42,21 @@ class Step(TypedDict):
     per_rank_optimizer_s: NotRequired[OneOrMore[Amount]]
 
 
+class Share(TypedDict):
+    value: Number
+    low: Annotated[Number, "95 % interval (Wilson 1927)"]
+    high: Number
+
+
+class Answers(TypedDict):
+    num_questions: Positive
+    accuracy: Annotated[
+        dict[Literal["by_sum", "by_character", "by_token"], Share],
+        "share of right answers, by what an ending's log-likelihood is divided",
+    ]
+    seconds: Annotated[Amount, "part of `wall_time_s`"]
+
+
 class Evaluation(TypedDict):
     step: Annotated[Count, "after this optimizer step; 0 is before training"]
     epoch: Count
@@ -51,6 +66,7 @@ class Evaluation(TypedDict):
     wall_time_s: Annotated[Amount, "of this validation"]
     train_time_s: Annotated[Amount, "sum of step times so far: the time axis of the loss chart"]
     elapsed_s: Annotated[Amount, "wall time since the first step began: the axis of time to loss"]
+    multiple_choice: NotRequired[Annotated[Answers, "with --eval_multiple_choice"]]
 
 
 class Epoch(TypedDict):
