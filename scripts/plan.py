@@ -95,7 +95,9 @@ def _add_work(work: argparse._ArgumentGroup) -> None:
     work.add_argument("--seq_length", type=positive, metavar="TOKENS", help=text)
     text = "sequences per optimizer step of all ranks (default: about 512, a multiple of the devices; on a CPU 32)"
     work.add_argument("--global_batch_size", type=positive, metavar="SEQUENCES", help=text)
-    text = "sequences of a forward pass on one rank (default: the fastest that fits)"
+    text = (
+        "sequences of a forward pass on one rank (default: the fastest that fits; of those as fast, the least memory)"
+    )
     work.add_argument("--micro_batch_size_per_gpu", type=positive, metavar="SEQUENCES", help=text)
 
 
@@ -293,7 +295,7 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     """Print the best run of each kind and number of devices, and which to take."""
     from testbed.analysis.document.terminal import table_lines
     from testbed.analysis.plan.tables import NOT_TRAINED, choices_table
-    from testbed.planner.question import Choice, answers_of
+    from testbed.planner.question import Choice, answers_of, caveats_of
 
     first = questions[0]
     several = len(questions) > 1
@@ -306,6 +308,8 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     if answers := answers_of(choices):
         say("\n".join([*answers, ""]))
     say("\n".join(table_lines(choices_table(choices))))
+    if caveats := caveats_of(choices):
+        say("\n".join(["", *caveats]))
     if first.work is None:
         say(f"\n{NOT_TRAINED}")
     return 0

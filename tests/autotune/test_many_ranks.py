@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.programs import TINY_MODEL, data_flags
 
+from testbed.autotune import check_mesh
 from testbed.autotune.check_mesh import BuiltRank, build_ranks, role_ranks
 from testbed.distributed.mesh import MeshSizes
 
@@ -66,3 +67,13 @@ def test_what_would_end_a_start_is_said(token_files):
     ((refused,), (built,)) = build_ranks([flags, [*flags, "--num_layers", "14"]], [[0], [0]], 64, per_node=8)
     assert built.fault is None
     assert refused.fault is not None and "--num_layers 2" in refused.fault
+
+
+def test_deepspeed_is_not_told_what_the_checking_machine_cannot_do(monkeypatch):
+    """A plan for V100s in fp16 is checked on a CPU, whose accelerator may know no fp16."""
+    monkeypatch.setattr(check_mesh, "import_deepspeed", lambda device: None)  # it wants a process group
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with check_mesh._fake_deepspeed():
+        from deepspeed.accelerator import get_accelerator
+
+        assert get_accelerator().is_fp16_supported()

@@ -158,6 +158,21 @@ def test_deepspeeds_own_estimator_has_the_same_states():
     assert ours == pytest.approx(gpu - 6 * parameters / ranks, rel=0.01)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_offload_keeps_gradients_and_their_fp32_copy_on_the_host(stage):
+    """As DeepSpeed 0.19 does (stage_1_and_2.py: averaged gradients and copies only `if self.cpu_offload is False`)."""
+
+    def kinds(offload: str) -> dict[str, float]:
+        layout = Layout(data=1, zero_stage=stage, shard=1)
+        memory = memory_of(job(layout=layout, run_type="optimized", precision="bf16", offload=offload))
+        return {"update": sum(memory.moments["update"].values()), **memory.moments["backward"]}
+
+    kept, offloaded = kinds("none"), kinds("optimizer")
+    assert kept["gradients"] > 0 and offloaded["gradients"] == offloaded["optimizer"] == 0
+    states = model_state_bytes(job(layout=Layout(data=1, zero_stage=stage, shard=1), run_type="optimized"))
+    assert kept["update"] - offloaded["update"] > states["gradients"] + states["optimizer"]
+
+
 def test_the_largest_micro_batch_and_the_fewest_devices():
     some = job(micro_batch=1, accumulation=64)
     largest = largest_micro_batch(some, device(16))

@@ -22,7 +22,17 @@ from testbed.planner.candidates import candidates
 from testbed.planner.command import arguments_of
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
-from testbed.planner.plan import GIVEN_UP, Budget, PlannedRun, as_fast, best_of_each, duration, headline, plan
+from testbed.planner.plan import (
+    GIVEN_UP,
+    Budget,
+    PlannedRun,
+    as_fast,
+    best_of_each,
+    duration,
+    headline,
+    plan,
+    roomy_bytes,
+)
 from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
 from testbed.planner.question import OTHER_MODELS, deadline_of, numbers_of_sweep, question, tokens_of
 from testbed.planner.step_time import StepTime, step_time
@@ -103,7 +113,7 @@ def test_what_costs_the_most_is_told_from_the_ideal():
     """7 stages idle for longer than they compute too slowly; recomputing is told apart from slow kernels."""
 
     def costs(**values) -> str:
-        job = Job(model=GPT2, micro_batch=1, **{"accumulation": 8, **values})
+        job = Job(model=GPT2, **{"micro_batch": 1, "accumulation": 8, **values})
         machine = dataclasses.replace(NODE, devices=job.layout.devices)
         return PlannedRun(
             job=job, machine=machine, memory=memory_of(job), time=step_time(job, machine, CONSTANTS)
@@ -112,14 +122,20 @@ def test_what_costs_the_most_is_told_from_the_ideal():
     pipeline = {"run_type": "pipeline", "layout": Layout(pipeline=8), "schedule": "gpipe"}
     assert costs(**pipeline, accumulation=4) == "bubble"
     assert costs(run_type="baseline", layout=Layout(), accumulation=64, compiled=True) == "kernels below peak"
+    # the last of 7 stages has the head, a quarter of GPT-2's work
+    seven = pipeline | {"layout": Layout(pipeline=7), "compiled": True, "micro_batch": 4}
+    assert costs(**seven, accumulation=128) == "uneven stages"
 
 
-def test_nothing_recomputes_that_fits_without(runs):
+def test_nothing_recomputes_that_has_room_without_and_what_is_tight_hides_nothing(runs):
     for run in runs:
         if run.fits and run.job.recompute != "none":
             without = dataclasses.replace(run.job, recompute="none")
-            assert not fits(memory_of(without), NODE.device)
+            memory = memory_of(without)
+            assert not fits(memory, NODE.device) or roomy_bytes(memory, NODE.device) > NODE.device.memory_bytes
     assert any(run.job.recompute != "none" for run in runs if run.fits)
+    done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "4090", "--gpus", 64, "--run_type", "fsdp")
+    assert "micro batch 8 x 1, recompute blocks: needs 10.8 of 23.5 GiB" in done.stdout  # without: 23.6, and 1 x 8
 
 
 def test_a_row_is_a_strategy_with_its_best_settings(runs):
@@ -374,6 +390,36 @@ def test_advice_that_can_be_followed(words, said):
     own = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80")
     for absent in ("fp16 would", "No published run", "too small", "is tight", "does not divide"):
         assert absent not in own.stdout
+
+
+def test_long_sequences_are_cut_by_context_ranks_without_being_asked():
+    """And what fits on the devices that were asked for is not sent to fewer."""
+    words = ["--model", "gpt2-xl", "--gpu", "h100-sxm", "--gpus", 8, "--global_batch_size", 8]
+    done = run_here(PLAN, *words, "--seq_length", 131072, "--max_position_embeddings", 131072)
+    assert done.returncode == 0 and "Best: mesh 8 context on 8 x h100-sxm" in done.stdout
+    assert " context" not in run_here(PLAN, *words).stdout.partition("Memory per device")[0]
+    done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "t4", "--gpus", 7, "--run_type", "tensor")
+    assert done.returncode == 2 and "nothing can be planned" in done.stderr
+
+
+def test_a_comparison_says_what_a_plan_of_each_kind_would():
+    kinds = ["--gpu", "t4,v100,h200", "--gpus", 8, "--tokens", "10B"]
+    done = run_here(PLAN, "--model", "gpt2", *kinds)
+    assert "8 x t4: --precision fp16 would be about 5.6 times as fast (ddp)." in done.stdout
+    assert "8 x v100-16gb: --precision fp16 would be about" in done.stdout
+    assert "8 x h200: No published run on h200 is known" in done.stdout
+
+
+def test_a_batch_is_small_by_the_tokens_of_a_data_rank():
+    """Llama 3 trained well with 1,024 tokens a GPU (arXiv:2407.21783, table 4); here are 256 sequences a data rank."""
+    words = ["--model", "llama3-405b", "--gpu", "h100-sxm", "--gpus", 4096, "--global_batch_size", 2048]
+    assert "too small" not in run_here(PLAN, *words).stdout
+    assert "too small" in run_here(PLAN, "--model", "gpt2", "--gpu", "h100-sxm", "--gpus", 4096).stdout
+
+
+def test_a_device_without_triton_is_not_planned_compiled():
+    done = run_here(PLAN, "--model", "gpt2", "--gpu", "p100", "--gpus", 8)
+    assert "--compile off" in done.stdout and "--compile on" not in done.stdout
 
 
 def test_the_fastest_and_the_cheapest_of_several_kinds_and_numbers_are_said():

@@ -16,8 +16,9 @@ from testbed.memory_model.stages import even_stages
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
 from testbed.planner.fit import Fit, Measured, nominal_of
+from testbed.planner.machines import machine_named
 from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, shares_of, step_parts
-from testbed.planner.rates import DataSheetRates, link_seconds
+from testbed.planner.rates import DataSheetRates, link_seconds, orthogonalisation_flops
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
@@ -110,10 +111,10 @@ def test_more_devices_never_compute_longer(of: Job, kind: str, times: int):
 
 
 def test_matrix_products_take_their_flops_over_the_share_of_the_peak():
-    parts, idle = step_parts(job(), machine(1), DataSheetRates(device_named("h100-sxm")))
+    parts, idle, uneven = step_parts(job(), machine(1), DataSheetRates(device_named("h100-sxm")))
     flops = 6 * 24 * 12 * 2048**2 * 4 * 2 * 1024
     assert parts["products"] == pytest.approx(flops / (0.72 * 989.4e12))
-    assert idle == 0
+    assert idle == uneven == 0
     assert parts["data links"] == parts["tensor links"] == 0
 
 
@@ -122,7 +123,7 @@ def test_recomputation_repeats_the_forward_pass():
     plain, again = (step_parts(replace(job(), recompute=kind), machine(1), sheet)[0] for kind in ("none", "full"))
     assert again["products"] == pytest.approx(4 / 3 * plain["products"])
     assert again["attention"] == pytest.approx(4.5 / 3.5 * plain["attention"])
-    half, _ = step_parts(replace(job(), recompute="full", recompute_share=0.5), machine(1), sheet)
+    half, *_ = step_parts(replace(job(), recompute="full", recompute_share=0.5), machine(1), sheet)
     assert half["products"] == pytest.approx(3.5 / 3 * plain["products"])
     assert again["head"] == plain["head"]
 
@@ -231,12 +232,13 @@ def test_a_pipeline_over_several_nodes_waits_for_the_network(schedule: str | Non
 
 
 def test_micro_batches_of_1f1b_wait_for_each_hop_and_those_of_others_hide_it():
-    """8 micro batches over 4 stages: (8 + 3) hops, or 3 hops and a twentieth of 8. Counted for the average rank."""
+    """8 micro batches over 4 stages: (8 + 3) hops, or 3 hops and a twentieth of 8. Counted for the average rank, which
+    sends 3/4 of what a link carries: of GPipe's phases each waits for a link of its own."""
     hops, hidden = 1.0, 2.0
     of = {name: replace(job(pipeline=4, accumulation=8), schedule=name) for name in (None, "1f1b", "gpipe")}
     assert exposed_hops_seconds(of["1f1b"], hops, hidden) == 11
-    assert exposed_hops_seconds(of["gpipe"], hops, hidden) == pytest.approx(3.4)
-    assert exposed_hops_seconds(of["gpipe"], hops, 0.4) == pytest.approx(3 + 8 * 0.6)
+    assert exposed_hops_seconds(of["gpipe"], hops, hidden) == pytest.approx(3.4 * 4 / 3)
+    assert exposed_hops_seconds(of["gpipe"], hops, 0.4) == pytest.approx(4 / 3 * 3 + 8 * (4 / 3 - 0.4))
     assert exposed_hops_seconds(of[None], hops, hidden) == 32  # each micro batch crosses three boundaries, both ways
 
 
@@ -339,3 +341,39 @@ def test_offloaded_states_take_the_way_to_the_host_and_its_memory():
     assert seconds["none"]["optimizer"] < seconds["optimizer"]["offload"] < seconds["parameters"]["offload"]
     elements = job().model.parameters
     assert seconds["optimizer"]["offload"] == pytest.approx(elements * (8 / 25e9 + 28 / 100e9))
+
+
+def test_each_micro_batch_of_zero_2_takes_its_gradients_to_the_host():
+    """DeepSpeed 0.19 adds them up there (stage_1_and_2.py, `async_accumulate_grad_in_cpu_via_gpu`)."""
+    layout = Layout(data=1, zero_stage=2)
+    one, four = (
+        step_parts(
+            replace(job(), offload="optimizer", layout=layout, accumulation=count),
+            machine(1),
+            DataSheetRates(device_named("h100-sxm")),
+        )[0]["offload"]
+        for count in (1, 4)
+    )
+    assert one < four < 4 * one
+
+
+def test_a_slow_link_is_half_used_by_smaller_messages():
+    """18 buckets over 10 Mbit/s take as long as one: latency is no 2 MB of line."""
+
+    def seconds(messages: float, network: str) -> float:
+        slow = machine_named("a10g", 8, 1, network)
+        return link_seconds(Traffic(kind="all_reduce", size=5e8, ranks=8, messages=messages), slow)
+
+    assert seconds(18, "10mbit") == pytest.approx(seconds(1, "10mbit"), rel=1e-3)
+    assert seconds(1000, "400gbit") > 1.5 * seconds(1, "400gbit")
+
+
+def test_muon_multiplies_matrices_where_adamw_moves_memory():
+    """Five rounds of 4 m m n + 2 m m m FLOPs for each matrix of a block, on every rank."""
+    muon = replace(job(), optimizer="muon")
+    h = 2048
+    one_block = 5 * ((4 * h * h * 3 * h + 2 * h**3) + (6 * h**3) + 2 * (4 * h * h * 4 * h + 2 * h**3))
+    assert orthogonalisation_flops(muon) == pytest.approx(24 * one_block)
+    sheet = DataSheetRates(device_named("h100-sxm"))
+    more = sheet.optimizer_seconds(1e9, muon) - sheet.optimizer_seconds(1e9, job())
+    assert more == pytest.approx(24 * one_block / (0.72 * 989.4e12))

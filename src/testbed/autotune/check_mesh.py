@@ -187,6 +187,8 @@ def _chunked(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tens
 def _fake_deepspeed() -> Iterator[None]:
     """Let DeepSpeed, which knows no meta device, work on fake tensors that say they are on the CPU."""
     import_deepspeed(torch.device("cpu"))
+    from deepspeed.accelerator import get_accelerator
+
     move = nn.Module.to
 
     def moved(module: nn.Module, *words, **names) -> nn.Module:
@@ -196,7 +198,8 @@ def _fake_deepspeed() -> Iterator[None]:
         stays = all(device in (None, each.device) and dtype in (None, each.dtype) for each in tensors)
         return module if stays else move(module, *words, **names)
 
-    with mock.patch.object(nn.Module, "to", moved), FakeTensorMode(allow_non_fake_inputs=True):
+    able = mock.patch.object(type(get_accelerator()), "is_fp16_supported", lambda _: True)  # the plan's devices are
+    with mock.patch.object(nn.Module, "to", moved), able, FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
 

@@ -186,5 +186,7 @@ def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
     if stage == 1 and job.accumulation > 1:
         mine = model_state_bytes(job)["gradients"]
         yield Buffer("whole gradients", max(0, width * elements - mine), (*FORWARD, *BACKWARD), width * held.table)
+    if job.offload in ("optimizer", "parameters"):  # the host updates
+        return
     copy = update_copy_bytes(job.model, job.layout.shard, stage)
     yield Buffer("fp32 gradients for the update", copy, ("update",), copy)

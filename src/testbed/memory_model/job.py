@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed.config.compatibility import auto_compile_blocker
@@ -28,6 +28,7 @@ FRAMEWORKS = {
     **dict.fromkeys(("nanogpt", "build-nanogpt", "multinode-training-guide", "testbed"), "pytorch"),
     **dict.fromkeys(("llm.c", "modded-nanogpt"), "llm.c"),
 }
+NO_TRITON = ("pascal",)  # it needs compute capability 7.0
 NOT_OVERLAPPED = ("tensors", "at_end")  # gradients are averaged after backward
 
 
@@ -245,7 +246,10 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
     Args:
         values: every flag, filled in.
     """
-    return _job_of(values, mesh, shape, machine.device.kind, machine.devices)
+    job = _job_of(values, mesh, shape, machine.device.kind, machine.devices)
+    if values["compile"] is None and machine.device.architecture in NO_TRITON:  # --compile auto does not compile there
+        return replace(job, compiled=False)
+    return job
 
 
 def job_of_settings(settings: RunSettings) -> Job:

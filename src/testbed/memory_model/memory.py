@@ -177,6 +177,8 @@ def _add_states(job: Job, stages: Sequence[Stage], moments: Mapping[str, _Moment
     states = model_state_bytes(job, whole)
     if job.offload in ("optimizer", "parameters"):
         states["optimizer"] = 0
+        if job.layout.zero_stage >= 2:  # DeepSpeed adds them up on the host
+            states["gradients"] = 0
     if job.offload == "parameters":
         states["parameters"] = 0
     for name, moment in moments.items():

@@ -19,6 +19,7 @@ from testbed.memory_model.devices import Device
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, job_of
 from testbed.model.shape import ModelShape
 
+LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
@@ -64,7 +65,7 @@ def possible(
         found: list[Job] = []
         if asked and (reason := _why_not(run_type, machine)):
             refused[run_type] = reason
-        for options in _options(run_type, shape, machine, given):
+        for options in _options(run_type, shape, machine, given, seq_length):
             try:
                 batches = _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
                 found += batches if model is None else [_of(model, job) for job in batches]
@@ -94,7 +95,9 @@ def precision_of(asked: str, device: Device) -> str:
     return "bf16" if peaks.get("bf16", 0) >= BF16_GAIN * peaks.get("fp32", 1) else "fp32"
 
 
-def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _options(
+    run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any], seq_length: int
+) -> Iterator[dict[str, Any]]:
     """Yield the settings of a run type that it is worth to try, as flags.
 
     Left out: on one device all but the plain program, and ZeRO with --offload; tensor ranks across nodes where a node
@@ -115,20 +118,23 @@ def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[
     varied = {name: sizes for name, sizes in varied.items() if name in own}
     varied["activation_checkpointing"] = tuple(RECOMPUTE)
     if STRATEGIES[run_type].keeps == "axes":
-        yield from _products(varied, devices, given)
+        yield from _products(varied, devices, given, seq_length)
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):
         yield dict(zip(varied, choice, strict=True))
 
 
-def _products(varied: Mapping[str, Sequence[Any]], devices: int, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _products(
+    varied: Mapping[str, Sequence[Any]], devices: int, given: Mapping[str, Any], seq_length: int
+) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
-    cut, and what is left of the devices is all shards, all copies, or shards within a node."""
+    cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
+    node, and for sequences of LONG tokens or more."""
     sizes: dict[str, Sequence[Any]] = {
         "tensor_parallel_size": (1, *varied["tensor_parallel_size"]),
         "pipeline_stages": (1, *varied["pipeline_stages"]),
-        "context_parallel_size": (1,),
+        "context_parallel_size": (1, *varied["tensor_parallel_size"]) if seq_length >= LONG else (1,),
         "activation_checkpointing": varied["activation_checkpointing"],
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}

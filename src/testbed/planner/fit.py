@@ -74,6 +74,7 @@ class Nominal:
     seconds: np.ndarray
     idle: float
     factors: tuple[Factor, ...]
+    uneven: float = 0.0  # of the seconds, what the slowest stage has more than the mean
 
     @property
     def with_idle(self) -> np.ndarray:
@@ -93,8 +94,8 @@ class Measured:
 
 def nominal_of(job: Job, machine: Machine, rates: Rates) -> Nominal:
     """Return a step before any factor."""
-    parts, idle = step_parts(job, machine, rates)
-    return Nominal(np.array([parts[part] for part in PARTS]), idle, factors_of(job, machine))
+    parts, idle, uneven = step_parts(job, machine, rates)
+    return Nominal(np.array([parts[part] for part in PARTS]), idle, factors_of(job, machine), uneven)
 
 
 def measured(row: Row) -> Measured:

@@ -212,7 +212,7 @@ class Calibrated:
 
         def grouped(job: Job) -> dict[str, float]:
             rates = MeasuredRates(tables(ranks_at_work(job)), dict.fromkeys(GROUPS, 1.0))
-            parts, idle = step_parts(job, calibration.machine(job.layout.devices), rates)
+            parts, idle, _ = step_parts(job, calibration.machine(job.layout.devices), rates)
             groups = {**dict.fromkeys(GROUPS, 0.0), "compute": idle}
             for part, seconds in parts.items():
                 if part in GROUP_OF:

@@ -165,8 +165,9 @@ def _as_the_head_computes(job: Job) -> Job:
     return replace(job, precision="bf16") if job.precision.endswith(("fp8", "fp4")) else job
 
 
-def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, float], float]:
-    """Return seconds of a step by part, those of the slowest stage's micro batches, and the seconds that it idles.
+def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, float], float, float]:
+    """Return seconds of a step by part, those of the slowest stage's micro batches; the seconds that it idles; and how
+    many of the parts' seconds are more than the mean stage's.
 
     The idle seconds of a pipeline are not among the parts: a stage waits while the others pass one micro batch each.
     """
@@ -196,7 +197,9 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
     else:
         parts["optimizer"] = rates.optimizer_seconds(own, job)
     parts["stragglers"] = rates.straggling * straggling(machine.devices) * passes * one_pass
-    return parts, bubble_seconds(job, [sum(by_share[share].values()) for share in shares])
+    stage_seconds = [sum(by_share[share].values()) for share in shares]
+    uneven = passes * (one_pass - sum(stage_seconds) / len(stage_seconds)) if job.schedule else 0.0
+    return parts, bubble_seconds(job, stage_seconds), uneven
 
 
 def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> float:
@@ -210,7 +213,10 @@ def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> 
     """
     width = 2.0 if job.has_16_bit_weights else 4.0
     sharing = min(machine.devices, machine.per_node)
-    seconds = 2 * width * own / HOST_LINK + HOST_UPDATE_BYTES * own * sharing / HOST_MEMORY
+    sent = width * own / HOST_LINK
+    seconds = 2 * sent + HOST_UPDATE_BYTES * own * sharing / HOST_MEMORY
+    if job.layout.zero_stage >= 2:  # the host adds up what each micro batch brings (stage_1_and_2.py, stage3.py)
+        seconds += (job.accumulation - 1) * max(FLOOR * sent, sent - hidden)
     if job.offload == "parameters":
         brought = 2 * width * own / HOST_LINK
         seconds += job.accumulation * max(FLOOR * brought, brought - hidden)
@@ -233,6 +239,8 @@ def exposed_hops_seconds(job: Job, hops: float, hidden: float) -> float:
         return job.accumulation * job.layout.pipeline * hops
     if job.schedule == "1f1b":
         return (job.accumulation + others) * hops
+    if job.schedule == "gpipe":  # all activations first, then all gradients: a link is never used both ways at once
+        hops *= job.layout.pipeline / others
     steady = job.accumulation * max(FLOOR * hops, hops - hidden)
     return steady + others * hops / job.layout.virtual_stages
 

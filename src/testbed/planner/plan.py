@@ -21,9 +21,9 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 UNITS = (("minutes", 1440.0, 2 / 24), ("hours", 24.0, 2.0))  # name, how many are a day, below how many days
 GIVEN_UP = 1.05  # times the fastest estimate that the simplest run may take; more is too much for being simple
 WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
-FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one device, and of the peak
+FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one data rank, and of the peak
 PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
-BELOW_PEAK = "kernels below peak"
+BELOW_PEAK, UNEVEN = "kernels below peak", "uneven stages"
 LOSSES = {"elementwise": "memory traffic", "optimizer": "memory traffic", WITHIN: "network", BETWEEN: "network"}
 FORWARD_AGAIN = 0.25  # of the products, where each block's forward pass is computed twice
 # How far a part may be off in one run and not in another, as a share of it: estimates. What is off in both cancels.
@@ -55,10 +55,7 @@ class PlannedRun:
     @property
     def needs_bytes(self) -> float:
         """Memory that it takes where there is room: with what PyTorch's allocator reserves, and the context."""
-        device = self.machine.device
-        if device.kind == "cpu":
-            return needs(self.memory, device)
-        return self.memory.reserved + device.context_bytes
+        return roomy_bytes(self.memory, self.machine.device)
 
     @property
     def fits(self) -> bool:
@@ -124,7 +121,8 @@ class PlannedRun:
             return "memory"
         computing = sum(self.time.parts.get(part, 0.0) for part in PRODUCTS)
         again = computing * FORWARD_AGAIN * self.job.recompute_share if self.job.recompute == "full" else 0.0
-        losses = {"recomputation": again, BELOW_PEAK: computing - again - self.mfu * self.time.seconds}
+        below = computing - again - self.time.uneven - self.mfu * self.time.seconds
+        losses = {"recomputation": again, BELOW_PEAK: below, UNEVEN: self.time.uneven}
         for part, took in self.time.parts.items():
             if part not in PRODUCTS:
                 losses[LOSSES.get(part, part)] = losses.get(LOSSES.get(part, part), 0.0) + took
@@ -214,7 +212,7 @@ def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTim
 
     Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
     `as_fast` as the fastest, the simplest is the one to take; of equally simple ones the one that needs least memory.
-    A job that recomputes more than one that fits and is the same otherwise is left out: it only does more work.
+    A job that recomputes more than one that has room and is the same otherwise is left out: it only does more work.
 
     Args:
         time_of: `step_time` with constants, or a machine's calibration.
@@ -232,6 +230,11 @@ def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTim
     return [taken, *(run for run in ordered if run is not taken)]
 
 
+def roomy_bytes(memory: MemoryEstimate, device: Device) -> float:
+    """Return the memory that a job takes where there is room."""
+    return needs(memory, device) if device.kind == "cpu" else memory.reserved + device.context_bytes
+
+
 def as_fast(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs that the estimate does not tell from the fastest; those that are tight only among each other.
 
@@ -244,7 +247,7 @@ def as_fast(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstimate]]:
-    """Return the jobs that recompute no more than memory asks for."""
+    """Return the jobs that recompute no more than memory asks for: up to the first that has room, tight ones too."""
     alike: dict[Job, list[Job]] = {}
     for job in jobs:
         alike.setdefault(replace(job, recompute="", compiled=False), []).append(job)
@@ -252,7 +255,8 @@ def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstima
     for group in alike.values():
         estimated = [(job, memory_of(job)) for job in sorted(group, key=lambda job: MORE_WORK.index(job.recompute))]
         fitting = [each for each in estimated if fits(each[1], device)]
-        found += fitting[:1] or estimated
+        has_room = [roomy_bytes(memory, device) <= device.memory_bytes for _, memory in fitting]
+        found += fitting[: has_room.index(True) + 1 if True in has_room else None] or estimated
     return found
 
 
@@ -321,7 +325,7 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         words += (
             f". {others} more of {len(runs) - 1} may be as fast, by the interval of the ratio: this is the simplest"
         )
-    return ". ".join([words, *_advice(runs)]) + "."
+    return ". ".join([words, *advice(runs)]) + "."
 
 
 def _of_deadline(budget: Budget, days: Sequence[float | None]) -> str:
@@ -336,7 +340,7 @@ def _of_deadline(budget: Budget, days: Sequence[float | None]) -> str:
     )
 
 
-def _advice(runs: Sequence[PlannedRun]) -> list[str]:
+def advice(runs: Sequence[PlannedRun]) -> list[str]:
     """Return what an experienced reader would object to in the first run, where it is true."""
     run = runs[0]
     job, device, said = run.job, run.machine.device, []
@@ -349,10 +353,10 @@ def _advice(runs: Sequence[PlannedRun]) -> list[str]:
             "try whether it fits, with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
     sequences = job.micro_batch * job.accumulation
-    tokens = job.tokens_per_step / run.machine.devices
+    tokens = job.tokens_per_step / job.layout.data
     if run.machine.devices > 1 and (sequences == 1 or tokens < FEW_TOKENS) and run.mfu < LOW_MFU:
         said.append(
-            f"The batch is too small for so many devices: {tokens:,.0f} tokens on each. Take a larger "
+            f"The batch is too small for so many devices: {tokens:,.0f} tokens on each data rank. Take a larger "
             "--global_batch_size or fewer devices"
         )
     if device.kind == "cuda" and run.time.label.startswith("uncalibrated") and device.name not in _known_devices():

@@ -22,7 +22,7 @@ from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
-from testbed.planner.plan import Budget, PlannedRun, duration, name_of, plan
+from testbed.planner.plan import Budget, PlannedRun, advice, duration, name_of, plan
 from testbed.planner.step_time import StepTime
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
@@ -122,7 +122,7 @@ class Question:
         if not runs:
             raise self.nothing_possible(refused)
         if not runs[0].fits:
-            raise InputError(f"{self.model_name} does not fit on {self._devices}: {self._least(runs[0])}")
+            raise InputError(f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}")
         return runs, refused
 
     def hints(self, best: PlannedRun) -> list[str]:
@@ -154,10 +154,10 @@ class Question:
         """Return the error of a question without candidates."""
         plain = refused.get(REFERENCE) or refused.get(PLAIN)  # others have rules of their own on top
         reason = plain or next(iter(refused.values()), "no run type runs on them")
-        return InputError(f"nothing can be planned for {self._devices}: {reason}")
+        return InputError(f"nothing can be planned for {self.devices_in_words}: {reason}")
 
     @property
-    def _devices(self) -> str:
+    def devices_in_words(self) -> str:
         return f"{self.machine.devices} x {self.machine.device.name}"
 
     def best(self) -> PlannedRun | str:
@@ -182,6 +182,8 @@ class Question:
         number = smallest_number_of_devices(jobs_on, self.machine.device, self.machine.per_node)
         if number is None:
             return f"{self._lack(run)}, and no number of them would do; take devices with more memory"
+        if number < self.machine.devices:
+            return f"{self._lack(run)}; fewer would do, as they divide otherwise: {number}"
         return f"{self._lack(run)}; the smallest number of them that would do is {number}"
 
 
@@ -217,6 +219,11 @@ class Choice:
 
 def answers_of(choices: Sequence[Choice]) -> list[str]:
     """Return which choice is done first, which costs least, and which costs least within the deadline."""
+    return [f"{lead}: {choice.said()}." if choice else f"{lead}." for lead, choice in _winners(choices)]
+
+
+def _winners(choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
+    """Return what each answer says, and the choice that it names."""
     done = [choice for choice in choices if choice.days is not None and math.isfinite(choice.days)]
     if not done:
         return []
@@ -224,18 +231,33 @@ def answers_of(choices: Sequence[Choice]) -> list[str]:
     by_cost: Callable[[Choice], tuple[float, ...]] = lambda choice: (  # noqa: E731
         (choice.cost or 0.0,) if priced else (choice.question.machine.devices, choice.days or 0.0)
     )
-    said = [f"Fastest: {min(done, key=lambda choice: choice.days or 0.0).said()}."]
-    said += [f"Cheapest: {min(done, key=by_cost).said()}."] if priced else []
+    found: list[tuple[str, Choice | None]] = [("Fastest", min(done, key=lambda choice: choice.days or 0.0))]
+    found += [("Cheapest", min(done, key=by_cost))] if priced else []
     deadline = choices[0].question.budget.deadline
     if deadline is not None:
         within = [choice for choice in done if (choice.days or 0.0) <= deadline]
         what, limit = "Cheapest" if priced else "Fewest devices", f"within --deadline {duration(deadline)}"
-        said.append(
-            f"{what} {limit}: {min(within, key=by_cost).said()}."
+        found.append(
+            (f"{what} {limit}", min(within, key=by_cost))
             if within
-            else f"Nothing is done {limit}: take more devices or faster ones, or train on fewer tokens."
+            else (f"Nothing is done {limit}: take more devices or faster ones, or train on fewer tokens", None)
         )
-    return said
+    return found
+
+
+def caveats_of(choices: Sequence[Choice]) -> list[str]:
+    """Return what to know of the first choice of each kind of device, and of each that an answer names."""
+    firsts: dict[str, Choice] = {}
+    for choice in choices:
+        if isinstance(choice.best, PlannedRun):
+            firsts.setdefault(choice.question.machine.device.name, choice)
+    said: dict[str, None] = {}
+    for each in [*firsts.values(), *(choice for _, choice in _winners(choices) if choice)]:
+        assert isinstance(each.best, PlannedRun)
+        tight = ["It fits only tightly"] if each.best.is_tight else []
+        for hint in [*each.question.hints(each.best), *advice([each.best]), *tight]:
+            said[f"{each.question.devices_in_words}: {hint}."] = None
+    return list(said)
 
 
 def question(

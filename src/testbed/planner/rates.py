@@ -14,14 +14,17 @@ from testbed.planner.collectives import Traffic
 from testbed.planner.parts import Pass, layer_widths
 
 # Of the peak of its units, in large matrix products: the newer the units, the more power limits them.
+# AMD's: 620 of 1,307 TFLOP/s of an MI300X, as SemiAnalysis measured in December 2024, before what a program loses.
 PRODUCT_SHARE = {"volta": 0.72, "turing": 0.5, "ampere": 0.84, "ada": 0.7, "hopper": 0.72, "blackwell": 0.72}
+PRODUCT_SHARE |= {"cdna": 0.45}
 NARROW_SHARE = {"fp8": 0.65, "mxfp8": 0.65, "nvfp4": 0.5, "fp4": 0.5}
 # Of the peak in 16 bits, in fused causal attention with heads of 128.
 ATTENTION_SHARE = {"volta": 0.3, "turing": 0.3, "ampere": 0.55, "ada": 0.5, "hopper": 0.45, "blackwell": 0.42}
 OTHER_SHARE = 0.6
 MEMORY_SHARE = 0.8  # of the memory's bandwidth, in elementwise kernels
 LINK_SHARE = 0.75  # of a link's line rate, in large messages
-HALF_SIZE = 2e6  # bytes of a message at which a link reaches half its rate
+# Bytes of a message at which a fast link reaches half its rate; a slow one reaches it with what it sends in HALF_TIME.
+HALF_SIZE, HALF_TIME = 2e6, 160e-6
 HOP = 2e-6  # seconds of a ring from one device to the next within a node: NCCL's table (graph/tuning.cc) has 0.6 to 4
 LAUNCH = 8e-6  # seconds of the host for one kernel, with autograd's share: an estimate
 OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for clipping 12
@@ -70,7 +73,11 @@ class DataSheetRates:
         return self._moving_seconds(logits * (10.0 if _is_fused(job) else 20.0))
 
     def optimizer_seconds(self, elements: float, job: Job) -> float:
-        return self._moving_seconds(OPTIMIZER_BYTES * elements)
+        moving = self._moving_seconds(OPTIMIZER_BYTES * elements)
+        if job.optimizer != "muon":
+            return moving
+        share = PRODUCT_SHARE.get(self.device.architecture, OTHER_SHARE)
+        return moving + orthogonalisation_flops(job) / (share * self.device.peak_of(job.precision))
 
     def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
         kernels = blocks * KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
@@ -84,6 +91,18 @@ class DataSheetRates:
 
     def _moving_seconds(self, moved: float) -> float:
         return moved / (MEMORY_SHARE * self.device.memory_bytes_per_s)
+
+
+def orthogonalisation_flops(job: Job) -> float:
+    """Return the FLOPs of Muon's five Newton-Schulz rounds (optim/optimizer.py), which every rank computes for all
+    matrices of the blocks that it holds, whole: X X^T, its square, and their product with X."""
+    flops = 0.0
+    for shape in job.model.block_shapes():
+        if len(shape) < 2:
+            continue
+        short, long = sorted(shape)
+        flops += 5 * (4 * short * short * long + 2 * short**3)
+    return flops * job.model.layers / job.layout.pipeline
 
 
 def elementwise_bytes(job: Job) -> float:
@@ -115,7 +134,8 @@ def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> f
     messages = max(1.0, traffic.messages)
     size = traffic.moved(backend) / messages
     half = machine.between_nodes.half_size if crosses else near.half_size
-    return messages * (latency + (size + (half or HALF_SIZE)) / (LINK_SHARE * speed))
+    half = half or min(HALF_SIZE, HALF_TIME * speed)
+    return messages * (latency + (size + half) / (LINK_SHARE * speed))
 
 
 def _hops_s(traffic: Traffic, machine: Machine, neighbours: int) -> float:

@@ -36,6 +36,7 @@ class StepTime:
         parts: seconds by part; they add up to `seconds`.
         low, high: the 90 % interval.
         label: "calibrated ..." or "uncalibrated ...".
+        uneven: seconds, part of `parts`, that the slowest stage of a pipeline computes beyond the mean of all.
     """
 
     parts: Mapping[str, float]
@@ -43,23 +44,26 @@ class StepTime:
     low: float
     high: float
     label: str
+    uneven: float = 0.0
 
 
 def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     """Predict one step of a job on a machine."""
     calibrated = constants.calibrated
     if calibrated is not None:
-        by_name, idle = step_parts(job, machine, calibrated.rates(job))
+        by_name, idle, uneven = step_parts(job, machine, calibrated.rates(job))
         taken, seconds = list(by_name.values()), sum(by_name.values()) + idle
         low, high = (end * seconds for end in calibrated.residuals.interval())
         idle_share = idle / seconds
+        uneven_share = uneven / seconds
     else:
         nominal = nominal_of(job, machine, DataSheetRates(machine.device))
         log_time, deviation = constants.fit.predict(nominal)
         seconds, half = math.exp(log_time), constants.width * deviation
         low, high = math.exp(log_time - half), math.exp(log_time + half)
         taken = list(constants.fit.parts(nominal))
-        idle_share = nominal.idle / (nominal.idle + float(nominal.seconds.sum()))
+        whole = nominal.idle + float(nominal.seconds.sum())
+        idle_share, uneven_share = nominal.idle / whole, nominal.uneven / whole
     scale = seconds * (1 - idle_share) / sum(taken)
     parts: dict[str, float] = {}
     for part, took in zip(PARTS, taken, strict=True):
@@ -67,7 +71,7 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
         parts[shown] = parts.get(shown, 0.0) + float(took) * scale
     parts[BUBBLE] = idle_share * seconds
     kept = {part: took for part, took in parts.items() if took > 0}
-    return StepTime(kept, seconds, low, high, constants.label)
+    return StepTime(kept, seconds, low, high, constants.label, uneven_share * seconds)
 
 
 def _link_of(part: str, job: Job, machine: Machine) -> str:
