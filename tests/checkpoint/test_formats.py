@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from support.programs import run_here
-from support.settings import refusal
+from support.programs import data_flags, run_here
+from support.settings import refusal, typed
 
-from testbed.checkpoint.formats import Checkpoint, read_checkpoint, write_checkpoint
+from testbed.checkpoint.formats import Checkpoint, read_checkpoint, read_start, write_checkpoint
+from testbed.config.initial_file import shape_of_file
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -187,7 +190,7 @@ def test_a_damaged_bin_is_refused_in_one_sentence(tmp_path, ours):
             read_checkpoint(path, "it")
 
 
-def test_the_program_converts_and_refuses(tmp_path, ours, token_files):
+def test_the_program_converts_and_refuses(tmp_path, ours):
     torch.save(nanogpt(ours), tmp_path / "ckpt.pt")
     done = run_here(PROGRAM, "--from", tmp_path / "ckpt.pt", "--to", tmp_path / "ours")
     assert done.returncode == 0 and "nanoGPT to folder" in done.stdout, done.stderr
@@ -205,4 +208,40 @@ def test_the_program_converts_and_refuses(tmp_path, ours, token_files):
         assert done.returncode == 2 and said in done.stderr, (words, done.stderr)
     done = run_here(PROGRAM, "--from", tmp_path / "none.pt", "--to", tmp_path / "c.pt")
     assert done.returncode == 2 and "--from" in done.stderr
-    assert "scripts/convert_checkpoint.py --from" in refusal(token_files, "--init_from", str(tmp_path / "ckpt.pt"))
+
+
+@pytest.mark.parametrize("name", ["ckpt.pt", "model.bin"])
+def test_training_begins_with_a_file_of_another_program(tmp_path, ours, token_files, name):
+    write_checkpoint(tmp_path / name, ours)
+    flags = ["--seq_length", "16", "--device", "cpu", *data_flags(token_files), "--init_from", str(tmp_path / name)]
+    checked = typed(flags)
+    assert checked.settings.shape == SHAPE
+    assert ("exact GELU" in " ".join(checked.notes)) == (name == "ckpt.pt")
+    weights = read_start(str(tmp_path / name), SHAPE)
+    assert all(torch.equal(weights[key], ours.weights[key]) for key in ours.weights)
+    with pytest.raises(InputError, match=rf"--num_layers 3 does not fit the weights of --init_from .*{name}"):
+        typed([*flags, "--num_layers", "3"])
+    with pytest.raises(InputError, match="another model now"):
+        read_start(str(tmp_path / name), dataclasses.replace(SHAPE, num_heads=4))
+
+
+def test_a_file_that_cannot_be_begun_with_is_refused_with_the_flags(tmp_path, ours, token_files):
+    write_checkpoint(tmp_path / "cut.bin", ours)
+    (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-1])
+    torch.save(nanogpt(ours, model=[]), tmp_path / "odd.pt")
+    (tmp_path / "no.pt").write_bytes(b"PK")
+    for name, said in {
+        "cut.bin": "its header needs",
+        "odd.pt": 'no "model"',
+        "no.pt": "cannot be read as tensors",
+        "none.pt": "cannot be read (No such file",
+        "none": "nor a .pt of nanoGPT or a .bin",
+    }.items():
+        assert said in (found := refusal(token_files, "--init_from", str(tmp_path / name))), found
+        assert found.startswith(f"--init_from {tmp_path / name} ")
+
+
+def test_the_sizes_of_a_pt_are_read_without_its_numbers(tmp_path, ours):
+    write_checkpoint(tmp_path / "ckpt.pt", ours)
+    with mock.patch("torch._C.PyTorchFileReader.get_storage_from_record", side_effect=AssertionError("numbers")):
+        assert shape_of_file(tmp_path / "ckpt.pt") == SHAPE

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,7 +17,20 @@ import torch
 from torch.nn import functional as F
 
 from testbed.checkpoint.weights import read_initial_weights, write_weights
-from testbed.config.initial_shape import MOST_PARAMETERS, shape_of_folder, tokenizer_of_folder
+from testbed.config.initial_file import (
+    BF16,
+    FP32,
+    GELUS,
+    HEADER_INTS,
+    MAGIC,
+    NANOGPT,
+    SUFFIXES,
+    is_file_of_another,
+    llmc_header,
+    nanogpt_shape,
+    tokenizer_of_shape,
+)
+from testbed.config.initial_shape import shape_of_folder, tokenizer_of_folder
 from testbed.errors import InputError, one_line
 from testbed.io import open_regular, read_json, replacing
 from testbed.model.gpt2 import GPT2, PREFIX
@@ -26,16 +38,9 @@ from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import check_finite, load_tensors
 from testbed.run_folder import TOKENIZER
 
-FOLDER, NANOGPT, LLMC = "folder", "nanoGPT", "llm.c"
-SUFFIXES = MappingProxyType({".pt": NANOGPT, ".bin": LLMC})
-GPT2_VOCABULARY, GPT2_END = 50257, 50256
-GELUS = (
-    "nanoGPT computes the exact GELU, this program, transformers and llm.c GPT-2's tanh form: the same weights give "
-    "slightly different losses"
-)
+FOLDER = "folder"
+GPT2_END = 50256
 COMPILED = "_orig_mod."  # before each name where nanoGPT compiled the model
-MAGIC, HEADER_INTS = 20240326, 256
-FP32, BF16 = 3, 5  # versions of llm.c's header
 # llm.c, train_gpt2.py, `write_tensors`: these in this order, those of blocks for all layers one after another
 _OF_BLOCK = tuple(
     f"{layer}.{kind}"
@@ -58,7 +63,17 @@ class Checkpoint:
 
 def kind_of(path: Path) -> str:
     """Return the form of a checkpoint by its name: FOLDER, NANOGPT or LLMC."""
-    return SUFFIXES.get(path.suffix.lower(), FOLDER)
+    return SUFFIXES[path.suffix.lower()] if is_file_of_another(path) else FOLDER
+
+
+def read_start(init_from: str, shape: ModelShape) -> dict[str, torch.Tensor] | None:
+    """Return the state dict that --init_from asks for, in whatever form; None for scratch. Errors as in weights.py."""
+    if not is_file_of_another(Path(init_from)):
+        return read_initial_weights(init_from, shape)
+    found = read_checkpoint(Path(init_from), f"--init_from {init_from}")
+    if found.shape != shape:
+        raise InputError(f"--init_from {init_from} is no longer the file that it was: it holds another model now")
+    return found.weights
 
 
 def read_checkpoint(path: Path, name: str) -> Checkpoint:
@@ -115,18 +130,9 @@ def _read_folder(path: Path, name: str) -> Checkpoint:
 
 
 def _of_gpt2(shape: ModelShape) -> dict[str, Any]:
-    """Return what is known of the tokens of a file that does not say: both programs train on GPT-2's."""
-    is_gpt2 = shape.vocab_size >= GPT2_VOCABULARY
-    return {"tokenizer": "gpt2" if is_gpt2 else None, "end_of_text_id": GPT2_END if is_gpt2 else None}
-
-
-def _shape(name: str, numbers: tuple[Any, ...]) -> ModelShape:
-    if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers):
-        raise InputError(f"{name} does not say the sizes of a GPT-2: {one_line(repr(numbers), 100)}")
-    shape = ModelShape(*numbers)
-    if shape.embedding_size % shape.num_heads or shape.num_parameters > MOST_PARAMETERS:
-        raise InputError(f"{name} does not say the sizes of a GPT-2 that can be: {shape.describe()}")
-    return shape
+    """Return what is known of the tokens of a file that does not say."""
+    tokenizer = tokenizer_of_shape(shape)
+    return {"tokenizer": tokenizer, "end_of_text_id": GPT2_END if tokenizer else None}
 
 
 def _expected(shape: ModelShape) -> dict[str, torch.Tensor]:
@@ -137,13 +143,8 @@ def _expected(shape: ModelShape) -> dict[str, torch.Tensor]:
 def _read_nanogpt(file: BinaryIO, name: str) -> Checkpoint:
     """Read what nanoGPT's train.py saves: {"model": state dict, "model_args": sizes, ...}."""
     content, num_bytes = load_tensors(file, name), file.seek(0, os.SEEK_END)
-    model, sizes = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
-    if not isinstance(model, dict) or not isinstance(sizes, dict):
-        raise InputError(f'{name} is no checkpoint of nanoGPT: it has no "model" and "model_args"')
-    shape = _shape(name, tuple(sizes.get(key) for key in ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")))
-    if shape.num_layers > len(model):
-        fault = f"{len(model):,} tensors, which are too few for the {shape.num_layers:,} layers it says"
-        raise InputError(f"{name} has {fault}")
+    shape = nanogpt_shape(content, name)
+    model, sizes = content["model"], content["model_args"]
     _check_plain(model, num_bytes, name)
     theirs = {str(key).removeprefix(COMPILED).removeprefix(PREFIX): tensor for key, tensor in model.items()}
     passed_over = ("lm_head.weight", *(key for key in theirs if key.endswith(".attn.bias")))  # the tied head, masks
@@ -229,18 +230,9 @@ def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _read_llmc(file: BinaryIO, name: str) -> Checkpoint:
     """Read a model of llm.c (train_gpt2.py, `write_model`; train_gpt2.cu, `gpt2_build_from_checkpoint`)."""
-    head = file.read(4 * HEADER_INTS)
-    header = np.frombuffer(head, "<i4").tolist() if len(head) == 4 * HEADER_INTS else [0, 0]
-    if header[0] != MAGIC or header[1] not in (FP32, BF16):
-        raise InputError(f"{name} is no model of llm.c in fp32 or bf16: its header has another magic number or version")
-    positions, vocabulary, layers, heads, channels, padded = header[2:8]
-    shape = _shape(name, (layers, heads, channels, vocabulary, positions))
-    if not vocabulary <= padded < vocabulary + (1 << 16):
-        raise InputError(f"{name} pads {vocabulary:,} tokens to {padded:,}")
-    width, num_bytes = 4 if header[1] == FP32 else 2, os.fstat(file.fileno()).st_size
-    needed = 4 * HEADER_INTS + width * (shape.num_parameters + (padded - vocabulary) * channels)
-    if num_bytes != needed:  # before anything of that size is made
-        raise InputError(f"{name} has {num_bytes:,} bytes, its header needs {needed:,}")
+    header = llmc_header(file, name)
+    shape, padded, width = header.shape, header.padded, header.width
+    channels, vocabulary, layers = shape.embedding_size, shape.vocab_size, shape.num_layers
     expected, order = _expected(shape), _llmc_order(layers)
     counts = [padded * channels if key == "wte.weight" else expected[key].numel() for key in order]
     weights = {}

@@ -19,6 +19,7 @@ from testbed.config.compatibility import math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
 from testbed.config.flag_types import AUTO, MOST_THREADS
 from testbed.config.flags import ParsedFlags, parse_command_line, with_recorded_flags
+from testbed.config.initial_file import GELUS, NANOGPT, SUFFIXES, is_file_of_another
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.run_types import STRATEGIES
@@ -135,7 +136,9 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     )
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given, typed=asked.typed))
     _check_files_and_measuring(settings)
-    return CheckedRun(asked, settings, train_file, val_file, notes=_note_on_fine_tuning(settings))
+    return CheckedRun(
+        asked, settings, train_file, val_file, notes=(*_note_on_fine_tuning(settings), *_note_on_gelu(settings))
+    )
 
 
 def has_torch(at_least: tuple[int, int]) -> bool:
@@ -225,6 +228,13 @@ def _check_validations(settings: RunSettings) -> None:
             f"--early_stop_patience {patience} cannot end a run that validates {counted(most, 'time')} at most; give "
             "--eval_every STEPS, or a smaller one"
         )
+
+
+def _note_on_gelu(settings: RunSettings) -> tuple[str, ...]:
+    """Return a line where the weights are nanoGPT's."""
+    path = Path(settings.model.init_from)
+    is_nanogpts = is_file_of_another(path) and SUFFIXES[path.suffix.lower()] == NANOGPT
+    return (f"note: {GELUS}",) if is_nanogpts else ()
 
 
 def _check_files_and_measuring(settings: RunSettings) -> None:

@@ -1,4 +1,4 @@
-"""Shape of the initial model: a published size, flags, or the weights in a folder. No torch.
+"""Shape of the initial model: a published size, flags, or the weights in a folder or file. Importing it loads no torch.
 
 Each function raises InputError, one sentence for the first rule that is broken.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.flag_types import LARGEST_COUNT
+from testbed.config.initial_file import MOST_PARAMETERS, is_file_of_another, shape_of_file, tokenizer_of_shape
 from testbed.data.token_file import TokenFile
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_regular
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.run_folder import TOKENIZER
 
-MOST_PARAMETERS = 10**12  # 4 TB in fp32
 # What the forward pass does whatever config.json says; first what it means where it does not say.
 _COMPUTED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names for the tanh form
@@ -122,6 +122,9 @@ def _start_of(values: Mapping[str, Any]) -> tuple[ModelShape, str | None]:
         return MODEL_SIZES[values["model"]], None
     if init_from in MODEL_SIZES and init_from.startswith("gpt2"):
         return MODEL_SIZES[init_from], "gpt2"
+    if is_file_of_another(Path(init_from)):
+        shape = shape_of_file(Path(init_from))
+        return shape, tokenizer_of_shape(shape)
     return shape_of_folder(Path(init_from)), tokenizer_of_folder(Path(init_from))
 
 
@@ -202,13 +205,11 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
     config_file = folder / "config.json"
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         fault = not_a_folder(folder)
-        kinds = "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder"
-        way_out = ""
-        if folder.is_file() and folder.suffix.lower() in (".pt", ".bin"):
-            way_out = f"; make one of it with: python scripts/convert_checkpoint.py --from {folder} --to DIR"
-        raise InputError(
-            f"{name} {f'{fault}, and ' if fault else ''}is {kinds} with config.json and model.safetensors{way_out}"
+        kinds = (
+            "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder with config.json and "
+            "model.safetensors, nor a .pt of nanoGPT or a .bin of llm.c"
         )
+        raise InputError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds}")
     config = read_json(config_file, f"{name}: config.json")
     if not isinstance(config, dict):
         raise InputError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")

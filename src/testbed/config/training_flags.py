@@ -119,9 +119,9 @@ class Model:
         "them. The recorded training loss has it, the validation loss does not (default: %(default)s)",
         WORK, type=fraction, default=0.0, metavar="SHARE", before=0.0, in_config="label_smoothing")
     init_from: str = flag(
-        "initial weights: random, published on the Hugging Face hub, or a folder with config.json and model.safetensors "
-        "(default: %(default)s)",
-        WORK, default="scratch", metavar="scratch|gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIR", in_config="init_from", is_task=True)
+        "initial weights: random, published on the Hugging Face hub, a folder with config.json and model.safetensors, "
+        "nanoGPT's ckpt.pt, or llm.c's .bin (default: %(default)s)",
+        WORK, default="scratch", metavar="scratch|gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIR|FILE", in_config="init_from", is_task=True)
     attention: str = flag(
         "attention kernel. auto = the fastest in a trial on CUDA, PyTorch's choice on the CPU (default: %(default)s)",
         EXECUTION, choices=["auto", "flash", "cudnn", "efficient", "math"], default="auto", filled=Filled.DECIDED, before="auto")

@@ -20,8 +20,9 @@ from testbed.autotune.memory_check import check_memory
 from testbed.checkpoint import resume
 from testbed.checkpoint.changed_settings import settings_to_go_on
 from testbed.checkpoint.decide import Start
+from testbed.checkpoint.formats import read_start
 from testbed.checkpoint.load import load
-from testbed.checkpoint.weights import export_weights, read_initial_weights
+from testbed.checkpoint.weights import export_weights
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.flags import DATA_SHA256
 from testbed.config.run_types import STRATEGIES
@@ -257,7 +258,7 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
 def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
     """Return the weights that --init_from names, or None and why they cannot be used."""
     try:
-        return read_initial_weights(settings.model.init_from, settings.shape), None
+        return read_start(settings.model.init_from, settings.shape), None
     except InputError as error:
         return None, str(error)
 
