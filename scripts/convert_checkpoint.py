@@ -55,7 +55,7 @@ def main() -> int:
         raise InputError(f"--to {to} is not of the kind that its name says; name another")
     from testbed.checkpoint.formats import kind_of, notes_on, read_checkpoint, write_checkpoint
 
-    found = read_checkpoint(source, f"--from {source}")
+    found = read_checkpoint(source, f"--from {source}", with_optimizer=to.suffix.lower() != ".bin")
     write_checkpoint(to, found, arguments.bf16)
     shape = found.shape
     say(

@@ -1,7 +1,7 @@
 """Weights of GPT-2 in the files of other programs: nanoGPT's `ckpt.pt` and llm.c's `.bin`, both ways, bit for bit.
 
-A folder with config.json and model.safetensors, as runs and `transformers` write it, is the third form (weights.py).
-The optimizer's state is not carried over.
+A folder with config.json and model.safetensors, as runs and `transformers` write it, is the third form (weights.py); a
+run's checkpoint is read too (of_run.py). AdamW's state goes with the weights where both forms have it (adamw_state.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from testbed.checkpoint import adamw_state
+from testbed.checkpoint.adamw_state import EMBEDDING, AdamWState, expected, fitted, unpadded
+from testbed.checkpoint.of_run import checkpoint_in, read_state
 from testbed.checkpoint.weights import read_initial_weights, write_weights
 from testbed.config.initial_file import (
     BF16,
@@ -33,10 +36,10 @@ from testbed.config.initial_file import (
 from testbed.config.initial_shape import shape_of_folder, tokenizer_of_folder
 from testbed.errors import InputError, one_line
 from testbed.io import open_regular, read_json, replacing
-from testbed.model.gpt2 import GPT2, PREFIX
+from testbed.model.gpt2 import PREFIX
 from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import check_finite, load_tensors
-from testbed.run_folder import TOKENIZER
+from testbed.run_folder import METRICS, TOKENIZER
 
 FOLDER = "folder"
 GPT2_END = 50256
@@ -59,6 +62,7 @@ class Checkpoint:
     end_of_text_id: int | None = None
     tokenizer_text: str | None = None
     notes: tuple[str, ...] = ()
+    optimizer: AdamWState | None = None
 
 
 def kind_of(path: Path) -> str:
@@ -76,11 +80,12 @@ def read_start(init_from: str, shape: ModelShape) -> dict[str, torch.Tensor] | N
     return found.weights
 
 
-def read_checkpoint(path: Path, name: str) -> Checkpoint:
-    """Return the weights of a checkpoint in any form.
+def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Checkpoint:
+    """Return the weights of a checkpoint in any form, and AdamW's state where it has it.
 
     Args:
         name: what it is called in a sentence.
+        with_optimizer: of a run's folder, read the newest checkpoint, with its state; else the weights of its end.
 
     Raises:
         InputError: one sentence that begins with `name`: it is missing, damaged, or of another model.
@@ -88,6 +93,9 @@ def read_checkpoint(path: Path, name: str) -> Checkpoint:
     kind = kind_of(path)
     try:
         if kind == FOLDER:
+            saved = checkpoint_in(path)
+            if saved is not None and (with_optimizer or saved == path):
+                return _read_saved(saved, name)
             return _read_folder(path, name)
         with open_regular(path) as file:
             found = _read_nanogpt(file, name) if kind == NANOGPT else _read_llmc(file, name)
@@ -105,6 +113,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, is_bf16: bool = False) 
         write_weights(path, made.weights, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
         if made.tokenizer_text is None:  # of what stood there before
             (path / TOKENIZER).unlink(missing_ok=True)
+        adamw_state.write_beside(path, made.optimizer, made.shape)
         return
     with replacing(path) as temporary:
         if kind == NANOGPT:
@@ -119,14 +128,35 @@ def _read_folder(path: Path, name: str) -> Checkpoint:
     shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
     weights = read_initial_weights(str(path.absolute()), shape, name)
     assert weights is not None, "a path is no 'scratch'"
-    own = path / TOKENIZER
+    try:
+        optimizer = adamw_state.read_beside(path, shape)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    end, text = _of_tokens(path, name)
+    return Checkpoint(weights, shape, tokenizer, end, text, optimizer=optimizer)
+
+
+def _read_saved(folder: Path, name: str) -> Checkpoint:
+    weights, shape, optimizer, note = read_state(folder, name)
+    run = folder.absolute().parent.parent  # perhaps: a checkpoint may lie alone
+    record = read_json(folder / METRICS, f"{name}: {folder / METRICS}") if (folder / METRICS).is_file() else None
+    config = record.get("training_config") if isinstance(record, dict) else None
+    tokenizer = config.get("tokenizer") if isinstance(config, dict) else None
+    end, text = _of_tokens(run, name) if (run / "config.json").is_file() else (None, None)
+    tokenizer = tokenizer if isinstance(tokenizer, str) else None
+    return Checkpoint(weights, shape, tokenizer, end, text, (note,), optimizer)
+
+
+def _of_tokens(folder: Path, name: str) -> tuple[int | None, str | None]:
+    """Return the id that ends a text, and the file of the BPE, as they lie beside weights."""
+    own = folder / TOKENIZER
     try:
         text = own.read_text(encoding="utf-8") if own.is_file() else None
     except UnicodeDecodeError:
         raise InputError(f"{name}: {TOKENIZER} is not UTF-8 text") from None
-    config = read_json(path / "config.json", f"{name}: config.json")
+    config = read_json(folder / "config.json", f"{name}: config.json")
     end = config.get("eos_token_id") if isinstance(config, dict) else None
-    return Checkpoint(weights, shape, tokenizer, end if type(end) is int else None, text)
+    return end if type(end) is int else None, text
 
 
 def _of_gpt2(shape: ModelShape) -> dict[str, Any]:
@@ -135,48 +165,48 @@ def _of_gpt2(shape: ModelShape) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "end_of_text_id": GPT2_END if tokenizer else None}
 
 
-def _expected(shape: ModelShape) -> dict[str, torch.Tensor]:
-    with torch.device("meta"):
-        return GPT2(shape).state_dict()
-
-
 def _read_nanogpt(file: BinaryIO, name: str) -> Checkpoint:
     """Read what nanoGPT's train.py saves: {"model": state dict, "model_args": sizes, ...}."""
     content, num_bytes = load_tensors(file, name), file.seek(0, os.SEEK_END)
     shape = nanogpt_shape(content, name)
     model, sizes = content["model"], content["model_args"]
-    _check_plain(model, num_bytes, name)
+    optimizer = content.get("optimizer")
+    _check_plain([*model.items(), *_tensors_of(optimizer)], num_bytes, name)
     theirs = {str(key).removeprefix(COMPILED).removeprefix(PREFIX): tensor for key, tensor in model.items()}
     passed_over = ("lm_head.weight", *(key for key in theirs if key.endswith(".attn.bias")))  # the tied head, masks
     theirs = {key: tensor for key, tensor in theirs.items() if key not in passed_over}
-    weights, without = {}, 0
-    for key, ours in _expected(shape).items():
-        tensor = theirs.pop(key, None)
-        if tensor is None and key.endswith(".bias") and sizes.get("bias") is False:
-            weights[key], without = torch.zeros(ours.shape), without + 1
+    held, weights, notes = set(theirs), {}, [GELUS]
+    for key, ours in expected(shape).items():
+        if key not in theirs and key.endswith(".bias") and sizes.get("bias") is False:
+            weights[key] = torch.zeros(ours.shape)
             continue
-        size = list(ours.shape)
-        if key == "wte.weight":
-            size[0] = shape.vocab_size
-        found = list(tensor.shape) if isinstance(tensor, torch.Tensor) else None
-        if found != size:
-            raise InputError(f"{name}: the weight {key} is {found or 'missing'}, its model_args need {size}")
-        assert tensor is not None
-        weights[key] = tensor.float()
-        if key == "wte.weight":
-            weights[key] = F.pad(weights[key], (0, 0, 0, len(ours) - size[0]))
+        try:
+            weights[key] = fitted(theirs.pop(key, None), key, ours, shape, "its model_args need")
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
     if theirs:
         raise InputError(f"{name}: the weight {one_line(min(theirs), 80)} is none of a GPT-2")
-    notes = [GELUS]
-    if without:
+    if without := len(weights) - len(held):
         notes.append(f"{without} biases that nanoGPT left out (--bias=False) are zeros, and are trained from here on")
-    return Checkpoint(weights, shape, **_of_gpt2(shape), notes=tuple(notes))
+    state = None
+    try:
+        state = adamw_state.of_torch(optimizer, held, shape)
+    except InputError as error:  # the weights are worth having without it
+        notes.append(f"the optimizer's state is left out: {error}")
+    return Checkpoint(weights, shape, **_of_gpt2(shape), notes=tuple(notes), optimizer=state)
 
 
-def _check_plain(model: dict[Any, Any], num_bytes: int, name: str) -> None:
+def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors in an optimizer's state, which each parameter has by names."""
+    states = optimizer.get("state") if isinstance(optimizer, dict) else None
+    states = [each for each in states.values() if isinstance(each, dict)] if isinstance(states, dict) else []
+    return [(str(key), each) for state in states for key, each in state.items() if isinstance(each, torch.Tensor)]
+
+
+def _check_plain(tensors: list[tuple[Any, Any]], num_bytes: int, name: str) -> None:
     """Check that tensors are numbers in rows that the file holds: one of stride 0 could claim any size."""
     held: dict[int, int] = {}
-    for key, tensor in model.items():
+    for key, tensor in tensors:
         is_plain = (
             isinstance(tensor, torch.Tensor)
             and tensor.layout == torch.strided
@@ -198,21 +228,13 @@ def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
 
 
 def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what nanoGPT's train.py reads with --init_from=resume: its optimizer begins anew."""
-    shape = checkpoint.shape
-    model = {PREFIX + key: tensor for key, tensor in checkpoint.weights.items()}
-    model[PREFIX + "wte.weight"] = model[PREFIX + "wte.weight"][: shape.vocab_size].clone()
-    model["lm_head.weight"] = model[PREFIX + "wte.weight"]  # one storage, as it is tied there
-    decayed = sum(tensor.dim() >= 2 for tensor in checkpoint.weights.values())
-    group = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8, "amsgrad": False, "foreach": None, "maximize": False}
-    group |= {"capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": True}
-    groups = [
-        {**group, "weight_decay": 0.1, "params": list(range(decayed))},
-        {**group, "weight_decay": 0.0, "params": list(range(decayed, len(checkpoint.weights)))},
-    ]
+    """Return what nanoGPT's train.py reads with --init_from=resume."""
+    shape, state = checkpoint.shape, checkpoint.optimizer
+    model = {PREFIX + key: tensor for key, tensor in unpadded(checkpoint.weights, shape).items()}
+    model["lm_head.weight"] = model[PREFIX + EMBEDDING]  # one storage, as it is tied there
     return {
         "model": model,
-        "optimizer": {"state": {}, "param_groups": groups},
+        "optimizer": adamw_state.as_torch(shape, state),
         "model_args": {
             "n_layer": shape.num_layers,
             "n_head": shape.num_heads,
@@ -222,7 +244,7 @@ def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
             "vocab_size": shape.vocab_size,
             "dropout": 0.0,
         },
-        "iter_num": 0,
+        "iter_num": state.step if state else 0,
         "best_val_loss": 1e9,
         "config": {},
     }
@@ -233,18 +255,18 @@ def _read_llmc(file: BinaryIO, name: str) -> Checkpoint:
     header = llmc_header(file, name)
     shape, padded, width = header.shape, header.padded, header.width
     channels, vocabulary, layers = shape.embedding_size, shape.vocab_size, shape.num_layers
-    expected, order = _expected(shape), _llmc_order(layers)
-    counts = [padded * channels if key == "wte.weight" else expected[key].numel() for key in order]
+    sizes, order = expected(shape), _llmc_order(layers)
+    counts = [padded * channels if key == EMBEDDING else sizes[key].numel() for key in order]
     weights = {}
     for key, count in zip(order, counts, strict=True):
         data = bytearray(file.read(width * count))
         tensor = torch.frombuffer(data, dtype=torch.float32 if width == 4 else torch.bfloat16).float()
-        if key == "wte.weight":
+        if key == EMBEDDING:
             rows = tensor.view(padded, channels)[:vocabulary]
             weights[key] = F.pad(rows, (0, 0, 0, shape.padded_vocab_size - vocabulary))
         else:
-            weights[key] = tensor.view(expected[key].shape)
-    return Checkpoint({key: weights[key] for key in expected}, shape, **_of_gpt2(shape))
+            weights[key] = tensor.view(sizes[key].shape)
+    return Checkpoint({key: weights[key] for key in sizes}, shape, **_of_gpt2(shape))
 
 
 def _as_llmc(checkpoint: Checkpoint, is_bf16: bool) -> Iterator[bytes]:

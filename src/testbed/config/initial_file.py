@@ -73,7 +73,7 @@ def nanogpt_shape(content: Any, name: str) -> ModelShape:
     model, sizes = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
     if not isinstance(model, dict) or not isinstance(sizes, dict):
         raise InputError(f'{name} is no checkpoint of nanoGPT: it has no "model" and "model_args"')
-    shape = _checked(name, tuple(sizes.get(key) for key in _SIZES))
+    shape = checked_shape(name, tuple(sizes.get(key) for key in _SIZES))
     if shape.num_layers > len(model):
         fault = f"{len(model):,} tensors, which are too few for the {shape.num_layers:,} layers it says"
         raise InputError(f"{name} has {fault}")
@@ -87,7 +87,7 @@ def llmc_header(file: BinaryIO, name: str) -> LlmcHeader:
     if header[0] != MAGIC or header[1] not in (FP32, BF16):
         raise InputError(f"{name} is no model of llm.c in fp32 or bf16: its header has another magic number or version")
     positions, vocabulary, layers, heads, channels, padded = header[2:]
-    shape = _checked(name, (layers, heads, channels, vocabulary, positions))
+    shape = checked_shape(name, (layers, heads, channels, vocabulary, positions))
     if not vocabulary <= padded < vocabulary + (1 << 16):
         raise InputError(f"{name} pads {vocabulary:,} tokens to {padded:,}")
     width, num_bytes = 4 if header[1] == FP32 else 2, os.fstat(file.fileno()).st_size
@@ -97,7 +97,8 @@ def llmc_header(file: BinaryIO, name: str) -> LlmcHeader:
     return LlmcHeader(shape, padded, width)
 
 
-def _checked(name: str, numbers: tuple[Any, ...]) -> ModelShape:
+def checked_shape(name: str, numbers: tuple[Any, ...]) -> ModelShape:
+    """Return the shape with these sizes. InputError, which begins with `name`: there is no such model."""
     if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers):
         raise InputError(f"{name} does not say the sizes of a GPT-2: {one_line(repr(numbers), 100)}")
     shape = ModelShape(*numbers)

@@ -1,0 +1,218 @@
+"""AdamW's state of a GPT-2 in two forms: torch's, by numbers of parameters, and a safetensors file.
+
+A number is a parameter's place among those that decay, matrices and embeddings, and then the others, each in the order
+of the model. nanoGPT's `configure_optimizers` and this program's `parameter_groups` both make that order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.nn import functional as F
+
+from testbed.errors import InputError, one_line
+from testbed.io import open_regular, replacing
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.model.tensor_archive import check_finite
+
+FILE = "optimizer.safetensors"  # beside model.safetensors: exp_avg.NAME, exp_avg_sq.NAME and step, in our layout
+MOMENTS = ("exp_avg", "exp_avg_sq")
+EMBEDDING = "wte.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What AdamW is told. The defaults are nanoGPT's."""
+
+    lr: float = 6e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+
+@dataclass(frozen=True)
+class AdamWState:
+    """The moments under our names and in our layout, the embedding's padded as `GPT2` has it."""
+
+    moments: dict[str, Tensors]  # by MOMENTS
+    step: int
+    rates: Rates
+
+
+def expected(shape: ModelShape) -> Tensors:
+    """Return the model's weights without memory: names and sizes, in the model's order."""
+    with torch.device("meta"):
+        return GPT2(shape).state_dict()
+
+
+def fitted(found: Any, key: str, ours: torch.Tensor, shape: ModelShape, need: str) -> torch.Tensor:
+    """Return what a program holds of a weight in fp32 and the size that `GPT2` has it in, `ours`.
+
+    Args:
+        need: end of the sentence where it has another size, such as "its model_args need".
+    """
+    size = [shape.vocab_size, *ours.shape[1:]] if key == EMBEDDING else list(ours.shape)
+    is_tensor = isinstance(found, torch.Tensor)
+    if not is_tensor or list(found.shape) not in (size, list(ours.shape)):
+        raise InputError(f"the weight {key} is {list(found.shape) if is_tensor else 'missing'}, {need} {size}")
+    tensor = found.float()
+    if key != EMBEDDING:
+        return tensor.contiguous()
+    return F.pad(tensor[: shape.vocab_size], (0, 0, 0, len(ours) - shape.vocab_size))
+
+
+def unpadded(weights: Mapping[str, torch.Tensor], shape: ModelShape) -> Tensors:
+    """Return tensors without the rows of the embedding that stand for no token."""
+    return {key: each[: shape.vocab_size].clone() if key == EMBEDDING else each for key, each in weights.items()}
+
+
+def check_moments(moments: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Raise InputError where a moment is no finite number, or a mean of squares is negative."""
+    for moment, tensors in moments.items():
+        for key, tensor in tensors.items():
+            check_finite(tensor, f"{moment} of {key}")
+            if moment == "exp_avg_sq" and (tensor < 0).any():
+                raise InputError(f"exp_avg_sq of {key} holds negative numbers, whose roots are none")
+
+
+def numbered(weights: Mapping[str, torch.Tensor]) -> tuple[list[str], list[str]]:
+    """Return the names of the parameters that decay, and those of the others: together, in the order of numbers."""
+    decayed = [key for key, tensor in weights.items() if tensor.dim() >= 2]
+    return decayed, [key for key, tensor in weights.items() if tensor.dim() < 2]
+
+
+def as_torch(shape: ModelShape, state: AdamWState | None) -> dict[str, Any]:
+    """Return what `torch.optim.AdamW.load_state_dict` takes; without a state it begins anew."""
+    decayed, others = numbered(expected(shape))
+    rates = state.rates if state else Rates()
+    group = {"lr": rates.lr, "betas": (rates.beta1, rates.beta2), "eps": rates.eps, "amsgrad": False, "foreach": None}
+    group |= {"maximize": False, "capturable": False, "differentiable": False, "fused": None}
+    group |= {"decoupled_weight_decay": True}
+    groups = [
+        {**group, "weight_decay": rates.weight_decay, "params": list(range(len(decayed)))},
+        {**group, "weight_decay": 0.0, "params": list(range(len(decayed), len(decayed + others)))},
+    ]
+    of_parameters: dict[int, Any] = {}
+    if state:
+        moments = {moment: unpadded(state.moments[moment], shape) for moment in MOMENTS}
+        for number, key in enumerate(decayed + others):
+            own = {moment: moments[moment][key] for moment in MOMENTS}
+            of_parameters[number] = {"step": torch.tensor(float(state.step)), **own}
+    return {"state": of_parameters, "param_groups": groups}
+
+
+def of_torch(content: Any, held: Iterable[str], shape: ModelShape) -> AdamWState | None:
+    """Return the state in torch's form; None where no step was done.
+
+    Args:
+        content: as read from a file.
+        held: the names that its program has; what it has not (biases) gets moments of zero.
+
+    Raises:
+        InputError: it is not AdamW's of this model.
+    """
+    of_parameters, groups = (
+        content.get(key) if isinstance(content, dict) else None for key in ("state", "param_groups")
+    )
+    if of_parameters is None or of_parameters == {}:
+        return None
+    if not isinstance(of_parameters, dict) or not isinstance(groups, list) or len(groups) != 2:
+        raise InputError("it has not the two groups of parameters that nanoGPT makes")
+    ours, own = expected(shape), set(held)
+    decayed, others = numbered({key: tensor for key, tensor in ours.items() if key in own})
+    groups = [group if isinstance(group, dict) else {} for group in groups]
+    numbers = [number for group in groups for number in _list_of(group.get("params"))]
+    is_plain = all(type(number) is int for number in numbers)
+    if not is_plain or numbers != list(range(len(own))) or len(groups[0]["params"]) != len(decayed):
+        raise InputError("its groups of parameters are not those of this model")
+    states: dict[str, dict] = {}
+    for number, key in enumerate(decayed + others):
+        state = of_parameters.get(number)
+        states[key] = state if isinstance(state, dict) else {}
+    moments = {
+        moment: {
+            key: fitted(states[key].get(moment), key, tensor, shape, f"in {moment}, this model needs")
+            if key in own
+            else torch.zeros(tensor.shape)
+            for key, tensor in ours.items()
+        }
+        for moment in MOMENTS
+    }
+    check_moments(moments)
+    told = [groups[0].get("lr"), *_list_of(groups[0].get("betas")), groups[0].get("eps")]
+    step = one_step(state.get("step") for state in states.values())
+    return AdamWState(moments, step, rates_of([*told, groups[0].get("weight_decay")]))
+
+
+def _list_of(found: Any) -> list:
+    return list(found) if isinstance(found, list | tuple) else []
+
+
+def one_step(steps: Iterable[Any]) -> int:
+    """Return how often all parameters were updated. InputError: not equally often."""
+    tensors = (torch.as_tensor(step) for step in steps if isinstance(step, int | float | torch.Tensor))
+    numbers = {float(tensor) if tensor.numel() == 1 else 0.0 for tensor in tensors}
+    step = numbers.pop() if len(numbers) == 1 else 0.0
+    if numbers or not (1 <= step < 1 << 31 and step == int(step)):
+        raise InputError("its parameters do not say one number of steps that all have done")
+    return int(step)
+
+
+def rates_of(numbers: list[Any]) -> Rates:
+    """Return lr, beta1, beta2, eps and weight decay. InputError: they are no such numbers."""
+    are_numbers = all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers)
+    if not are_numbers or len(numbers) != len(dataclasses.fields(Rates)):
+        raise InputError("its learning rate, betas, eps and weight decay are no such numbers")
+    return Rates(*map(float, numbers))
+
+
+def write_beside(folder: Path, state: AdamWState | None, shape: ModelShape) -> None:
+    """Write a state beside the weights in a folder; None removes the one of what stood there before."""
+    if state is None:
+        (folder / FILE).unlink(missing_ok=True)
+        return
+    tensors = {
+        f"{moment}.{key}": each for moment in MOMENTS for key, each in unpadded(state.moments[moment], shape).items()
+    }
+    told = {name: repr(number) for name, number in dataclasses.asdict(state.rates).items()}
+    with replacing(folder / FILE) as temporary:
+        save_file({**tensors, "step": torch.tensor(state.step)}, temporary, metadata={"format": "pt", **told})
+        temporary.chmod((folder / "config.json").stat().st_mode & 0o777)  # the library's own file is its owner's alone
+
+
+def read_beside(folder: Path, shape: ModelShape) -> AdamWState | None:
+    """Return the state beside the weights in a folder; None: there is none. InputError: it is damaged or another's."""
+    path, ours = folder / FILE, expected(shape)
+    if not path.exists():
+        return None
+    names = {f"{moment}.{key}": (moment, key) for moment in MOMENTS for key in ours}
+    try:
+        with open_regular(path) as file:  # the library would wait for a FIFO
+            num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes > 8 * shape.num_parameters + (1 << 20):
+            raise InputError(f"it has {num_bytes:,} bytes, more than the moments of this model can take")
+        with safe_open(path, "pt") as file:
+            if odd := set(file.keys()) ^ {*names, "step"}:
+                raise InputError(f"{one_line(min(odd), 100)} is missing or none of this model's")
+            moments: dict[str, Tensors] = {moment: {} for moment in MOMENTS}
+            for name, (moment, key) in names.items():
+                found = file.get_tensor(name)
+                moments[moment][key] = fitted(found, key, ours[key], shape, f"in {moment}, this model needs")
+            step, told = file.get_tensor("step"), file.metadata() or {}
+        check_moments(moments)
+        rates = rates_of([float(told.get(field.name, field.default)) for field in dataclasses.fields(Rates)])
+        return AdamWState(moments, one_step([step]), rates)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{FILE} cannot be used: {one_line(str(error), 300)}") from None

@@ -1,0 +1,82 @@
+"""Weights and AdamW's state out of a checkpoint that a run of this program saved, whatever its strategy and ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from testbed.checkpoint.adamw_state import EMBEDDING, MOMENTS, AdamWState, check_moments, expected, one_step, rates_of
+from testbed.checkpoint.folders import DESCRIPTION, FULL_STATE, read_description, step_folders
+from testbed.checkpoint.manifest import why_damaged
+from testbed.config.initial_file import checked_shape
+from testbed.distributed.process_group import root_cause
+from testbed.errors import InputError, one_line
+from testbed.io import is_within
+from testbed.model.shape import ModelShape
+from testbed.run_folder import CHECKPOINTS
+from testbed.strategies import state_files
+
+_SIZES = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings")
+_RATES = ("learning_rate", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay")
+
+
+def checkpoint_in(path: Path) -> Path | None:
+    """Return the checkpoint that a path names: itself, or the newest of a run's folder. None: there is none."""
+    if (path / DESCRIPTION).is_file():
+        return path
+    return max(step_folders(path / CHECKPOINTS), key=lambda folder: int(folder.name[5:]), default=None)
+
+
+def read_state(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], ModelShape, AdamWState | None, str]:
+    """Return the weights of a checkpoint, the model's shape, AdamW's state (None: another optimizer), and a note on it.
+
+    Raises:
+        InputError: one sentence that begins with `name`: it is damaged, or holds no whole model.
+    """
+    try:
+        if fault := why_damaged(folder):
+            raise InputError(f"it is damaged: {fault}; name another checkpoint of the run")
+        described = read_description(folder)
+        settings, is_adamw = described.settings, described.settings.get("optimizer") == "adamw"
+        shape = checked_shape("its checkpoint.json", tuple(settings.get(key) for key in _SIZES))
+        files = folder / FULL_STATE if (folder / FULL_STATE).exists() else folder
+        if not is_within(files, folder):
+            raise InputError(f"{FULL_STATE} is a link that leads out of the checkpoint")
+        held = sum(file.stat().st_size for file in files.glob("*.distcp"))
+        needed = shape.num_parameters * (12 if is_adamw else 4)
+        if held < needed:  # before memory is taken
+            raise InputError(f"its tensors have {held:,} bytes, the model that checkpoint.json names needs {needed:,}")
+        state = _read(files, shape, is_adamw)
+        if not is_adamw:
+            return state["model"], shape, None, f"{folder}: its optimizer is not AdamW, so it begins anew"
+        of_optimizer = state["optimizer"]
+        step = one_step(tensor for key, tensor in of_optimizer.items() if key.endswith(".step"))
+        moments = {moment: {key: of_optimizer[f"state.{key}.{moment}"] for key in state["model"]} for moment in MOMENTS}
+        check_moments(moments)
+        found = AdamWState(moments, step, rates_of([settings.get(key) for key in _RATES]))
+    except OSError as error:
+        raise InputError(f"{name}: {folder} cannot be read ({error.strerror or error})") from None
+    except (LookupError, RuntimeError, ValueError, CheckpointException) as error:
+        raise InputError(f"{name}: {folder}: {one_line(str(root_cause(error)), 300)}") from None
+    return state["model"], shape, found, f"weights and AdamW's state are those of step {described.step} in {folder}"
+
+
+def _read(files: Path, shape: ModelShape, is_adamw: bool) -> dict[str, dict[str, Any]]:
+    """Return the whole tensors that a state's files hold, without what stands for no token."""
+    state: state_files.State = {"model": {}}
+    if is_adamw:
+        state["optimizer"] = {}
+    for key, ours in expected(shape).items():
+        state["model"][key] = torch.empty(ours.shape)
+        if is_adamw:
+            state["optimizer"] |= {f"state.{key}.{moment}": torch.empty(ours.shape) for moment in MOMENTS}
+            state["optimizer"][f"state.{key}.step"] = torch.empty(())
+    state_files.load(state, files, group=None)
+    for tensors in state.values():
+        for key, tensor in tensors.items():
+            if tensor.dim() == 2 and EMBEDDING in key:
+                tensor[shape.vocab_size :] = 0
+    return state
