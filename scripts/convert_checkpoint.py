@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""Convert the weights of a GPT-2 between this program, transformers, nanoGPT and llm.c, bit for bit.
+"""Convert a GPT-2 between this program, transformers, nanoGPT and llm.c, bit for bit, and from DeepSpeed.
 
     python scripts/convert_checkpoint.py --from nanoGPT/out/ckpt.pt --to checkpoint/from_nanogpt
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to gpt2_124M.bin           # llm.c, fp32
-    python scripts/convert_checkpoint.py --from checkpoint/baseline --to ckpt.pt
-    python src/gpt2.py --init_from checkpoint/from_nanogpt                                       # trains them further
+    python scripts/convert_checkpoint.py --from checkpoint/baseline --to ckpt.pt                 # with AdamW's state
+    python src/gpt2.py --init_from ckpt.pt                                     # trains the weights further, in any form
 
-A .pt is nanoGPT's, a .bin llm.c's; any other name is a folder with config.json and model.safetensors, as runs of this
-program and transformers write it. Optimizer state is not converted.
+A .pt is nanoGPT's, a .bin llm.c's, a folder with zero/ a universal checkpoint of DeepSpeed (read, not written; copy the
+model's config.json into it). Any other name is a folder with config.json and model.safetensors, as runs of this program
+and transformers write it, or a run's checkpoint, DIR/checkpoints/step_N.
+
+AdamW's state goes with the weights between a run's checkpoint, a universal one, nanoGPT's file, and a folder, which
+keeps it as optimizer.safetensors. Of a run's folder the newest checkpoint is read, weights and state; for a .bin, which
+holds no state, the weights of the run's end.
 
 Exit code: 0 converted; 1 it could not be written; 2 what was typed cannot be used.
 """
@@ -21,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
+from testbed.config.initial_shape import is_universal
 from testbed.errors import InputError, say
 from testbed.program import program
 from testbed.run_folder import METRICS
@@ -53,6 +59,8 @@ def main() -> int:
         raise InputError(f"--bf16 is for a .bin of llm.c, and --to {to} is none; leave it out")
     if to.exists() and to.is_dir() == (to.suffix.lower() in (".pt", ".bin")):
         raise InputError(f"--to {to} is not of the kind that its name says; name another")
+    if is_universal(to):
+        raise InputError(f"--to {to} is a universal checkpoint of DeepSpeed, which is not written; name another")
     from testbed.checkpoint.formats import kind_of, notes_on, read_checkpoint, write_checkpoint
 
     found = read_checkpoint(source, f"--from {source}", with_optimizer=to.suffix.lower() != ".bin")

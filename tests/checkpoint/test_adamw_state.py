@@ -164,7 +164,7 @@ def test_another_state_is_left_out_and_named(tmp_path, run):
         assert "number of steps" in changed(
             lambda optimizer, step=step: [each.update(step=step) for each in optimizer["state"].values()]
         )
-    for odd in (torch.zeros(2), [torch.zeros(2)], "01"):
+    for odd in (torch.zeros(2), [torch.zeros(2)] * 10, "01"):
         assert "this model" in changed(lambda optimizer, odd=odd: optimizer["param_groups"][0].update(params=odd))
         assert "two groups" in changed(lambda optimizer, odd=odd: optimizer.update(state=odd))
     assert "NaN" in changed(lambda optimizer: optimizer["state"][3]["exp_avg"].fill_(float("nan")))

@@ -1,7 +1,8 @@
 """Weights of GPT-2 in the files of other programs: nanoGPT's `ckpt.pt` and llm.c's `.bin`, both ways, bit for bit.
 
-A folder with config.json and model.safetensors, as runs and `transformers` write it, is the third form (weights.py); a
-run's checkpoint is read too (of_run.py). AdamW's state goes with the weights where both forms have it (adamw_state.py).
+A folder with config.json and model.safetensors, as runs and `transformers` write it, is the third form (weights.py). A
+run's checkpoint (of_run.py) and DeepSpeed's universal one (universal.py) are read too. AdamW's state goes with the
+weights where both forms have it (adamw_state.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from testbed.checkpoint import adamw_state
 from testbed.checkpoint.adamw_state import EMBEDDING, AdamWState, expected, fitted, unpadded
 from testbed.checkpoint.of_run import checkpoint_in, read_state
+from testbed.checkpoint.universal import read_universal
 from testbed.checkpoint.weights import read_initial_weights, write_weights
 from testbed.config.initial_file import (
     BF16,
@@ -33,15 +35,15 @@ from testbed.config.initial_file import (
     nanogpt_shape,
     tokenizer_of_shape,
 )
-from testbed.config.initial_shape import shape_of_folder, tokenizer_of_folder
+from testbed.config.initial_shape import is_universal, shape_of_folder, tokenizer_of_folder
 from testbed.errors import InputError, one_line
 from testbed.io import open_regular, read_json, replacing
 from testbed.model.gpt2 import PREFIX
-from testbed.model.shape import ModelShape
-from testbed.model.tensor_archive import check_finite, load_tensors
+from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.model.tensor_archive import check_finite, check_plain, load_tensors
 from testbed.run_folder import METRICS, TOKENIZER
 
-FOLDER = "folder"
+FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
 GPT2_END = 50256
 COMPILED = "_orig_mod."  # before each name where nanoGPT compiled the model
 # llm.c, train_gpt2.py, `write_tensors`: these in this order, those of blocks for all layers one after another
@@ -66,17 +68,20 @@ class Checkpoint:
 
 
 def kind_of(path: Path) -> str:
-    """Return the form of a checkpoint by its name: FOLDER, NANOGPT or LLMC."""
+    """Return the form of a checkpoint: NANOGPT or LLMC by its name, DEEPSPEED by its folder zero/, else FOLDER."""
+    if is_universal(path):
+        return DEEPSPEED
     return SUFFIXES[path.suffix.lower()] if is_file_of_another(path) else FOLDER
 
 
 def read_start(init_from: str, shape: ModelShape) -> dict[str, torch.Tensor] | None:
     """Return the state dict that --init_from asks for, in whatever form; None for scratch. Errors as in weights.py."""
-    if not is_file_of_another(Path(init_from)):
+    path = Path(init_from)
+    if init_from in MODEL_SIZES or not (is_file_of_another(path) or is_universal(path)):
         return read_initial_weights(init_from, shape)
-    found = read_checkpoint(Path(init_from), f"--init_from {init_from}")
+    found = read_checkpoint(path, f"--init_from {init_from}", with_optimizer=False)
     if found.shape != shape:
-        raise InputError(f"--init_from {init_from} is no longer the file that it was: it holds another model now")
+        raise InputError(f"--init_from {init_from} is no longer what it was: it holds another model now")
     return found.weights
 
 
@@ -92,6 +97,8 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
     """
     kind = kind_of(path)
     try:
+        if kind == DEEPSPEED:
+            return _read_universal(path, name, with_optimizer)
         if kind == FOLDER:
             saved = checkpoint_in(path)
             if saved is not None and (with_optimizer or saved == path):
@@ -136,6 +143,16 @@ def _read_folder(path: Path, name: str) -> Checkpoint:
     return Checkpoint(weights, shape, tokenizer, end, text, optimizer=optimizer)
 
 
+def _read_universal(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
+    shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
+    try:
+        weights, optimizer, note = read_universal(path, shape, with_optimizer)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    end, text = _of_tokens(path, name)
+    return Checkpoint(weights, shape, tokenizer, end, text, (note,) if note else (), optimizer)
+
+
 def _read_saved(folder: Path, name: str) -> Checkpoint:
     weights, shape, optimizer, note = read_state(folder, name)
     run = folder.absolute().parent.parent  # perhaps: a checkpoint may lie alone
@@ -171,7 +188,7 @@ def _read_nanogpt(file: BinaryIO, name: str) -> Checkpoint:
     shape = nanogpt_shape(content, name)
     model, sizes = content["model"], content["model_args"]
     optimizer = content.get("optimizer")
-    _check_plain([*model.items(), *_tensors_of(optimizer)], num_bytes, name)
+    check_plain([*model.items(), *_tensors_of(optimizer)], num_bytes, name)
     theirs = {str(key).removeprefix(COMPILED).removeprefix(PREFIX): tensor for key, tensor in model.items()}
     passed_over = ("lm_head.weight", *(key for key in theirs if key.endswith(".attn.bias")))  # the tied head, masks
     theirs = {key: tensor for key, tensor in theirs.items() if key not in passed_over}
@@ -201,24 +218,6 @@ def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
     states = optimizer.get("state") if isinstance(optimizer, dict) else None
     states = [each for each in states.values() if isinstance(each, dict)] if isinstance(states, dict) else []
     return [(str(key), each) for state in states for key, each in state.items() if isinstance(each, torch.Tensor)]
-
-
-def _check_plain(tensors: list[tuple[Any, Any]], num_bytes: int, name: str) -> None:
-    """Check that tensors are numbers in rows that the file holds: one of stride 0 could claim any size."""
-    held: dict[int, int] = {}
-    for key, tensor in tensors:
-        is_plain = (
-            isinstance(tensor, torch.Tensor)
-            and tensor.layout == torch.strided
-            and tensor.device.type == "cpu"
-            and (tensor.is_floating_point() or str(key).endswith(".attn.bias"))
-            and tensor.is_contiguous()
-        )
-        if not is_plain:
-            raise InputError(f"{name}: {one_line(str(key), 80)} is no plain tensor of numbers")
-        held[tensor.data_ptr()] = max(held.get(tensor.data_ptr(), 0), tensor.nbytes)
-    if sum(held.values()) > num_bytes:
-        raise InputError(f"{name} has tensors of {sum(held.values()):,} bytes in a file of {num_bytes:,}")
 
 
 def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:

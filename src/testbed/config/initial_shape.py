@@ -20,6 +20,7 @@ from testbed.io import not_a_folder, read_json, read_regular
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.run_folder import TOKENIZER
 
+UNIVERSAL = "zero"  # the folder in a universal checkpoint of DeepSpeed that holds its tensors
 # What the forward pass does whatever config.json says; first what it means where it does not say.
 _COMPUTED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names for the tanh form
@@ -200,14 +201,24 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
     return ModelShape(*numbers.values())
 
 
+def is_universal(folder: Path) -> bool:
+    """Return whether a folder is a universal checkpoint of DeepSpeed."""
+    return (folder / UNIVERSAL).is_dir() and not (folder / "model.safetensors").exists()
+
+
 def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
     """Return config.json of `folder`, beside which weights must lie."""
     config_file = folder / "config.json"
-    if not (folder / "model.safetensors").is_file() or not config_file.is_file():
+    if is_universal(folder) and not config_file.is_file():
+        raise InputError(
+            f"{name} is a universal checkpoint of DeepSpeed, whose files do not say the heads and the tokens of the "
+            "model; copy its config.json into the folder"
+        )
+    if not (is_universal(folder) or (folder / "model.safetensors").is_file()) or not config_file.is_file():
         fault = not_a_folder(folder)
         kinds = (
             "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder with config.json and "
-            "model.safetensors, nor a .pt of nanoGPT or a .bin of llm.c"
+            "model.safetensors, nor a .pt of nanoGPT or a .bin of llm.c, nor a universal checkpoint of DeepSpeed"
         )
         raise InputError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds}")
     config = read_json(config_file, f"{name}: config.json")

@@ -120,7 +120,7 @@ class Model:
         WORK, type=fraction, default=0.0, metavar="SHARE", before=0.0, in_config="label_smoothing")
     init_from: str = flag(
         "initial weights: random, published on the Hugging Face hub, a folder with config.json and model.safetensors, "
-        "nanoGPT's ckpt.pt, or llm.c's .bin (default: %(default)s)",
+        "nanoGPT's ckpt.pt, llm.c's .bin, or a universal checkpoint of DeepSpeed with its config.json (default: %(default)s)",
         WORK, default="scratch", metavar="scratch|gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIR|FILE", in_config="init_from", is_task=True)
     attention: str = flag(
         "attention kernel. auto = the fastest in a trial on CUDA, PyTorch's choice on the CPU (default: %(default)s)",

@@ -58,6 +58,28 @@ def check_finite(tensor: torch.Tensor, name: str) -> None:
         raise InputError(f"{name} holds numbers that are NaN or infinite, from which no training can go on")
 
 
+def check_plain(tensors: list[tuple[Any, Any]], num_bytes: int, name: str) -> None:
+    """Check that tensors of an archive are numbers in rows that its bytes hold: one of stride 0 could claim any size.
+
+    Raises:
+        InputError: one sentence that begins with `name`.
+    """
+    held: dict[int, int] = {}
+    for key, tensor in tensors:
+        is_plain = (
+            isinstance(tensor, torch.Tensor)
+            and tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
+            and (tensor.is_floating_point() or str(key).endswith(".attn.bias"))
+            and tensor.is_contiguous()
+        )
+        if not is_plain:
+            raise InputError(f"{name}: {one_line(str(key), 80)} is no plain tensor of numbers")
+        held[tensor.data_ptr()] = max(held.get(tensor.data_ptr(), 0), tensor.nbytes)
+    if sum(held.values()) > num_bytes:
+        raise InputError(f"{name} has tensors of {sum(held.values()):,} bytes in a file of {num_bytes:,}")
+
+
 def _check_members(file: BinaryIO) -> None:
     _check_one_directory(file)
     file.seek(0)

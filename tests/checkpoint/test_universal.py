@@ -1,0 +1,148 @@
+"""Universal checkpoints of DeepSpeed: the bits of weights and moments, in whose names and layout they may be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from support.programs import TINY_RUN, data_flags, run_here
+from support.settings import refusal, typed
+
+from testbed.checkpoint.adamw_state import MOMENTS, AdamWState, Rates
+from testbed.checkpoint.formats import Checkpoint, read_checkpoint, read_start, write_checkpoint
+from testbed.errors import InputError
+from testbed.model.gpt2 import GPT2, to_transformers
+from testbed.model.shape import ModelShape
+
+SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=16, vocab_size=300, max_position_embeddings=24)
+QKV = "transformer.h.0.attn.c_attn.weight"
+
+
+def drawn(seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    tensors = {key: torch.rand_like(tensor) for key, tensor in GPT2(SHAPE).state_dict().items()}
+    tensors["wte.weight"][300:] = 0
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def ours() -> Checkpoint:
+    state = AdamWState({moment: drawn(seed) for seed, moment in enumerate(MOMENTS)}, 7, Rates())
+    return Checkpoint(drawn(2), SHAPE, "bpe:300", 299, optimizer=state)
+
+
+def write(folder: Path, ours: Checkpoint, prefix: str = "", is_theirs: bool = False, change=None) -> Path:
+    """Write what ds_to_universal does, of a model under these names, and config.json beside it."""
+    write_checkpoint(folder, ours)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        (folder / name).unlink()
+    files = {}
+    for kind, tensors in {"fp32": ours.weights, **ours.optimizer.moments}.items():
+        named = to_transformers(tensors, SHAPE) if is_theirs else tensors
+        for name, tensor in named.items():
+            files[f"{prefix}{name}/{kind}"] = {"cat_dim": 0, "param": tensor}
+            files[f"{prefix}{name}/step"] = torch.tensor(7.0)
+    if change:
+        change(files)
+    for name, content in files.items():
+        (folder / "zero" / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, folder / "zero" / f"{name}.pt")
+    return folder
+
+
+def same(found: Checkpoint, ours: Checkpoint) -> bool:
+    pairs = [(found.weights, ours.weights)]
+    pairs += [(found.optimizer.moments[moment], ours.optimizer.moments[moment]) for moment in MOMENTS]
+    return all(torch.equal(one[key], other[key]) for one, other in pairs for key in other | one)
+
+
+@pytest.mark.parametrize(("prefix", "is_theirs"), [("", False), ("module.", False), ("", True), ("module.", True)])
+def test_weights_and_moments_are_read_bit_for_bit(tmp_path, ours, prefix, is_theirs):
+    def tied(files: dict) -> None:
+        files[f"{prefix}lm_head.weight/fp32"] = {"param": ours.weights["wte.weight"]}
+
+    found = read_checkpoint(write(tmp_path / "universal", ours, prefix, is_theirs, tied), "it")
+    assert same(found, ours) and found.optimizer.step == 7 and found.tokenizer == "bpe:300"
+    assert "nanoGPT's defaults" in found.notes[0]
+
+
+def test_training_begins_with_it_and_nothing_is_written_to_it(tmp_path, ours, token_files):
+    folder = write(tmp_path / "universal", ours)
+    flags = ["--seq_length", "16", "--device", "cpu", *data_flags(token_files), "--init_from", str(folder)]
+    assert typed(flags).settings.shape == SHAPE
+    assert torch.equal(read_start(str(folder), SHAPE)["wpe.weight"], ours.weights["wpe.weight"])
+    words = ["--from", tmp_path / "no.pt", "--to", folder, "--overwrite"]
+    done = run_here("scripts/convert_checkpoint.py", *words)
+    assert done.returncode == 2 and "which is not written" in done.stderr
+    (folder / "config.json").unlink()
+    assert "copy its config.json into the folder" in refusal(token_files, "--init_from", str(folder))
+
+
+def test_a_universal_checkpoint_that_is_not_of_the_model_is_refused(tmp_path, ours):
+    numbers = iter(range(100))
+
+    def read(change) -> Checkpoint:
+        folder = write(tmp_path / str(next(numbers)), ours, is_theirs=True, change=change)
+        return read_checkpoint(folder, "it")
+
+    def said(change) -> str:
+        with pytest.raises(InputError, match=r"^it: ") as caught:
+            read(change)
+        assert "\n" not in str(caught.value) and str(tmp_path) not in str(caught.value)
+        return str(caught.value)
+
+    def becomes(content, kind: str = "fp32"):
+        return lambda files: files.update({f"{QKV}/{kind}": content})
+
+    def put(tensor, kind: str = "fp32"):
+        return becomes({"param": tensor}, kind)
+
+    assert "h.9.ln_1.weight is missing, or none" in said(lambda files: files.update({"h.9.ln_1.weight/fp32": 1}))
+    assert "is flat; ZeRO 3" in said(becomes(torch.zeros(16 * 48)))
+    assert "c_attn.weight is [48, 7]" in said(put(torch.zeros(48, 7)))
+    assert "NaN" in said(put(torch.full((16, 48), float("nan"))))
+    assert "is no plain tensor" in said(put(torch.zeros(1).expand(16, 48)))
+    assert "is no plain tensor" in said(becomes({"other": 1}))
+    assert "it names testbed" in said(becomes(ours))
+    assert "is missing, or none" in said(lambda files: [files.pop(name) for name in list(files) if ".h.1." in name])
+    for change, why in (
+        (lambda files: files.pop(f"{QKV}/exp_avg"), "exp_avg.pt"),
+        (put(torch.zeros(3, 3), "exp_avg"), "[3, 3]"),
+        (put(torch.full((16, 48), -1.0), "exp_avg_sq"), "negative"),
+        (becomes(torch.tensor(6.0), "step"), "number of steps"),
+    ):
+        found = read(change)
+        assert found.optimizer is None and "is left out" in found.notes[0] and why in found.notes[0]
+
+
+def test_layers_without_weights_are_refused_before_they_are_made(tmp_path, ours):
+    folder = write(tmp_path / "universal", ours)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"n_layer": 2', '"n_layer": 900000'))
+    never = mock.patch("testbed.checkpoint.universal.expected", side_effect=AssertionError("made"))
+    with never, pytest.raises(InputError, match=r"^it: its weights have .* bytes, its config.json needs"):
+        read_checkpoint(folder, "it")
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_what_the_installed_deepspeed_writes_holds_the_bits_of_the_run(ranks, tmp_path, token_files):
+    """A run of ZeRO 2, converted by DeepSpeed's own program, against the run's checkpoint in its other form."""
+    pytest.importorskip("deepspeed")
+    run, universal = tmp_path / "run", tmp_path / "universal"
+    flags = [*TINY_RUN, *data_flags(token_files), "--run_type", "optimized", "--zero_stage", "2", "--global_batch_size"]
+    flags += ["4", "--max_train_steps", "3", "--sample_tokens", "0", "--checkpoint_path", str(run)]
+    done = ranks.run_program(flags, tmp_path / "start")
+    assert done.returncode == 0, done.stderr
+    saved = run / "checkpoints" / "step_000003"
+    words = ["--input_folder", saved / "deepspeed", "--output_folder", universal, "--inject_missing_state"]
+    words += ["--num_extract_workers", 1, "--num_merge_workers", 1]
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *map(str, words)]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    (universal / "config.json").write_bytes((run / "config.json").read_bytes())
+    found, expected = read_checkpoint(universal, "it"), read_checkpoint(saved, "it")
+    assert found.optimizer.step == 3 and found.tokenizer == "bpe:300" and same(found, expected)
