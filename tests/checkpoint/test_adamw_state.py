@@ -209,3 +209,4 @@ def test_a_damaged_state_beside_weights_is_refused(tmp_path, run):
         save_file({**tensors, **change}, path)
         with pytest.raises(InputError, match=rf"^it: {FILE} cannot be used: .*{said}"):
             read_checkpoint(tmp_path / "folder", "it")
+    assert read_checkpoint(tmp_path / "folder", "it", with_optimizer=False).optimizer is None

@@ -103,7 +103,7 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
             saved = checkpoint_in(path)
             if saved is not None and (with_optimizer or saved == path):
                 return _read_saved(saved, name)
-            return _read_folder(path, name)
+            return _read_folder(path, name, with_optimizer)
         with open_regular(path) as file:
             found = _read_nanogpt(file, name) if kind == NANOGPT else _read_llmc(file, name)
     except OSError as error:
@@ -131,12 +131,12 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, is_bf16: bool = False) 
                     file.write(part)
 
 
-def _read_folder(path: Path, name: str) -> Checkpoint:
+def _read_folder(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
     shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
     weights = read_initial_weights(str(path.absolute()), shape, name)
     assert weights is not None, "a path is no 'scratch'"
     try:
-        optimizer = adamw_state.read_beside(path, shape)
+        optimizer = adamw_state.read_beside(path, shape) if with_optimizer else None
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     end, text = _of_tokens(path, name)
