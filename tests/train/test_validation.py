@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
 from testbed.checkpoint.decide import _since_best
@@ -16,6 +18,8 @@ from testbed.inference.multiple_choice import accuracies, ending_nats
 from testbed.inference.questions import read_questions
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.train.multiple_choice import answer
 
 # too high a rate for the loss to fall for long
 RESTLESS = (
@@ -106,6 +110,16 @@ def test_questions_are_answered_at_each_validation_and_training_is_the_same(rank
         assert [row["step"] for row in rows] == [2, 4]
         assert rows[-1]["multiple_choice"]["accuracy"] == accuracies(read, ending_nats(model, read))
         assert rows[-1]["multiple_choice"]["num_questions"] == len(read) == 20
+
+
+def test_questions_are_left_where_the_run_is_to_stop(text_files):
+    shape = ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=301, max_position_embeddings=64)
+    tokenizer = load_tokenizer_file(text_files[0].with_name("bpe_300.json"))
+    questions = read_questions(text_files[0].with_name("questions.jsonl"), tokenizer, 64)
+    weights, cpu = GPT2(shape).state_dict(), torch.device("cpu")
+    assert answer(weights, SimpleNamespace(shape=shape), questions, cpu, lambda: 15) is None
+    found = answer(weights, SimpleNamespace(shape=shape), questions, cpu)
+    assert found["num_questions"] == 20 and set(found["accuracy"]) == {"by_sum", "by_character", "by_token"}
 
 
 @pytest.mark.launches

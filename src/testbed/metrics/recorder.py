@@ -276,11 +276,8 @@ class RunRecorder:
 
     def _ended(self, status: str) -> str | None:
         """Return how this start ended, by the status of the file; None: it is running."""
-        if (
-            status == "complete"
-            and self.last_step < self.settings.plan.total_steps
-            and not self.settings.training.eval_only
-        ):
+        done = max(self.last_step, self.starts.resumed_step)
+        if status == "complete" and done < self.settings.plan.total_steps and not self.settings.training.eval_only:
             return "stopped"
         return None if status == "running" else status
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,37 @@ def questions_of(checked: CheckedRun, tokenizer_text: str | None) -> list[Questi
     return read_questions(Path(path), tokenizer, checked.settings.shape.max_position_embeddings, FLAG)
 
 
+class _Interrupted(Exception):
+    """The run is asked to stop."""
+
+
 def answer(
-    state_dict: dict[str, torch.Tensor], settings: RunSettings, questions: list[Question], device: torch.device
-) -> dict[str, Any]:
+    state_dict: dict[str, torch.Tensor],
+    settings: RunSettings,
+    questions: list[Question],
+    device: torch.device,
+    is_stopped: Callable[[], object] = lambda: False,
+) -> dict[str, Any] | None:
     """Return the `multiple_choice` field of a validation: the accuracy of a model with these weights, in fp32.
 
     PyTorch's generators are left as they were: the run trains as it would without.
+
+    Args:
+        is_stopped: asked after each batch; once it is true, nothing is returned.
     """
+
+    def look(_: int) -> None:
+        if is_stopped():
+            raise _Interrupted
+
     start_s = time.perf_counter()
     with torch.random.fork_rng(devices=[]):  # the initial weights are drawn
         model = GPT2(settings.shape)
     model.load_state_dict(state_dict)
-    found = accuracies(questions, ending_nats(model.to(device), questions))
+    try:
+        found = accuracies(questions, ending_nats(model.to(device), questions, look))
+    except _Interrupted:
+        return None
     return {"num_questions": len(questions), "accuracy": found, "seconds": time.perf_counter() - start_s}
 
 

@@ -401,7 +401,11 @@ def validate(run: TrainingRun, step: int) -> int:
     loss, num_tokens = gather_loss(loss_sum, num_tokens, run.device)
     check_validation(step, loss)
     run.report.memory(step)
-    answers = answer_questions(run)
+    answers = None
+    if run.settings.training.eval_multiple_choice is not None:
+        answers = answer_questions(run)
+        if stop := run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device)):
+            return stop
     seconds = time.perf_counter() - start_s
     run.validations_since_best += 1
     if loss < run.best_val_loss:
@@ -419,12 +423,12 @@ def answer_questions(run: TrainingRun) -> dict[str, Any] | None:
     """Let rank 0 answer the questions of --eval_multiple_choice with the whole weights. All ranks call it.
 
     Returns:
-        The `multiple_choice` field of the validation on rank 0; None on the others, and where none are asked.
+        The `multiple_choice` field of the validation on rank 0; None on the others, and where the run is to stop.
     """
-    if run.settings.training.eval_multiple_choice is None:
-        return None
     weights = run.strategy.full_state_dict()
-    return process_group.by_rank_0(lambda: answer(weights, run.settings, run.questions, run.device))
+    return process_group.by_rank_0(
+        lambda: answer(weights, run.settings, run.questions, run.device, lambda: run.signals.number)
+    )
 
 
 def finish(run: TrainingRun) -> None:
