@@ -152,3 +152,18 @@ def test_a_long_value_is_shown_in_part():
         with pytest.raises(InputError) as caught:
             parse_command_line([flag, "a/" * 3000])
         assert len(str(caught.value)) < 1200 and "...'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--eval_only=True"], "--eval_only takes no value, and 'True' is one; give the flag or leave it out"),
+        (["a.bin", "b.bin"], "a pattern of several files must be quoted, such as 'DIR/train_*.bin'"),
+        (["config/train_x.py"], "settings from a file are --config FILE, as TOML, YAML or JSON"),
+        (["my.toml"], "settings from a file are --config FILE"),
+    ],
+)
+def test_what_stands_without_a_flag_gets_the_flag_it_needs(words, said, capsys):
+    with pytest.raises((SystemExit, ValueError)) as caught:
+        parse_command_line(words)
+    assert said in capsys.readouterr().err + str(caught.value)

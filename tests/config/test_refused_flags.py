@@ -38,6 +38,11 @@ REFUSED = [
     ("--backend nccl", 1, ["--backend nccl with --device cpu", "gloo"]),
     ("--init_from gpt2", 1, ["--init_from gpt2", "tokenizer"]),
     ("--overwrite --resume", 1, ["--overwrite", "--resume"]),
+    ("--init_from resume", 1, ["--init_from resume does not exist", "to go on with a run, give --resume"]),
+    ("--early_stop_patience 2", 1, ["--early_stop_patience 2 cannot end a run that validates", "--eval_every STEPS"]),
+    ("--early_stop_patience 2 --max_val_steps 0", 1, ["--early_stop_patience 2 needs validations", "_steps 0"]),
+    ("--eval_multiple_choice q --max_val_steps 0", 1, ["--eval_multiple_choice q needs validations"]),
+    ("--keep_best --max_val_steps 0", 1, ["--keep_best needs validations", "--max_val_steps 0"]),
     ("--warmup_steps 100", 1, ["--warmup_steps 100", "step 19"]),
     ("--min_learning_rate 1", 1, ["--min_learning_rate 1 ", "--learning_rate"]),
     # the mesh
@@ -127,6 +132,17 @@ LARGEST = "--threads_per_rank 1024 --num_workers 1024 --sample_tokens 1000000 --
 def test_the_largest_numbers_that_the_rules_name_are_allowed(token_files):
     settings = settings_of(token_files, *LARGEST.split(), "--grace_seconds", "604800")
     assert (settings.compute.threads_per_rank, settings.training.grace_seconds) == (1024, 604800)
+
+
+def test_a_pattern_that_matches_what_is_validated_on_is_refused(token_files):
+    folder = token_files[0].parent
+    pattern = ["--train_data_path", str(folder / "*.bin")]
+    said = refusal(token_files, *pattern)
+    assert (
+        f"matches {token_files[1].name} too, which --val_data_path validates on" in said and "DIR/train_*.bin" in said
+    )
+    assert settings_of(token_files, "--train_data_path", str(folder / f"{token_files[0].stem}*.bin"))
+    assert settings_of(token_files, "--train_data_path", str(token_files[1])), "a file may be both where that is meant"
 
 
 def test_data_that_no_step_reads_may_be_short(token_files):

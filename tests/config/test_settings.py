@@ -141,7 +141,8 @@ def test_weights_in_the_folder_of_the_run_are_not_overwritten(token_files, tmp_p
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"learning_rat": 1}', "learning_rat"),
+        ('{"learning_rat": 1}', r"learning_rat.*is not a setting \(did you mean --learning_rate "),
+        ('{"overwrite": true}', "overwrite is for one start alone; type it as --overwrite"),
         ('{"epochs": "many"}', "epochs"),
         ('{"keep_best": "yes"}', "keep_best"),
         ("[1]", "object"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from support.programs import write_token_files
@@ -79,11 +80,24 @@ def test_lines_say_how_long_the_other_steps_take(quiet, clock, capsys):
     lines = {int(line.split("/")[0].split()[1]): line for line in capsys.readouterr().out.splitlines()}
     assert list(lines) == [1, *range(10, 101, 10)]
     assert lines[1].endswith("tokens/s") and lines[100].endswith("tokens/s"), "nothing is known yet; nothing is left"
+    assert " 10,240 tokens  loss 5.0000  " in lines[10]
     assert lines[10].endswith("tokens/s  0:03:00 left")  # 90 x 2 s
     assert lines[20].endswith(
         "tokens/s  0:03:22 left"
     )  # 80 x (2 + 10 / 19) s: the median knows nothing of the slow step
     assert lines[90].endswith("tokens/s  0:00:29 left")  # 10 x (2 + 80 / 89) s
+
+
+def test_a_terminal_has_the_lines_above_its_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    settings = settings_of(write_token_files(tmp_path), "--max_train_steps", "20", "--epochs", "10")
+    shown = Console(settings, 0, is_speaking=True)
+    for step in range(1, 21):
+        shown.show_step(step, 5.0, 1e-3, 1.0)
+    shown.close()
+    out, err = capsys.readouterr()
+    assert [line.split("/")[0] for line in out.splitlines()] == [f"step {step:>5}" for step in (1, 10, 20)]
+    assert "20/20" in err and "loss 5.0000" in err
 
 
 def test_long_validation_says_how_far_it_is(quiet, clock, capsys):

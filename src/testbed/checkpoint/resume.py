@@ -101,8 +101,10 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     start = decide_start(settings, launch, sha256, found, steps_done)
     if start.is_complete:
         run_lock.release(directory)
-        done = "" if settings.training.early_stop_patience else f", {settings.last_step} steps"
-        say(f"--resume: {directory} is already complete{done}; nothing is left to do", flush=True)
+        patience = settings.training.early_stop_patience
+        done = f", {settings.last_step} steps" if patience is None else ""
+        larger = "" if patience is None else f", unless --early_stop_patience is larger than {patience}"
+        say(f"--resume: {directory} is already complete{done}; nothing is left to do{larger}", flush=True)
         return start
     _take_folder(directory, settings, start, found)
     if start.checkpoint is not None:

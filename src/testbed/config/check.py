@@ -200,7 +200,20 @@ def _open_token_files(values: Mapping[str, Any], is_same_file: bool) -> tuple[To
         val_file = open_token_file(val_path, "--val_data_path")
         return val_file, val_file
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
-    return train_file, open_token_file(val_path, "--val_data_path")
+    val_file = open_token_file(val_path, "--val_data_path")
+    _check_apart(train_file, val_file)
+    return train_file, val_file
+
+
+def _check_apart(train_file: TokenFile, val_file: TokenFile) -> None:
+    """Check that a pattern of training shards leaves out the files that are validated on. One file as both is meant."""
+    shards = {(train_file.path.parent / name).resolve() for name in train_file.listing}
+    held_back = {(val_file.path.parent / name).resolve() for name in val_file.listing or [val_file.path.name]}
+    if both := shards & held_back:
+        raise InputError(
+            f"--train_data_path {train_file.path} matches {min(both).name} too, which --val_data_path validates on: "
+            "the loss would be of text that was learned; name the training shards alone, such as 'DIR/train_*.bin'"
+        )
 
 
 def _note_on_fine_tuning(settings: RunSettings) -> tuple[str, ...]:
@@ -220,9 +233,15 @@ def _check_validations(settings: RunSettings) -> None:
     patience, most = training.early_stop_patience, 1 + plan.total_steps // max(1, plan.steps_per_epoch)
     if training.eval_every:
         most += plan.total_steps // training.eval_every
-    for name, value in (("early_stop_patience", patience), ("eval_multiple_choice", training.eval_multiple_choice)):
+    needing = {
+        "early_stop_patience": patience,
+        "eval_multiple_choice": training.eval_multiple_choice,
+        "keep_best": "" if settings.checkpointing.keep_best else None,
+    }
+    for name, value in needing.items():
         if value is not None and training.max_val_steps == 0:
-            raise InputError(f"--{name} {value} needs validations, and --max_val_steps 0 turns them off; leave one out")
+            words = f"--{name} {value}".rstrip()
+            raise InputError(f"{words} needs validations, and --max_val_steps 0 turns them off; leave one out")
     if patience is not None and not training.eval_only and most <= patience:
         raise InputError(
             f"--early_stop_patience {patience} cannot end a run that validates {counted(most, 'time')} at most; give "

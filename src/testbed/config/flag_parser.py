@@ -116,6 +116,9 @@ _THEIRS = {
 OF_OTHERS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 
 
+CONFIGS = (".toml", ".yaml", ".yml", ".json")
+
+
 class FlagParser(argparse.ArgumentParser):
     """`argparse.ArgumentParser` with `--save-every` and `--save_every` as one flag, and errors of one sentence."""
 
@@ -141,6 +144,11 @@ class FlagParser(argparse.ArgumentParser):
         """Refuse in one sentence, without other names of the flag."""
         said = re.sub(r"^argument (--[\w-]+)(/--[\w-]+)*:", r"\1:", message)
         said = re.sub(rf"('[^']{{{LONGEST_SHOWN}}})[^']*'", r"\1...'", said)
+        said = re.sub(
+            r":? ignored explicit argument ('.*')$",
+            r" takes no value, and \1 is one; give the flag or leave it out",
+            said,
+        )
         self.refuse(f"{said}; --help lists every flag")
 
     def refuse(self, sentence: str) -> NoReturn:
@@ -176,16 +184,25 @@ class FlagParser(argparse.ArgumentParser):
     def _not_a_flag(self, word: str) -> str:
         name = word.partition("=")[0]
         if not name.startswith("-"):
-            return f"{word!r} stands there without a flag"
+            said = f"{word!r} stands there without a flag"
+            if word.endswith(".bin"):
+                return f"{said}; a pattern of several files must be quoted, such as 'DIR/train_*.bin'"
+            if word.endswith((".py", *CONFIGS)):
+                return f"{said}; settings from a file are --config FILE, as TOML, YAML or JSON"
+            return said
+        return f"{name} is not a flag{self.meant_by(name)}"
+
+    def meant_by(self, name: str) -> str:
+        """Return " (did you mean --FLAG?)" for a flag that is none; nothing if none is like it."""
         flags = {_plain(flag).strip("-"): flag for flag in self._visible_flags()}
         typed = _plain(name).strip("-")
         same = OF_OTHERS.get(typed.replace("-", "_"), "")
         if same.partition(" ")[0] in flags.values():
-            return f"{name} is not a flag (did you mean {same}?)"
+            return f" (did you mean {same}?)"
         longer = [flag for flag in flags if len(typed) >= SHORTEST_PART and typed in flag]
         close = difflib.get_close_matches(typed, longer or flags, n=SUGGESTIONS, cutoff=0 if longer else ALIKE)
         meant = " or ".join(flags[each] for each in close)
-        return f"{name} is not a flag" + (f" (did you mean {meant}?)" if meant else "")
+        return f" (did you mean {meant}?)" if meant else ""
 
     def _visible_flags(self) -> list[str]:
         actions = list(self._actions)

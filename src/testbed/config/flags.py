@@ -106,10 +106,13 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise InputError(f"--config {path}: {DATA_SHA256} must hold the SHA-256 of train and val; leave it out")
     for name, value in content.items():
         flag = FLAGS.get(name)
-        if flag is None or flag.of_one_start:
+        if flag is None:
+            meant = build_parser().meant_by(f"--{name}")
             raise InputError(
-                f"--config {path}: {name!r} is not a setting; the names are those of the flags, see --help"
+                f"--config {path}: {name!r} is not a setting{meant}; the names are those of the flags, see --help"
             )
+        if flag.of_one_start:
+            raise InputError(f"--config {path}: {name} is for one start alone; type it as --{name}")
         if isinstance(value, dict | list):
             raise InputError(
                 f"--config {path}: {name} is a section or a list; write each flag by itself, with one value"
@@ -149,7 +152,7 @@ class RaisingParser(FlagParser):
         raise InputError(sentence)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> FlagParser:
     """Return the command line of `src/gpt2.py`, with the groups of the table."""
     parser = RaisingParser(
         prog="gpt2.py",

@@ -171,7 +171,7 @@ class Measuring:
     """measuring and output"""
 
     steps_per_print: int = flag(
-        "a line of progress every STEPS, without a terminal (default: %(default)s)",
+        "a line of progress every STEPS (default: %(default)s)",
         OUTPUT, type=positive, default=10, metavar="STEPS")
     timing_warmup_steps: int = flag(
         "first steps left out of medians and throughput (default: %(default)s)",

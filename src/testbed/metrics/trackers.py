@@ -165,7 +165,7 @@ class _Trackio:
         self._library = trackio
         trackio.init(
             project=PROJECT,
-            name=run.run_id,
+            name=run.run_id,  # which a resumed run is found by
             config=run.config,
             resume="allow",
             embed=False,

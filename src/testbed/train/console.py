@@ -131,11 +131,12 @@ class Console:
         left = self._time_left(step, step_time_s)
         tokens_per_s = self.settings.tokens_per_step / step_time_s
         if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
+            self.bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
             self.bar.update()
-        elif step == 1 or step % self.settings.measuring.steps_per_print == 0 or step == self.settings.last_step:
+        if step == 1 or step % self.settings.measuring.steps_per_print == 0 or step == self.settings.last_step:
             self.say(
-                f"step {step:>5}/{self.settings.last_step}  loss {loss:.4f}  lr {learning_rate:.2e}  "
+                f"step {step:>5}/{self.settings.last_step}  {step * self.settings.tokens_per_step:,} tokens  "
+                f"loss {loss:.4f}  lr {learning_rate:.2e}  "
                 f"{step_time_s:.3f} s  {tokens_per_s:,.0f} tokens/s{left}"
             )
 

@@ -115,7 +115,12 @@ class TrainingRun:
         since = counted(self.validations_since_best, "validation")
         self.report.console.say(
             f"--early_stop_patience: training ends after step {step}, as {since} in a row brought no loss below "
-            f"{self.best_val_loss:.4f}"
+            f"{self.best_val_loss:.4f}; "
+            + (
+                f"the weights of that are in {self.directory / run_folder.BEST}"
+                if self.settings.checkpointing.keep_best
+                else "--keep_best would have kept the weights of that"
+            )
         )
 
     @property
