@@ -72,7 +72,7 @@ def build_parser() -> FlagParser:
     _add_budget(parser.add_argument_group("the whole run"))
     _add_answer(parser.add_argument_group("the answer"))
     _add_calibrate(parser.add_argument_group("measuring"))
-    fixed = parser.add_argument_group("flags of src/gpt2.py that all candidates shall have")
+    fixed = parser.add_argument_group("flags of src/gpt2.py that all candidates have whose run type knows them")
     fixed.add_argument("--run_type", choices=list(STRATEGIES), help="this strategy alone (default: all)")
     for name in OF_THE_RUN:
         add_flag(fixed, name)

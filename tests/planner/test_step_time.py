@@ -377,3 +377,23 @@ def test_muon_multiplies_matrices_where_adamw_moves_memory():
     sheet = DataSheetRates(device_named("h100-sxm"))
     more = sheet.optimizer_seconds(1e9, muon) - sheet.optimizer_seconds(1e9, job())
     assert more == pytest.approx(24 * one_block / (0.72 * 989.4e12))
+
+
+def test_data_parallel_sends_weights_and_gradients_in_each_pass():
+    of = {name: replace(job(data=8), run_type=name, accumulation=16) for name in ("dp", "allreduce")}
+    (every,), (once,) = (data_traffic(one, 24) for one in of.values())
+    assert (every.times, once.times) == (16, 1) and every.size == once.size
+
+
+def test_shards_of_a_tied_embedding_are_what_the_ends_of_a_pipeline_exchange():
+    whole = pipeline_traffic(job(pipeline=4))[-1]
+    sharded = pipeline_traffic(job(pipeline=4, data=8, shard=8, zero_stage=3))[-1]
+    assert sharded.kind == whole.kind == "all_reduce" and sharded.size == pytest.approx(whole.size / 8)
+
+
+def test_bf16_without_its_units_runs_at_the_rate_of_fp32():
+    for name in ("t4", "v100-32gb"):
+        device = device_named(name)
+        assert "bf16" not in device.peak_flops and device.peak_of("bf16") == device.peak_of("fp32") < device.peak_of(
+            "fp16"
+        )

@@ -60,6 +60,8 @@ class Device:
         """Return FLOP/s of the units that multiply in `precision`, else in the next wider one that it has."""
         wanted = SAME_UNITS.get(precision, precision)
         order = PRECISIONS[PRECISIONS.index(wanted) :] if wanted in PRECISIONS else PRECISIONS[2:]
+        if wanted == "bf16":  # units of fp16 have too few bits of exponent for it
+            order = tuple(name for name in order if name != "fp16")
         return next((self.peak_flops[name] for name in order if name in self.peak_flops), self.fastest)
 
     @property

@@ -74,6 +74,12 @@ def possible(
         jobs += found
         if found:
             refused.pop(run_type, None)
+        elif asked and machine.devices == 1:
+            refused.setdefault(
+                run_type,
+                f"--run_type {run_type} on one device does what {REFERENCE} does, with more memory or time, unless it "
+                "offloads; give --offload optimizer, or leave --run_type out",
+            )
     return list(dict.fromkeys(jobs)), refused
 
 

@@ -109,7 +109,8 @@ def pipeline_traffic(job: Job) -> list[Traffic]:
     stride = layout.devices // layout.pipeline
     found = [Traffic(kind="p2p", size=size * count, ranks=layout.pipeline, stride=stride, messages=count)]
     if model.tied and not is_v:
-        gradient = _gradient_width(job) * model.head_parameters / layout.tensor
+        shards = layout.shard if layout.zero_stage == 3 else 1
+        gradient = _gradient_width(job) * model.head_parameters / layout.tensor / shards
         found.append(Traffic(kind="all_reduce", size=gradient, ranks=2, stride=layout.devices // 2, window=0.0))
     return found
 
@@ -152,6 +153,8 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
             in_background=in_background,
         )
 
+    if job.strategy is not None and job.strategy.devices == "all":  # DataParallel sends weights and adds up gradients
+        return [one("all_reduce", gradients, passes, 0.0)]  # in each pass: 2 (N - 1) / N of the weights, as here
     if sends == "tensors":
         return [one("all_reduce", gradients, 1.0, 0.0, TENSORS_OF_BLOCK * buckets + ENDS)]
     if sends == "buckets":

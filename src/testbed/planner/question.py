@@ -17,7 +17,7 @@ from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import DenseModel, Job, Machine
-from testbed.memory_model.memory import smallest_number_of_devices
+from testbed.memory_model.memory import START, smallest_number_of_devices
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
@@ -122,7 +122,10 @@ class Question:
         if not runs:
             raise self.nothing_possible(refused)
         if not runs[0].fits:
-            raise InputError(f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}")
+            words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}"
+            typed = {name.replace("_", "-") for name in self.given} | set(self.given)
+            left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed - {"run_type"})]
+            raise InputError(words + (f". Left out was: {left_out[0]}" if left_out else ""))
         return runs, refused
 
     def hints(self, best: PlannedRun) -> list[str]:
@@ -171,7 +174,10 @@ class Question:
 
     def _lack(self, run: PlannedRun) -> str:
         gib, has = run.needs_bytes / 2**30, self.machine.device.memory_bytes / 2**30
-        return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}"
+        whole = (
+            ", for each device holds the whole fp32 model before it is cut" if run.memory.peak_moment == START else ""
+        )
+        return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}{whole}"
 
     def _least(self, run: PlannedRun) -> str:
         frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": "block"} | dict(self.given)
