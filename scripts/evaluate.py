@@ -143,9 +143,9 @@ def main() -> int:
         evaluation, model, runnable = begin(arguments, subject, schemes)
     with failing():  # a ValueError too: what was typed could be measured
         evaluation.run(model, runnable)
-    from testbed.inference.report import report
+    from testbed.inference.report import report_for_terminal
 
-    say(f"\n{report(evaluation.content)}\n\nfile: {subject.out}")
+    say(f"\n{report_for_terminal(evaluation.content)}\n\nfile: {subject.out}")
     for sentence in evaluation.failed_parts:
         say(f"evaluate.py: error: {sentence}", file=sys.stderr)
     return 1 if evaluation.failed_parts else 0

@@ -167,3 +167,10 @@ def test_what_stands_without_a_flag_gets_the_flag_it_needs(words, said, capsys):
     with pytest.raises((SystemExit, ValueError)) as caught:
         parse_command_line(words)
     assert said in capsys.readouterr().err + str(caught.value)
+
+
+def test_all_unknown_flags_are_named_at_once(capsys):
+    with pytest.raises((SystemExit, ValueError)) as caught:
+        parse_command_line(["--block_size", "8", "--max_iters=3", "--epochs", "2"])
+    said = capsys.readouterr().err + str(caught.value)
+    assert "--block_size is not a flag (did you mean --seq_length?); --max_iters is not a flag" in said

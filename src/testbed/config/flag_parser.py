@@ -116,6 +116,7 @@ _THEIRS = {
 OF_OTHERS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 
 
+MOST_UNKNOWN = 12  # flags that one sentence names
 CONFIGS = (".toml", ".yaml", ".yml", ".json")
 
 
@@ -128,8 +129,9 @@ class FlagParser(argparse.ArgumentParser):
             check_no_secret("a flag", *words)
         except ValueError as error:
             self.refuse(str(error))
-        if not self._subparsers and (unknown := next(filter(self._is_unknown, _before_the_end(words)), None)):
-            self.error(self._not_a_flag(unknown))  # first: else what is missing would be said of what is misspelt
+        if not self._subparsers and (unknown := list(filter(self._is_unknown, _before_the_end(words)))):
+            # first: else what is missing would be said of what is misspelt
+            self.error("; ".join(map(self._not_a_flag, unknown[:MOST_UNKNOWN])))
         parsed, left = self.parse_known_args(words, namespace)
         if left:
             self.error(self._not_a_flag(next((word for word in left if word.startswith("-")), left[0])))

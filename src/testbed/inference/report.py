@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import typed_json
-from testbed.analysis.document import markdown
+from testbed.analysis.document import markdown, terminal
 from testbed.analysis.document.model import Cell, Document, Section, Table
 from testbed.analysis.document.words import BRACKETS, Number, counted, digits, rate
 from testbed.analysis.runs.comparability import LOSS_NOISE
@@ -108,13 +108,21 @@ def decode_rates(latency: Mapping[str, Any]) -> list[float]:
 
 def report(content: Mapping[str, Any]) -> str:
     """Return Markdown: what was measured, a table of each kind that the file has, then what a reader must know."""
+    return markdown.text(_document(content))
+
+
+def report_for_terminal(content: Mapping[str, Any]) -> str:
+    """Return the same in columns."""
+    document = _document(content)
+    return f"{document.lead}\n\n{terminal.text(document)}"
+
+
+def _document(content: Mapping[str, Any]) -> Document:
     tables = [size_table(content), speed_table(content), load_table(content), wrapped_table(content)]
-    return markdown.text(
-        Document(
-            lead=f"{model_in_words(content)}; {place_in_words(content)}",
-            sections=[Section(blocks=[table for table in tables if table.rows])],
-            notes=[[f"- {note}" for note in notes(content)]],
-        )
+    return Document(
+        lead=f"{model_in_words(content)}; {place_in_words(content)}",
+        sections=[Section(blocks=[table for table in tables if table.rows])],
+        notes=[[f"- {note}" for note in notes(content)]],
     )
 
 
