@@ -33,7 +33,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rates:
-    """What AdamW is told. The defaults are nanoGPT's."""
+    """Hyperparameters of AdamW. The defaults are nanoGPT's."""
 
     lr: float = 6e-4
     beta1: float = 0.9
@@ -79,7 +79,7 @@ def unpadded(weights: Mapping[str, torch.Tensor], shape: ModelShape) -> Tensors:
 
 
 def check_moments(moments: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Raise InputError where a moment is no finite number, or a mean of squares is negative."""
+    """Raise InputError if a moment is not finite, or a second moment is negative."""
     for moment, tensors in moments.items():
         for key, tensor in tensors.items():
             check_finite(tensor, f"{moment} of {key}")
@@ -94,7 +94,7 @@ def numbered(weights: Mapping[str, torch.Tensor]) -> tuple[list[str], list[str]]
 
 
 def as_torch(shape: ModelShape, state: AdamWState | None) -> dict[str, Any]:
-    """Return what `torch.optim.AdamW.load_state_dict` takes; without a state it begins anew."""
+    """Return a state dict for `torch.optim.AdamW.load_state_dict`. Without `state` it has no moments."""
     decayed, others = numbered(expected(shape))
     rates = state.rates if state else Rates()
     group = {"lr": rates.lr, "betas": (rates.beta1, rates.beta2), "eps": rates.eps, "amsgrad": False, "foreach": None}
