@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 from support.programs import TINY_MODEL, data_flags
+from torch import nn
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from testbed.autotune import check_mesh
 from testbed.autotune.check_mesh import BuiltRank, build_ranks, role_ranks
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
+from testbed.model.gpt2 import GPT2
+from testbed.strategies import build_strategy
 
 pytestmark = pytest.mark.launches
 
@@ -31,12 +41,15 @@ CASES = {
 SHARDED = ("fsdp", "fsdp, hybrid", "ZeRO 3", "model_parallel", "pipeline", "tensor", "mesh")
 
 
+def work_of(token_files) -> list[str]:
+    work = [*TINY_MODEL, "--num_layers", "14", "--num_heads", "4", "--seq_length", "32", "--precision", "fp32"]
+    return [*work, "--device", "cpu", "--global_batch_size", "64", *data_flags(token_files)]
+
+
 @pytest.fixture(scope="module")
 def built(token_files) -> dict[str, list[BuiltRank]]:
     """What the first, the second and the last of 64 ranks are made of, by case."""
-    work = [*TINY_MODEL, "--num_layers", "14", "--num_heads", "4", "--seq_length", "32", "--precision", "fp32"]
-    work += ["--device", "cpu", "--global_batch_size", "64", *data_flags(token_files)]
-    tasks = [[*work, *flags.split()] for flags, *_ in CASES.values()]
+    tasks = [[*work_of(token_files), *flags.split()] for flags, *_ in CASES.values()]
     return dict(zip(CASES, build_ranks(tasks, [ROLES] * len(tasks), RANKS, per_node=8), strict=True))
 
 
@@ -52,6 +65,46 @@ def test_a_strategy_builds_its_groups_for_64_ranks(built, name):
         assert strategy.parameter_bytes < 0.6 * whole or name not in SHARDED
     first, _, last = built[name]
     assert (first.data_rank, last.data_rank) == (0, data_ranks - 1)
+
+
+CUTTING = ("fsdp", "fsdp, hybrid", "pipeline", "tensor", "mesh")
+
+
+@pytest.mark.parametrize("name", CUTTING)
+def test_no_device_is_given_more_than_its_rank_keeps(token_files, monkeypatch, name):
+    """The model comes on the host; a device that had to hold all of it for a moment could train nothing larger."""
+    moved: list[int] = []
+    move = nn.Module.to
+
+    def recorded(module: nn.Module, device: torch.device) -> nn.Module:
+        moved.append(sum(each.numel() for each in module.parameters() if each.device.type == "cpu"))
+        return move(module, device)
+
+    launch = Launch(RANKS - 1, 7, RANKS, 8)
+    for variable, value in launch.as_variables("localhost", 1).items():
+        monkeypatch.setenv(variable, value)
+    dist.init_process_group("fake", store=FakeStore(), rank=launch.rank, world_size=RANKS)
+    try:
+        flags = [*work_of(token_files), *CASES[name][0].split()]
+        settings = check_run(parse_command_line(flags), launch).settings
+        model = GPT2(settings.shape, 0.0, "none")
+        whole = sum(each.numel() for each in model.parameters())
+        monkeypatch.setattr(nn.Module, "to", recorded)
+        monkeypatch.setattr(_fsdp_init, "_move_states_to_device", as_fsdp_moves)
+        with check_mesh._meta_torch():
+            strategy = build_strategy(settings, model, check_mesh.META)
+        assert all(each.device.type == "meta" for each in strategy.model.parameters())
+        strategy.close()
+    finally:
+        dist.destroy_process_group()
+    assert sum(moved) < 0.6 * whole
+
+
+def as_fsdp_moves(parameters: list[nn.Parameter], buffers: list[torch.Tensor], device: torch.device) -> None:
+    """Move one module's tensors as FSDP does, whose own way PyTorch refuses for the meta device."""
+    for tensor in [*parameters, *buffers]:
+        if tensor.device != device:
+            torch.utils.swap_tensors(tensor, type(tensor)(tensor.to(device)))
 
 
 def test_roles_are_every_stage_and_tensor_rank_with_the_ends_of_the_data_ranks():

@@ -417,13 +417,12 @@ def test_a_batch_is_small_by_the_tokens_of_a_data_rank():
     assert "too small" in run_here(PLAN, "--model", "gpt2", "--gpu", "h100-sxm", "--gpus", 4096).stdout
 
 
-def test_a_model_that_no_device_holds_whole_cannot_start():
-    """src/gpt2.py puts the fp32 model on each device before a strategy cuts it. Models of others are not asked."""
-    done = run_here(PLAN, "--gpu", "t4", "--gpus", 64, "--model", "gpt2-xl", "--num_layers", 400)
-    assert (
-        done.returncode == 2 and "each device holds the whole fp32 model before it is cut, and no number" in done.stderr
-    )
-    assert run_here(PLAN, "--gpu", "h100-sxm", "--gpus", 64, "--model", "llama3-70b").returncode == 0
+def test_deepspeed_alone_holds_the_whole_model_on_a_device():
+    words = ["--gpu", "a100-40", "--gpus", 64, "--num_layers", 60, "--num_heads", 56, "--embedding_size", 7168]
+    done = run_here(PLAN, *words, "--run_type", "optimized", "--zero_stage", 3)
+    assert done.returncode == 2 and "DeepSpeed puts the whole model on each device before it cuts it" in done.stderr
+    done = run_here(PLAN, *words, "--run_type", "fsdp")
+    assert done.returncode == 0 and "Best: fsdp" in done.stdout
 
 
 def test_what_a_flag_leaves_out_is_said_where_nothing_else_fits():

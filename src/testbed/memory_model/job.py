@@ -104,11 +104,6 @@ class DenseModel:
         )
 
     @property
-    def is_gpt2(self) -> bool:
-        """Return whether src/gpt2.py trains it."""
-        return self.tied and self.bias and self.positions == "learned" and self.mlp == "gelu"
-
-    @property
     def block_matrix_parameters(self) -> int:
         """Elements of the matrices of one block: attention and MLP."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)

@@ -31,7 +31,7 @@ from testbed.memory_model.model_states import engine_of, model_state_bytes
 from testbed.memory_model.stages import Stage, stages_by_rank
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
-START = "start"  # of a process of src/gpt2.py, which puts the whole fp32 model on its device before it is cut
+START = "start"  # of DeepSpeed, which puts the whole model on each device before it cuts it
 MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
 WORKSPACE = 32 * 2**20  # cuBLAS's own, from PyTorch's allocator: 8 MiB, on Hopper 32 MiB
 RESERVED = 1.20  # reserved / allocated, PyTorch's caching allocator; measured on GPUs: 1.02 to 1.41
@@ -152,9 +152,9 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
     for buffer in buffers_of(job, held):
         for name in buffer.moments:
             moments[name].add("buffers", buffer.num_bytes, buffer.tensor_bytes)
-    if job.run_type is not None and job.model.is_gpt2 and not job.on_cpu:
+    if job.strategy is not None and job.strategy.engine == "deepspeed" and not job.on_cpu:
         moments[START] = _Moment()
-        moments[START].add("weights", FP32 * job.model.parameters)
+        moments[START].add("weights", (2 if job.has_16_bit_weights else FP32) * job.model.parameters)
     peak_moment = max(moments, key=lambda name: moments[name].total)
     allocated = moments[peak_moment].total + WORKSPACE
     between = ("weights", "optimizer") if _drops_gradients(job) else ("weights", "optimizer", "gradients")

@@ -175,7 +175,7 @@ class Question:
     def _lack(self, run: PlannedRun) -> str:
         gib, has = run.needs_bytes / 2**30, self.machine.device.memory_bytes / 2**30
         whole = (
-            ", for each device holds the whole fp32 model before it is cut" if run.memory.peak_moment == START else ""
+            ", for DeepSpeed puts the whole model on each device before it cuts it" if run.memory.peak_moment == START else ""
         )
         return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}{whole}"
 

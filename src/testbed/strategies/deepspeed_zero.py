@@ -46,7 +46,7 @@ class DeepSpeedZero:
         self.device = device
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
-        model = model.to(device)
+        # DeepSpeed moves the model after it has cast it, so that a device needs no room for the weights in fp32.
         self.optimizer = build_optimizer(model, settings)
         self._linear = torch.nn.functional.linear
         self.engine, *_ = deepspeed.initialize(

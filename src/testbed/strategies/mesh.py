@@ -47,7 +47,8 @@ class Mesh(Baseline):
         self.is_native = settings.compute.mixed_precision == "native"
         if self.is_sharded:
             self.keeps_casts = False  # a whole model in bf16 is what sharding is to avoid
-        model = self.stages_of(settings, model.to(device))
+        # The model comes on the host. What cuts it moves each piece, so that no device ever holds the whole.
+        model = self.stages_of(settings, model)
         self.forward_modules = parallelize(self, settings, model)
         super().__init__(settings, model, device)
         self.summed_over = self.data_world_size
