@@ -176,7 +176,7 @@ def sent_by_both(job: Job) -> float:
     blocks = job.model.layers / job.layout.pipeline
     passes = [*tensor_traffic(job, blocks), *(one for one in pipeline_traffic(job) if one.window)]
     in_a_step = [*data_traffic(job, blocks), *(one for one in pipeline_traffic(job) if not one.window)]
-    sent = sum(job.accumulation * one.moved("gloo") for one in passes)
+    sent = sum(job.accumulation * one.times * one.moved("gloo") for one in passes)
     return 2 * (sent + sum(one.times * one.moved("gloo") for one in in_a_step))
 
 

@@ -231,15 +231,47 @@ def test_a_pipeline_over_several_nodes_waits_for_the_network(schedule: str | Non
     assert times[-1] > 100 * times[0] and times[2] > 2 * times[0]
 
 
-def test_micro_batches_of_1f1b_wait_for_each_hop_and_those_of_others_hide_it():
-    """8 micro batches over 4 stages: (8 + 3) hops, or 3 hops and a twentieth of 8. Counted for the average rank, which
-    sends 3/4 of what a link carries: of GPipe's phases each waits for a link of its own."""
-    hops, hidden = 1.0, 2.0
-    of = {name: replace(job(pipeline=4, accumulation=8), schedule=name) for name in (None, "1f1b", "gpipe")}
-    assert exposed_hops_seconds(of["1f1b"], hops, hidden) == 11
-    assert exposed_hops_seconds(of["gpipe"], hops, hidden) == pytest.approx(3.4 * 4 / 3)
-    assert exposed_hops_seconds(of["gpipe"], hops, 0.4) == pytest.approx(4 / 3 * 3 + 8 * (4 / 3 - 0.4))
-    assert exposed_hops_seconds(of[None], hops, hidden) == 32  # each micro batch crosses three boundaries, both ways
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("hop", [0.01, 0.3, 1.5, 5.0, 100.0])  # a forward pass takes 1, a backward pass 2
+def test_a_pipeline_waits_for_its_hops_as_one_played_through_does(schedule: str, ranks: int, hop: float):
+    of = replace(job(pipeline=ranks, accumulation=64), schedule=schedule)
+    computing = (64 + ranks - 1) * 3
+    whole = computing + exposed_hops_seconds(of, hop, 3.0)
+    assert whole == pytest.approx(played_through(schedule, ranks, 64, hop), rel=0.1)
+
+
+def played_through(schedule: str, ranks: int, micro_batches: int, hop: float) -> float:
+    """Return the end of a step, each pass begun when its input is there. A rank's messages leave one after the other,
+    and its passes do not wait for them."""
+    orders = []
+    for rank in range(ranks):
+        ahead = micro_batches if schedule == "gpipe" else min(micro_batches, ranks - 1 - rank)
+        order = [("forward", number) for number in range(ahead)]
+        for number in range(micro_batches):
+            order += [("forward", ahead + number)] * (ahead + number < micro_batches) + [("backward", number)]
+        orders.append(order)
+    free, link_free = [0.0] * ranks, [0.0] * ranks
+    arrived = {(0, "forward", number): 0.0 for number in range(micro_batches)}
+    arrived |= {(ranks - 1, "backward", number): 0.0 for number in range(micro_batches)}
+    while any(orders):
+        starts = [
+            (max(free[rank], arrived[rank, *order[0]]), rank)
+            for rank, order in enumerate(orders)
+            if order and (rank, *order[0]) in arrived
+        ]
+        start, rank = min(starts)
+        way, number = orders[rank].pop(0)
+        free[rank] = start + (1.0 if way == "forward" else 2.0)
+        to = rank + (1 if way == "forward" else -1)
+        if 0 <= to < ranks:
+            link_free[rank] = max(free[rank], link_free[rank]) + hop
+            arrived[to, way, number] = link_free[rank]
+    return max(free)
+
+
+def test_without_a_schedule_each_micro_batch_crosses_every_boundary_alone():
+    assert exposed_hops_seconds(job(pipeline=4, accumulation=8), 1.0, 99.0) == 8 * 3 * 2
 
 
 def test_a_ring_grows_with_its_ranks_and_a_tree_with_their_logarithm():

@@ -92,7 +92,7 @@ def context_traffic(job: Job, blocks: float) -> list[Traffic]:
 
 
 def pipeline_traffic(job: Job) -> list[Traffic]:
-    """Activations to the next stage and gradients back, what a rank sends on average for one micro batch.
+    """An activation to the next stage, or its gradient back, as often as a rank sends one on average per micro batch.
 
     Stages are the outermost axis, and all wait for the slowest hop: it leaves the node as soon as the whole pipeline
     does, however little of a node one stage fills. So the ranks are those of the pipeline. Once per step, ranks that
@@ -103,16 +103,30 @@ def pipeline_traffic(job: Job) -> list[Traffic]:
         return []
     across = layout.tensor if layout.sequence_parallel or layout.virtual_stages > 1 else 1
     size = _wide(job) * job.micro_batch * model.seq_length / layout.context * model.hidden / across
-    is_v = job.schedule == "zero_bubble" and layout.virtual_stages == 2
-    crossings = layout.pipeline * layout.virtual_stages - 1 - is_v
-    count = 2.0 * crossings / layout.pipeline
     stride = layout.devices // layout.pipeline
-    found = [Traffic(kind="p2p", size=size * count, ranks=layout.pipeline, stride=stride, messages=count)]
-    if model.tied and not is_v:
+    found = [Traffic(kind="p2p", size=size, ranks=layout.pipeline, stride=stride, times=mean_hops(job))]
+    if model.tied and not _is_v(job):
         shards = layout.shard if layout.zero_stage == 3 else 1
         gradient = _gradient_width(job) * model.head_parameters / layout.tensor / shards
         found.append(Traffic(kind="all_reduce", size=gradient, ranks=2, stride=layout.devices // 2, window=0.0))
     return found
+
+
+def mean_hops(job: Job) -> float:
+    """Return how many activations and gradients a rank of a pipeline sends on average for one micro batch."""
+    layout = job.layout
+    return 2.0 * (layout.pipeline * layout.virtual_stages - 1 - _is_v(job)) / layout.pipeline
+
+
+def busiest_hops(job: Job) -> float:
+    """Return how many the rank sends that sends most: one in the middle. Of two ranks, each has an end."""
+    layout = job.layout
+    return mean_hops(job) if layout.pipeline == 2 else 2.0 * layout.virtual_stages
+
+
+def _is_v(job: Job) -> bool:
+    """Return whether the second round of stages runs back, so that one rank has both ends."""
+    return job.schedule == "zero_bubble" and job.layout.virtual_stages == 2
 
 
 def data_traffic(job: Job, blocks: float) -> list[Traffic]:

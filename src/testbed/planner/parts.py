@@ -18,7 +18,15 @@ import numpy as np
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.model_states import elements_held
 from testbed.memory_model.stages import stages_by_rank
-from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
+from testbed.planner.collectives import (
+    Traffic,
+    busiest_hops,
+    context_traffic,
+    data_traffic,
+    mean_hops,
+    pipeline_traffic,
+    tensor_traffic,
+)
 
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
 OFFLOAD_EXPOSED, OFFLOAD_SPEED = 0.1, 100e9  # of activations to the host and back, an estimate
@@ -178,12 +186,12 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
     passes = job.accumulation
     parts = {part: passes * seconds for part, seconds in slowest.items()}
     for traffic in pipeline_traffic(job):
-        busy, hops = rates.traffic_seconds(traffic, machine, one_pass)
+        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
         if traffic.kind == "p2p":
-            parts["pipeline links"] += passes * busy
-            parts["pipeline links"] += exposed_hops_seconds(job, hops, rates.window(traffic) * one_pass)
+            parts["pipeline links"] += passes * traffic.times * busy
+            parts["pipeline links"] += exposed_hops_seconds(job, waiting, rates.window(traffic) * one_pass)
         else:
-            parts["pipeline links"] += busy + hops
+            parts["pipeline links"] += busy + waiting
     blocks = max(share.blocks for share in shares)
     hidden = one_pass if job.overlap else 0.0
     for traffic in data_traffic(job, blocks):
@@ -223,26 +231,30 @@ def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> 
     return seconds
 
 
-def exposed_hops_seconds(job: Job, hops: float, hidden: float) -> float:
+def exposed_hops_seconds(job: Job, hop: float, hidden: float) -> float:
     """Return what a step waits for the hops between pipeline stages.
 
-    1F1B keeps no more micro batches in flight than there are stages, so that each waits for its hops: a stage's next
-    forward pass needs what comes back for an earlier one. Other schedules have one to spare, and a hop travels behind
-    its passes; only filling and draining the pipeline waits. Without a schedule each micro batch waits for every stage.
+    Filling and draining the pipeline waits for a hop of each boundary, there and back. In between a hop travels behind
+    the passes of other micro batches, as far as the link of the busiest rank keeps up. GPipe sends all activations
+    first, behind forward passes, then all gradients. 1F1B keeps no more micro batches in flight than there are stages,
+    so that each waits for the hops of a round trip. Without a schedule each micro batch crosses every boundary alone.
 
     Args:
-        hops: seconds that a rank waits for what it sends for one micro batch, both ways and for all of its stages.
-        hidden: seconds of a micro batch's passes that a hop can travel behind.
+        hop: seconds for one activation to the next stage.
+        hidden: seconds of a micro batch's passes that hops can travel behind.
     """
     others = job.layout.pipeline - 1
+    ends = 2 * others * hop
     if job.schedule is None:
-        return job.accumulation * job.layout.pipeline * hops
+        return job.accumulation * ends
+    if job.schedule == "gpipe":
+        ways = [hop - hidden / 3, hop - 2 * hidden / 3]  # a backward pass takes twice as long as a forward pass
+        return ends + job.accumulation * sum(max(FLOOR * hop, exposed) for exposed in ways)
+    sent = busiest_hops(job) * hop
+    steady = ends + job.accumulation * max(FLOOR * sent, sent - hidden)
     if job.schedule == "1f1b":
-        return (job.accumulation + others) * hops
-    if job.schedule == "gpipe":  # all activations first, then all gradients: a link is never used both ways at once
-        hops *= job.layout.pipeline / others
-    steady = job.accumulation * max(FLOOR * hops, hops - hidden)
-    return steady + others * hops / job.layout.virtual_stages
+        return max(steady, (job.accumulation + others) * mean_hops(job) * hop)
+    return steady
 
 
 def bubble_seconds(job: Job, stage_seconds: list[float]) -> float:

@@ -18,7 +18,11 @@ from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime
 
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
-UNITS = (("minutes", 1440.0, 2 / 24), ("hours", 24.0, 2.0))  # name, how many are a day, below how many days
+UNITS = (
+    ("seconds", DAY_S, 2 / 1440),
+    ("minutes", 1440.0, 2 / 24),
+    ("hours", 24.0, 2.0),
+)  # name, how many are a day, below how many days
 GIVEN_UP = 1.05  # times the fastest estimate that the simplest run may take; more is too much for being simple
 WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
 FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one data rank, and of the peak
@@ -197,7 +201,7 @@ class Budget:
         if self.tokens is None:
             return None
         goodput = self.goodput(run)
-        steps = self.tokens / run.job.tokens_per_step
+        steps = math.ceil(self.tokens / run.job.tokens_per_step)
         return steps * (step_s or run.time.seconds) / DAY_S / goodput if goodput else float("inf")
 
     def cost(self, run: PlannedRun, step_s: float | None = None) -> float | None:
@@ -317,7 +321,7 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
         if None not in costs:
             words += " and cost {} ({} to {}) in the currency of --price_per_gpu_hour".format(
-                *(f"{cost:,.0f}" for cost in costs)
+                *(three(cost) for cost in costs if cost is not None)
             )
         words += _of_deadline(budget, days)
     others = len(as_fast(runs)) - 1
@@ -378,7 +382,7 @@ def _short(number: float) -> str:
 
 
 def duration(days: float, *interval: float) -> str:
-    """Return days as people say them, in minutes, hours or days, with the ends of an interval where there is one."""
+    """Return days as people say them, in seconds to days, with the ends of an interval where there is one."""
     unit, of_day = next(((name, of_day) for name, of_day, most in UNITS if days < most), ("days", 1.0))
     values = [of_day * each for each in (days, *interval)]
     return f"{_span(*values) if interval else three(values[0])} {unit}"

@@ -22,7 +22,7 @@ from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
-from testbed.planner.plan import Budget, PlannedRun, advice, duration, name_of, plan
+from testbed.planner.plan import Budget, PlannedRun, advice, duration, name_of, plan, three
 from testbed.planner.step_time import StepTime
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
@@ -133,10 +133,9 @@ class Question:
         devices, batch = self.machine.devices, self.global_batch
         found = [self._narrower_precision(best)]
         if best.job.layout.data < devices <= batch and batch % devices and "run_type" not in self.given:
-            below = batch // devices * devices
             found.append(
                 f"A batch of {batch:,} sequences does not divide among {devices} devices, which leaves out ddp, ZeRO "
-                f"and fsdp on all of them; --global_batch_size {below} or {below + devices} lets them run"
+                f"and fsdp on all of them; --global_batch_size {_rounded(batch, [devices])} lets them run"
             )
         return [hint for hint in found if hint]
 
@@ -174,9 +173,8 @@ class Question:
 
     def _lack(self, run: PlannedRun) -> str:
         gib, has = run.needs_bytes / 2**30, self.machine.device.memory_bytes / 2**30
-        whole = (
-            ", for DeepSpeed puts the whole model on each device before it cuts it" if run.memory.peak_moment == START else ""
-        )
+        is_at_start = run.memory.peak_moment == START
+        whole = ", for DeepSpeed puts the whole model on each device before it cuts it" if is_at_start else ""
         return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}{whole}"
 
     def _least(self, run: PlannedRun) -> str:
@@ -220,7 +218,7 @@ class Choice:
         assert isinstance(run, PlannedRun) and self.days is not None
         words = f"{machine.devices} x {machine.device.name}, {name_of(run.job)}: "
         words += duration(self.days, *(budget.days(run, end) or 0.0 for end in (run.time.low, run.time.high)))
-        return words + ("" if self.cost is None else f", cost {self.cost:,.0f}")
+        return words + ("" if self.cost is None else f", cost {three(self.cost)}")
 
 
 def answers_of(choices: Sequence[Choice]) -> list[str]:
@@ -339,11 +337,17 @@ def _other_model(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DenseMo
 
 
 def _rounded(batch: int, devices: Sequence[int]) -> int:
-    """Return the batch next to `batch` that divides among each number of devices, or among the most of them."""
+    """Return a batch near `batch` that divides among each number of devices, or among the most of them.
+
+    Of those within an eighth, the one whose share of a device can be halved most often, so that micro batches can be
+    chosen: 448 for 7 devices, not 511.
+    """
     divisor = math.lcm(*devices)
     if divisor > 4 * batch:
         divisor = max(devices)
-    return max(1, round(batch / divisor)) * divisor
+    shares = range(max(1, math.ceil(7 / 8 * batch / divisor)), math.floor(9 / 8 * batch / divisor) + 1)
+    nearest = max(1, round(batch / divisor))
+    return divisor * max(shares or [nearest], key=lambda share: (share & -share, -abs(share * divisor - batch)))
 
 
 def _data_here() -> Path | None:

@@ -67,14 +67,23 @@ def overview(runs: Sequence[PlannedRun], budget: Budget) -> Table:
         "90 %": lambda run: f"{three(run.time.low)} to {three(run.time.high)}",
         "ratio to 1": lambda run: "{:.3g} ({:.3g} to {:.3g})".format(*run.ratio_to(runs[0])),
         "tokens/s": lambda run: rate(run.tokens_per_s),
-        "MFU": lambda run: Number(run.mfu, ".0%"),
+        "MFU": _mfu,
         "whole run": lambda run: _whole_run(run, budget),
-        "cost": lambda run: Number(budget.cost(run), ",.0f"),
+        "cost": lambda run: _cost(run, budget),
         "goodput": lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run):.1%}",
         "largest that fits": lambda run: str(largest_micro_batch(run.job, run.machine.device) or "none"),
         "costs most": lambda run: run.limited_by,
     }
     return table_of(runs, columns, text=("", "strategy", "recompute", "compiled", "costs most"))
+
+
+def _cost(run: PlannedRun, budget: Budget) -> Cell:
+    cost = budget.cost(run)
+    return UNKNOWN if cost is None else three(cost)
+
+
+def _mfu(run: PlannedRun) -> Cell:
+    return Number(run.mfu, ".0%" if run.mfu >= 0.1 else ".2%")
 
 
 def _whole_run(run: PlannedRun, budget: Budget) -> Cell:
@@ -129,9 +138,9 @@ def choices_table(choices: Sequence[Choice]) -> Table:
         "90 %": of(lambda run, _: f"{three(run.time.low)} to {three(run.time.high)}"),
         "tokens/s": of(lambda run, _: rate(run.tokens_per_s)),
         "per device": of(efficiency),
-        "MFU": of(lambda run, _: Number(run.mfu, ".0%")),
+        "MFU": of(lambda run, _: _mfu(run)),
         "whole run": of(_whole_run),
-        "cost": of(lambda run, budget: Number(budget.cost(run), ",.0f")),
+        "cost": of(_cost),
         "goodput": of(lambda run, budget: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run):.1%}"),
         "costs most": of(lambda run, _: run.limited_by),
     }
@@ -182,14 +191,15 @@ def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
     links |= {"between nodes": machine.between_nodes} if machine.devices > machine.joined else {}
     for where, link in links.items() if machine.devices > 1 else ():
         lines.append(f"link {where}: {link.bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({link.name})")
-    saved = f"a checkpoint: {run.checkpoint_bytes / 1e9:,.3g} GB of weights and moments"
+    saved = f"a checkpoint: {three(run.checkpoint_bytes / 1e9)} GB of weights and moments"
     seconds = f", {three(budget.saving_s(run))} s" + (" at 1 GB/s, an assumption" if budget.save_s is None else "")
     lines.append(saved + seconds)
     failures = budget.failures(run)
     if failures is not None:
+        between, interval = three(failures.between_s / 3600), three(failures.interval_s / 60)
         lines.append(
-            f"goodput: Daly 2006; a failure of the machine every {three(failures.between_s / 3600)} h, a checkpoint of "
-            f"{three(failures.save_s)} s every {failures.interval_s / 60:,.3g} min, {failures.restart_s:g} s to restart"
+            f"goodput: Daly 2006; a failure of the machine every {between} h, a checkpoint of "
+            f"{three(failures.save_s)} s every {interval} min, {failures.restart_s:g} s to restart"
         )
     return [line for line in lines if line]
 
