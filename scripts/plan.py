@@ -285,9 +285,8 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
     top = arguments.top or None
-    say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary))
-    if hints := question.hints(each[0]):
-        say("\n".join(["", *hints]))
+    hints = question.hints(each[0])
+    say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary, hints))
     return 0
 
 
@@ -307,12 +306,12 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     say(f"{lead}, {batch} on {on} ({label})\n")
     if answers := answers_of(choices):
         say("\n".join([*answers, ""]))
-    say("\n".join(table_lines(choices_table(choices))))
     if caveats := caveats_of(choices):
-        say("\n".join(["", *caveats]))
+        say("\n".join([*caveats, ""]))
+    say("\n".join(table_lines(choices_table(choices))))
     if first.work is None:
         say(f"\n{NOT_TRAINED}")
-    return 0
+    return 2 if all(isinstance(choice.best, str) for choice in choices) else 0
 
 
 def check(question: Question) -> int:

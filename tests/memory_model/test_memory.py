@@ -21,6 +21,7 @@ from testbed.memory_model.memory import (
     fits,
     largest_micro_batch,
     memory_of,
+    memory_of_ranks,
     needs,
     smallest_number_of_devices,
 )
@@ -123,6 +124,24 @@ def test_a_schedule_decides_how_many_micro_batches_wait(schedule, virtual, of_ra
         layout=Layout(pipeline=4, virtual_stages=virtual), accumulation=8, schedule=schedule, run_type="pipeline"
     )
     assert [_in_flight(piped, rank) for rank in range(4)] == of_ranks
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"])
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+def test_the_fullest_rank_of_a_pipeline_is_at_an_end_of_those_alike(schedule, ranks):
+    virtual = 2 if schedule in ("interleaved_1f1b", "zero_bubble") else 1
+    layout = Layout(pipeline=ranks, virtual_stages=virtual)
+    it = job(run_type="pipeline", layout=layout, schedule=schedule, accumulation=12)
+    assert memory_of(it).allocated == max(one.allocated for one in memory_of_ranks(it))
+
+
+def test_a_start_has_no_holes_in_its_memory():
+    """DeepSpeed's whole fp32 model of 64 devices: what it takes at the start is what it needs."""
+    it = job(run_type="optimized", layout=Layout(data=64, shard=64, zero_stage=3), micro_batch=1, precision="bf16")
+    deep = dataclasses.replace(GPT2_124M, layers=2000, vocab=64, seq_length=128)
+    estimate = memory_of(dataclasses.replace(it, model=deep, recompute="full"))
+    assert estimate.peak_moment == "start"
+    assert estimate.reserved == estimate.allocated
 
 
 def test_what_axes_and_recomputation_save():

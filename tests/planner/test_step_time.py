@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.memory_model.devices import device_named, devices, network
-from testbed.memory_model.job import DenseModel, Job, Layout, Machine
+from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Layout, Machine
 from testbed.memory_model.stages import even_stages
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import MODEL_SIZES
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
 from testbed.planner.fit import Fit, Measured, nominal_of
 from testbed.planner.machines import machine_named
-from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, shares_of, step_parts
-from testbed.planner.rates import DataSheetRates, link_seconds, orthogonalisation_flops
+from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, repeated_shares, shares_of, step_parts
+from testbed.planner.rates import DataSheetRates, link_seconds, orthogonalisation_flops, weight_bytes
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
@@ -146,25 +151,64 @@ def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():
         assert sum(one.times * one.moved("gloo") for one in both) == pytest.approx(1.5 * plain)
 
 
-def test_sharded_weights_go_with_every_micro_batch():
-    shares = data_traffic(job(data=8, zero_stage=3, shard=8), 24)
-    assert [one.times for one in shares] == [2, 2]
-    assert shares[0].size == 2 * 2 * MODEL.parameters
+def test_sharded_weights_go_with_every_micro_batch_and_the_ends_of_a_pass_wait_for_the_root():
+    """The root, embedding and last norm, is gathered once for both passes; blocks are gathered again."""
+    traffic = data_traffic(job(data=8, zero_stage=3, shard=8), 24)
+    assert [(one.kind, one.times, one.window > 0) for one in traffic] == [
+        ("all_gather", 2, False),
+        ("all_gather", 2, True),
+        ("reduce_scatter", 2, True),
+        ("reduce_scatter", 2, False),
+    ]
+    blocks = MODEL.layers * sum(map(math.prod, MODEL.block_shapes()))
+    assert sum(one.size for one in traffic[:2]) == pytest.approx(2 * (MODEL.parameters + blocks))
+    assert sum(one.size for one in traffic[2:]) == pytest.approx(4 * MODEL.parameters)
 
 
 def test_autocast_of_this_program_gathers_weights_and_sends_activations_in_fp32():
     """No MixedPrecisionPolicy under autocast; --mixed_precision native gathers 16 bits and reduces in fp32."""
     own = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp")
-    twice = MODEL.parameters + MODEL.layers * sum(map(math.prod, MODEL.block_shapes()))  # the root is kept gathered
-    gathered, reduced = data_traffic(own, 24)
-    assert (gathered.size, reduced.size) == (4 * twice, 4 * MODEL.parameters)
-    gathered, reduced = data_traffic(replace(own, has_16_bit_weights=True), 24)
-    assert (gathered.size, reduced.size) == (2 * twice, 4 * MODEL.parameters)
-    kept, _ = data_traffic(replace(own, reshards=False), 24)
-    assert kept.size == 4 * MODEL.parameters
+
+    def sent(of: Job, kind: str) -> float:
+        return sum(one.size for one in data_traffic(of, 24) if one.kind == kind)
+
+    native = replace(own, has_16_bit_weights=True)
+    assert sent(own, "all_gather") == 2 * sent(native, "all_gather")
+    assert sent(own, "reduce_scatter") == sent(native, "reduce_scatter") == pytest.approx(4 * MODEL.parameters)
+    assert sent(replace(own, reshards=False), "all_gather") == pytest.approx(4 * MODEL.parameters)
     stages = replace(job(pipeline=4), schedule="1f1b")
-    (other, _), (sent, _) = pipeline_traffic(stages), pipeline_traffic(replace(stages, run_type="pipeline"))
-    assert sent.size == 2 * other.size
+    (other, _), (own_hop, _) = pipeline_traffic(stages), pipeline_traffic(replace(stages, run_type="pipeline"))
+    assert own_hop.size == 2 * other.size
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "block"])
+def test_what_is_computed_again_is_what_the_model_computes_again(checkpointing: str):
+    """Products of a step of src/gpt2.py's own model, counted by PyTorch; forward is a third of them."""
+
+    def products(kind: str) -> float:
+        model = GPT2(dataclasses.replace(MODEL_SIZES["nano"], vocab_size=64), 0.0, kind)
+        ids = torch.zeros(1, 32, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(ids, ids).backward()
+        by_kind = counter.get_flop_counts()["Global"]
+        return sum(flops for kind, flops in by_kind.items() if "attention" not in str(kind))
+
+    own = replace(job(), run_type="ddp", recompute=RECOMPUTE[checkpointing])
+    of_blocks = (
+        products("none") - 6 * 32 * MODEL_SIZES["nano"].embedding_size * 128
+    )  # the head, 64 tokens padded to 128
+    again = (products(checkpointing) - products("none")) / (of_blocks / 3)
+    assert repeated_shares(own).get("products", 0.0) == pytest.approx(again, abs=0.01)
+
+
+def test_each_micro_batch_casts_the_weights_and_adds_up_their_gradients():
+    """24 bytes for each element of a block: 6 to cast it, 6 to cast its gradient, 12 to add that to the others'."""
+    own = replace(job(accumulation=64), run_type="ddp", compiled=True)
+    assert weight_bytes(1.0, 0.0, own) == pytest.approx(24, rel=0.01)
+    assert weight_bytes(1.0, 0.0, replace(own, accumulation=1)) == 12
+    assert weight_bytes(1.0, 0.0, replace(own, precision="fp32", accumulation=1)) == 0
+    fewer = predicted(replace(own, micro_batch=16, accumulation=4))
+    assert predicted(replace(own, micro_batch=1, accumulation=64)).seconds > 1.1 * fewer.seconds
 
 
 def test_copies_of_shards_meet_between_nodes_with_one_network_card_each():

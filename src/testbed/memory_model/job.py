@@ -274,7 +274,7 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
         tensor=mesh.tensor,
         sequence_parallel=values["sequence_parallel"] == "on",
         pipeline=mesh.pipeline,
-        virtual_stages=values["stages_per_rank"] or 1,
+        virtual_stages=(values["stages_per_rank"] or 1) if mesh.pipeline > 1 else 1,
         context=mesh.context,
     )
     is_16_bit_engine = entry.engine == "deepspeed" and precision == "fp16"

@@ -64,8 +64,17 @@ class MemoryEstimate:
 
 
 def memory_of(job: Job) -> MemoryEstimate:
-    """Predict the device that needs most: of a pipeline, each rank is looked at."""
-    return max(memory_of_ranks(job), key=lambda found: found.allocated)
+    """Predict the device that needs most.
+
+    Of the ranks of a pipeline that hold alike stages the first and the last are looked at: what is in flight grows or
+    falls from one to the next.
+    """
+    alike: dict[tuple[tuple[int, bool, bool], ...], list[int]] = {}
+    by_rank = stages_by_rank(job)
+    for rank, stages in enumerate(by_rank):
+        alike.setdefault(tuple((len(one.blocks), one.embeds, one.predicts) for one in stages), []).append(rank)
+    ends = dict.fromkeys(rank for ranks in alike.values() for rank in (ranks[0], ranks[-1]))
+    return max((_on_rank(job, rank, by_rank[rank]) for rank in ends), key=lambda found: found.allocated)
 
 
 def memory_of_ranks(job: Job) -> list[MemoryEstimate]:
@@ -157,12 +166,13 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
         moments[START].add("weights", (2 if job.has_16_bit_weights else FP32) * job.model.parameters)
     peak_moment = max(moments, key=lambda name: moments[name].total)
     allocated = moments[peak_moment].total + WORKSPACE
+    of_step = max(moment.total for name, moment in moments.items() if name != START) + WORKSPACE
     between = ("weights", "optimizer") if _drops_gradients(job) else ("weights", "optimizer", "gradients")
     return MemoryEstimate(
         moments={name: dict(moment.kinds) for name, moment in moments.items()},
         peak_moment=peak_moment,
         allocated=allocated,
-        reserved=RESERVED * allocated,
+        reserved=max(RESERVED * of_step, allocated),  # a fresh process has no holes
         steady=sum(moments["update"].kinds[kind] for kind in between) + WORKSPACE,
         resident=_resident(moments),
         pipeline_rank=rank,

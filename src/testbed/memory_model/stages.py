@@ -91,16 +91,18 @@ def _cut(costs: list[int], parts: int) -> list[tuple[int, int]]:
     """(first, end) of each part: the smallest possible maximum, and among such cuts the smallest sum of squares."""
     # best[i]: for the first i pieces in the parts so far, (largest cost, sum of squares, where the parts begin)
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    until = [0, *itertools.accumulate(costs)]
     for _ in range(parts):
-        longer = {}
+        longer: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         for end in range(1, len(costs) + 1):
-            candidates = []
-            for first, (largest, squares, begins) in best.items():
-                if first < end:
-                    cost = sum(costs[first:end])
-                    candidates.append((max(largest, cost), squares + cost**2, (*begins, first)))
-            if candidates:
-                longer[end] = min(candidates)
+            for first in range(end - 1, -1, -1):
+                cost = until[end] - until[first]
+                if end in longer and cost > longer[end][0]:
+                    break  # a longer part costs no less
+                if first in best and (end not in longer or best[first][0] <= longer[end][0]):
+                    largest, squares, begins = best[first]
+                    found = (max(largest, cost), squares + cost**2, (*begins, first))
+                    longer[end] = min(longer.get(end, found), found)
         best = longer
     begins = best[len(costs)][2]
     return list(zip(begins, (*begins[1:], len(costs)), strict=True))

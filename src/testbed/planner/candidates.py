@@ -21,6 +21,7 @@ from testbed.model.shape import ModelShape
 
 LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
+MESH_SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")  # gpipe takes as long as 1f1b, and more memory
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -60,7 +61,9 @@ def possible(
     jobs: list[Job] = []
     refused: dict[str, str] = {}
     asked = given.get("run_type")
-    typed = frozenset(given) if asked else frozenset()  # else they are for the run types that have them
+    # else they are for the run types that have them, but for what changes the mathematics of all
+    own = {"mixed_precision"} if given.get("mixed_precision") == "native" else ()
+    typed = frozenset(given if asked else own)
     for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
         found: list[Job] = []
         if asked and (reason := _why_not(run_type, machine)):
@@ -145,9 +148,14 @@ def _products(
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
     asked = {name: given[name] for name in ("pipeline_schedule", "sequence_parallel") if given.get(name) is not None}
-    for choice in itertools.product(*sizes.values()):
-        found = dict(zip(sizes, choice, strict=True))
-        tensor, stages, context, _ = choice
+    for choice in itertools.product(*sizes.values(), MESH_SCHEDULES):
+        *sized, schedule = choice
+        found = dict(zip(sizes, sized, strict=True))
+        tensor, stages, context, _ = sized
+        if stages > 1:
+            found["pipeline_schedule"] = schedule
+        elif schedule != MESH_SCHEDULES[0]:
+            continue
         data, left = divmod(devices, tensor * stages * context)
         if left:
             continue

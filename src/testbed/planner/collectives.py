@@ -141,6 +141,7 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     if ranks == 1 or (job.strategy is not None and not job.strategy.is_distributed and layout.data == 1):
         return []
     held = model.parameters / (layout.tensor * layout.pipeline)
+    block = sum(map(math.prod, model.block_shapes()))
     weights, gradients = held * _wide(job), held * _gradient_width(job)
     passes = job.accumulation if layout.pipeline == 1 else 1.0
     buckets = max(1.0, blocks)
@@ -191,11 +192,17 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
         ]
     shards = max(2, layout.shard)
     if layout.zero_stage == 3:
-        again = weights
-        if sends == "shards":  # what is no block, the root, stays gathered until its backward pass
-            again = _wide(job) * model.layers * sum(map(math.prod, model.block_shapes())) if job.reshards else 0.0
-        gathers = one("all_gather", weights + again, passes, 2 / 3, 2 * buckets, shards)
-        found = [gathers, one("reduce_scatter", gradients, passes, 1 / 3, buckets, shards)]
+        # What forward begins with is waited for, and what backward ends with: the embedding, and with it the rest of
+        # FSDP's root unit, which stays gathered until its own backward pass.
+        root = (model.parameters - model.layers * block) / (layout.tensor * layout.pipeline) / (1 if model.tied else 2)
+        in_blocks = held - root
+        twice = 2 if job.reshards else 1
+        found = [
+            one("all_gather", root * _wide(job), passes, 0.0, 1.0, shards),
+            one("all_gather", twice * in_blocks * _wide(job), passes, 2 / 3, twice * buckets, shards),
+            one("reduce_scatter", in_blocks * _gradient_width(job), passes, 1 / 3, buckets, shards),
+            one("reduce_scatter", root * _gradient_width(job), passes, 0.0, 1.0, shards),
+        ]
     else:
         often = passes if layout.zero_stage == 2 else 1.0
         found = [one("reduce_scatter", gradients, often, 2 / 3), one("all_gather", weights, 1.0, 1 / 3)]

@@ -145,6 +145,9 @@ class MeasuredRates:
         seconds = sum(count * self.tables.moving_seconds(kind, wide) for kind, count in ELEMENTWISE)
         return self.factors["elementwise"] * (seconds + self.tables.moving_seconds("gelu", tokens * model.ffn / tensor))
 
+    def weights_seconds(self, matrices: float, table: float, job: Job) -> float:
+        return 0.0  # in the factors of its whole steps
+
     def loss_seconds(self, logits: float, job: Job) -> float:
         return self.factors["compute"] * self.tables.moving_seconds("cross_entropy", logits)
 

@@ -70,6 +70,9 @@ class Rates(Protocol):
     def elementwise_seconds(self, job: Job) -> float:
         """Seconds of one block's other kernels, both passes."""
 
+    def weights_seconds(self, matrices: float, table: float, job: Job) -> float:
+        """Seconds of a micro batch for casts of so many weights and for sums of their gradients."""
+
     def loss_seconds(self, logits: float, job: Job) -> float:
         """Seconds of the loss of so many logits, both passes."""
 
@@ -118,7 +121,7 @@ def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, f
         "attention": attention[0],
         "elementwise": ELEMENTWISE_FORWARD * elementwise,
     }
-    often = REPEATED.get(job.recompute, {})
+    often = repeated_shares(job)
     return both, {part: often.get(part, 0.0) * job.recompute_share * repeated[part] for part in repeated}
 
 
@@ -143,6 +146,20 @@ REPEATED: Mapping[str, Mapping[str, float]] = {
 }
 
 
+def repeated_shares(job: Job) -> Mapping[str, float]:
+    """Return by part how much of a block's forward pass is computed again.
+
+    src/gpt2.py's selective checkpointing keeps all products and attention. Its other kind (non-reentrant) stops as soon
+    as what backward needs is there, and nothing needs the block's last product.
+    """
+    if job.run_type is None or job.recompute == "none":
+        return REPEATED.get(job.recompute, {})
+    if job.recompute == "selective_op":
+        return {"elementwise": 1.0}
+    again = 1 - job.model.hidden * job.model.ffn / job.model.block_matrix_parameters
+    return {**REPEATED["full"], "products": again, "operands": again}
+
+
 def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) -> dict[str, float]:
     """Return seconds by part of both passes of one micro batch on one device, without the data ranks' collectives."""
     model, tensor = job.model, job.layout.tensor
@@ -154,6 +171,9 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) 
     if share.predicts:
         head = rates.layer_seconds(tokens, model.hidden, model.vocab / tensor, _as_the_head_computes(job))
         parts["head"] = float(np.sum(head)) + rates.loss_seconds(tokens * model.vocab / tensor, job)
+    matrices = share.blocks * model.block_matrix_parameters / tensor
+    table = model.head_parameters / tensor if share.predicts else 0.0
+    parts["elementwise"] += rates.weights_seconds(matrices, table, job)
     if job.offload == "activations":
         layers = min(share.blocks, job.offload_layers or share.blocks)
         kept = 34.0 * model.hidden * tokens * layers / tensor

@@ -24,6 +24,7 @@ UNITS = (
     ("hours", 24.0, 2.0),
 )  # name, how many are a day, below how many days
 GIVEN_UP = 1.05  # times the fastest estimate that the simplest run may take; more is too much for being simple
+NEAR_FULL = 0.05  # of the memory
 WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
 FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one data rank, and of the peak
 PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
@@ -69,6 +70,11 @@ class PlannedRun:
     def is_tight(self) -> bool:
         """Return whether it fits only if the allocator frees what it cached, which costs time, or may not suffice."""
         return self.fits and self.spare_bytes < 0
+
+    @property
+    def is_near_full(self) -> bool:
+        """Return whether so little is left that an error of the estimate could end the run."""
+        return self.spare_bytes < NEAR_FULL * self.machine.device.memory_bytes
 
     @property
     def spare_bytes(self) -> float:
@@ -215,8 +221,9 @@ def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTim
     """Return the jobs with their estimates, the one to take first.
 
     Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
-    `as_fast` as the fastest, the simplest is the one to take; of equally simple ones the one that needs least memory.
-    A job that recomputes more than one that has room and is the same otherwise is left out: it only does more work.
+    `as_fast` as the fastest and not near full, the simplest is the one to take, and of equally simple ones the one that
+    needs least memory. A job that recomputes more than one that has room and is the same otherwise is left out: it only
+    does more work.
 
     Args:
         time_of: `step_time` with constants, or a machine's calibration.
@@ -230,7 +237,7 @@ def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTim
     )
     if not ordered or not ordered[0].fits:
         return ordered
-    taken = min(as_fast(ordered), key=lambda run: (run.simplicity, run.needs_bytes))
+    taken = min(as_fast(ordered), key=lambda run: (run.is_near_full, run.simplicity, run.needs_bytes))
     return [taken, *(run for run in ordered if run is not taken)]
 
 

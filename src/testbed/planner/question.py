@@ -23,7 +23,7 @@ from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
 from testbed.planner.plan import Budget, PlannedRun, advice, duration, name_of, plan, three
-from testbed.planner.step_time import StepTime
+from testbed.planner.step_time import BETWEEN, WITHIN, StepTime
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
 DEFAULT_WORK = {
@@ -55,6 +55,7 @@ SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 DAYS = {"d": 1.0, "h": 1 / 24, "m": 1 / 1440}
 MOST_IN_SWEEP = 64
 WORTH_SAYING = 1.2  # times as fast
+MUCH = 0.3  # of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +126,13 @@ class Question:
             words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}"
             typed = {name.replace("_", "-") for name in self.given} | set(self.given)
             left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed - {"run_type"})]
-            raise InputError(words + (f". Left out was: {left_out[0]}" if left_out else ""))
+            raise InputError(words + self._with_offload() + (f". Left out was: {left_out[0]}" if left_out else ""))
         return runs, refused
 
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
         devices, batch = self.machine.devices, self.global_batch
-        found = [self._narrower_precision(best)]
+        found = [self._narrower_precision(best), self._fewer_devices(best)]
         if best.job.layout.data < devices <= batch and batch % devices and "run_type" not in self.given:
             found.append(
                 f"A batch of {batch:,} sequences does not divide among {devices} devices, which leaves out ddp, ZeRO "
@@ -151,6 +152,33 @@ class Question:
         if gain < WORTH_SAYING:
             return None
         return f"--precision fp16 would be about {gain:.1f} times as fast ({name_of(other.job)})"
+
+    def _fewer_devices(self, best: PlannedRun) -> str | None:
+        """Return that one node, or one device, trains as fast where the network costs much of a step."""
+        links = sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN))
+        if links < MUCH * best.time.seconds:
+            return None
+        numbers = {1, min(self.machine.per_node, self.machine.devices)} - {self.machine.devices}
+        found = [run for run in (self.on(number).best() for number in numbers) if isinstance(run, PlannedRun)]
+        fewer = min(found, key=lambda run: run.time.seconds, default=best)
+        gain = best.time.seconds / fewer.time.seconds
+        if fewer is best or gain < 1:
+            return None
+        return (
+            f"{fewer.machine.devices} of them ({name_of(fewer.job)}) would be {gain:.3g} times as fast, with "
+            f"{three(fewer.time.seconds)} s a step: the network costs more than the others bring"
+        )
+
+    def _with_offload(self) -> str:
+        """Return that DeepSpeed's offload fits, where nothing else does."""
+        asks = {"run_type": "optimized", "offload": "optimizer"}
+        if self.machine.device.kind == "cpu" or self.work is None or any(name in self.given for name in asks):
+            return ""
+        found = dataclasses.replace(self, given={**self.given, **asks}).best()
+        if isinstance(found, str):
+            return ""
+        flags = " ".join(f"--{name} {value}" for name, value in asks.items())
+        return f". {flags} fits: {name_of(found.job)}, {three(found.time.seconds)} s a step"
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from testbed.memory_model.buffers import casts_weights, keeps_casts
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine, framework_of
 from testbed.planner.collectives import Traffic
@@ -18,8 +19,9 @@ from testbed.planner.parts import Pass, layer_widths
 PRODUCT_SHARE = {"volta": 0.72, "turing": 0.5, "ampere": 0.84, "ada": 0.7, "hopper": 0.72, "blackwell": 0.72}
 PRODUCT_SHARE |= {"cdna": 0.45}
 NARROW_SHARE = {"fp8": 0.65, "mxfp8": 0.65, "nvfp4": 0.5, "fp4": 0.5}
-# Of the peak in 16 bits, in fused causal attention with heads of 128.
-ATTENTION_SHARE = {"volta": 0.3, "turing": 0.3, "ampere": 0.55, "ada": 0.5, "hopper": 0.45, "blackwell": 0.42}
+# Of the peak in 16 bits, in fused causal attention with heads of 128. FlashAttention-2: 50 to 73 % of an A100 (Dao
+# 2023, arXiv:2307.08691), 35 % of an H100 (Shah et al. 2024, arXiv:2407.08608).
+ATTENTION_SHARE = {"volta": 0.3, "turing": 0.3, "ampere": 0.55, "ada": 0.5, "hopper": 0.35, "blackwell": 0.42}
 OTHER_SHARE = 0.6
 MEMORY_SHARE = 0.8  # of the memory's bandwidth, in elementwise kernels
 LINK_SHARE = 0.75  # of a link's line rate, in large messages
@@ -56,7 +58,7 @@ class DataSheetRates:
         precision = job.precision if job.precision in ("fp32", "tf32", "fp16") else "bf16"
         share = ATTENTION_SHARE.get(self.device.architecture, OTHER_SHARE)
         model, head_dim = job.model, job.model.head_dim
-        peak = share * min(1.0, 1.25 * head_dim / (head_dim + 32)) * self.device.peak_of(precision)
+        peak = share * min(1.0, 1.1 * head_dim / (head_dim + 13)) * self.device.peak_of(precision)
         square = job.micro_batch * model.heads * model.seq_length**2 / job.layout.tensor / job.layout.context
         forward = 2 * square * head_dim / peak
         if job.attention == "eager":  # the whole square, and 10 bytes for each of its elements
@@ -68,6 +70,9 @@ class DataSheetRates:
         tokens = job.micro_batch * job.model.seq_length / job.layout.context
         casts = CAST_BYTES.get(job.precision, 0.0) * sum(map(sum, layer_widths(job)))
         return self._moving_seconds(tokens * (elementwise_bytes(job) + casts))
+
+    def weights_seconds(self, matrices: float, table: float, job: Job) -> float:
+        return self._moving_seconds(weight_bytes(matrices, table, job))
 
     def loss_seconds(self, logits: float, job: Job) -> float:
         return self._moving_seconds(logits * (10.0 if _is_fused(job) else 20.0))
@@ -117,6 +122,29 @@ def elementwise_bytes(job: Job) -> float:
     eager = 70.0 * model.hidden / across + 16.0 * (model.heads * model.head_dim + kv) / layout.tensor + inner
     width = 2.0 if job.precision in ("fp32", "tf32") else 1.0
     return eager * width * (0.55 if _is_fused(job) else 1.0)
+
+
+def weight_bytes(matrices: float, table: float, job: Job) -> float:
+    """Return the bytes that a micro batch moves for weights outside of products: casts, and sums of gradients.
+
+    autocast casts each weight down and its gradient up, 6 bytes each; a block that is computed again casts again. A
+    gradient is added to that of earlier micro batches, two numbers read and one written; where gradients lie in shards
+    a shard is. A tied table has two gradients, of which the embedding's begins as zeros. Megatron and llm.c add
+    gradients within the product.
+
+    Args:
+        matrices, table: elements of the blocks' matrices, and of the embedding or head, that a device computes with.
+    """
+    if framework_of(job.stack) in FUSED:
+        return 0.0
+    down = 6.0 * casts_weights(job)
+    down *= (1 / job.accumulation if keeps_casts(job) else 1.0) + (job.recompute == "full") * job.recompute_share
+    up = 6.0 * casts_weights(job)
+    width = 2.0 if job.has_16_bit_weights and job.sends != "shards" else 4.0
+    shards = job.layout.shard if job.layout.zero_stage >= 2 else 1
+    added = 3 * width * (1 - 1 / job.accumulation) / shards
+    second = 4 * width if job.model.tied else 0.0
+    return matrices * (down + up + added) + table * (down + up + added + second)
 
 
 def _is_fused(job: Job) -> bool:

@@ -28,6 +28,7 @@ def plan_text(
     work: Sequence[str] | None,
     top: int | None = None,
     vocabulary: str | None = None,
+    hints: Sequence[str] = (),
 ) -> str:
     """Return all that a terminal shows of a plan.
 
@@ -37,12 +38,13 @@ def plan_text(
         work: flags of the model as they were typed, for the commands; None where src/gpt2.py does not train it.
         top: how many of them have rows; the sentence is about all.
         vocabulary: of the model, in words.
+        hints: what else to ask for.
     """
     best, runs = found[0], found[:top]
     more = [f"the first {len(runs)} of {len(found)}; --top 0 shows all"] if len(runs) < len(found) else []
     ends = f" {vocabulary[:1].upper()}{vocabulary[1:]}." if vocabulary else ""
     groups = [
-        [f"Best: {headline(found, budget)}{ends}", f"({best.time.label})"],
+        [f"Best: {headline(found, budget)}{ends}", *(f"{hint}." for hint in hints), f"({best.time.label})"],
         [*table_lines(overview(runs, budget)), *more],
         ["Memory per device at its peak, GiB", *table_lines(memory_table(runs))],
         ["Step, ms", *table_lines(time_table(runs))],
@@ -71,7 +73,7 @@ def overview(runs: Sequence[PlannedRun], budget: Budget) -> Table:
         "whole run": lambda run: _whole_run(run, budget),
         "cost": lambda run: _cost(run, budget),
         "goodput": lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run):.1%}",
-        "largest that fits": lambda run: str(largest_micro_batch(run.job, run.machine.device) or "none"),
+        "largest possible": lambda run: str(largest_micro_batch(run.job, run.machine.device) or "none"),
         "costs most": lambda run: run.limited_by,
     }
     return table_of(runs, columns, text=("", "strategy", "recompute", "compiled", "costs most"))
