@@ -93,10 +93,10 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
             f"many ranks; give one of {_divisors(data)}"
         )
     if values["num_heads"] % tensor:
-        heads = values["num_heads"]
+        heads, whole = values["num_heads"], "" if values["tensor_parallel_size"] else ", all ranks,"
         raise InputError(
-            f"--tensor_parallel_size {tensor} (by default all ranks) does not divide --num_heads {heads}: every rank "
-            f"takes as many whole heads; possible are {_divisors(heads)}"
+            f"--tensor_parallel_size {tensor}{whole} does not divide --num_heads {heads}: every rank takes as many whole "
+            f"heads; on {counted(world_size, 'rank')} possible are {_divisors(math.gcd(heads, world_size))}"
         )
     _check_sequence(values, tensor, context)
     return MeshSizes(data, pipeline, tensor, shard, context)
