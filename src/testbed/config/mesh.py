@@ -95,8 +95,8 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     if values["num_heads"] % tensor:
         heads, whole = values["num_heads"], "" if values["tensor_parallel_size"] else ", all ranks,"
         raise InputError(
-            f"--tensor_parallel_size {tensor}{whole} does not divide --num_heads {heads}: every rank takes as many whole "
-            f"heads; on {counted(world_size, 'rank')} possible are {_divisors(math.gcd(heads, world_size))}"
+            f"--tensor_parallel_size {tensor}{whole} does not divide --num_heads {heads}: every rank takes as many "
+            f"whole heads; on {counted(world_size, 'rank')} possible are {_divisors(math.gcd(heads, world_size))}"
         )
     _check_sequence(values, tensor, context)
     return MeshSizes(data, pipeline, tensor, shard, context)

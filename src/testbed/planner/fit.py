@@ -1,11 +1,11 @@
 """Fit factors of a step's parts to measured steps, by numpy alone. No torch.
 
-A part's seconds from its rates are off by what no data sheet tells. Three things are fitted: how far all programs, and
-each family of programs, stay behind the formulas; how large a share of its peak an architecture reaches in matrix
-products; attention. Each factor is a random effect: normal in its logarithm, around 0, with the deviation below (Laird
-and Ware 1982, doi:10.2307/2529876). What was not seen keeps factor 1, and adds its deviation to the interval. The
-deviations are round numbers. Nothing is fitted for a strategy, a device or a network, so that rankings follow from the
-formulas.
+A part's seconds from its rates are off by what no data sheet tells. Three things are fitted: how far each family of
+programs stays behind the formulas, and how far its attention kernels do; how large a share of its peak an architecture
+reaches in matrix products. Each factor is a random effect: normal in its logarithm, around 0, with the deviation below
+(Laird and Ware 1982, doi:10.2307/2529876). What was not seen keeps factor 1, and adds its deviation to the interval.
+The deviations are round numbers. Nothing is fitted for a strategy, a device or a network, so that rankings follow from
+the formulas.
 
 log t = log sum of parts x exp(sum of factors) + noise. Gauss-Newton steps on the posterior mode, where outliers weigh
 less (noise of Student's t, by reweighting; Lange et al. 1989, doi:10.2307/2290063). The factors are shrunk towards 1
@@ -34,11 +34,11 @@ TOLERANCE = 1e-7
 TOTAL = "total"  # the whole step, as a part
 # (part, what its factor belongs to) -> standard deviation of the logarithm
 DEVIATIONS = {
-    (TOTAL, "all"): 0.2,
-    (TOTAL, "framework"): 0.1,
+    (TOTAL, "framework"): 0.15,
     ("products", "architecture"): 0.15,
-    ("attention", "all"): 0.3,
+    ("attention", "kernels"): 0.2,
 }
+SDPA, OF_SDPA = "PyTorch's scaled_dot_product_attention", ("pytorch", "pytorch/torchtitan")
 PART_PLACES = {part: place for place, part in enumerate(PARTS)}
 
 
@@ -59,9 +59,10 @@ class Factor:
 def factors_of(job: Job, machine: Machine) -> tuple[Factor, ...]:
     """Return all factors of a job, whether fitted or not."""
     device = machine.device
+    framework = framework_of(job.stack)
     values = {
-        "all": "all",
-        "framework": framework_of(job.stack),
+        "framework": framework,
+        "kernels": SDPA if framework in OF_SDPA else framework,
         "architecture": device.architecture or device.name,
     }
     return tuple(Factor(part, kind, values[kind]) for part, kind in DEVIATIONS)

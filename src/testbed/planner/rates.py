@@ -22,6 +22,7 @@ NARROW_SHARE = {"fp8": 0.65, "mxfp8": 0.65, "nvfp4": 0.5, "fp4": 0.5}
 # Of the peak in 16 bits, in fused causal attention with heads of 128. FlashAttention-2: 50 to 73 % of an A100 (Dao
 # 2023, arXiv:2307.08691), 35 % of an H100 (Shah et al. 2024, arXiv:2407.08608).
 ATTENTION_SHARE = {"volta": 0.3, "turing": 0.3, "ampere": 0.55, "ada": 0.5, "hopper": 0.35, "blackwell": 0.42}
+CONTEXT_SHARE = 0.75  # of that on more than two context ranks, whose chunks are short: torchtitan's runs of 2024
 OTHER_SHARE = 0.6
 MEMORY_SHARE = 0.8  # of the memory's bandwidth, in elementwise kernels
 LINK_SHARE = 0.75  # of a link's line rate, in large messages
@@ -58,6 +59,8 @@ class DataSheetRates:
         precision = job.precision if job.precision in ("fp32", "tf32", "fp16") else "bf16"
         share = ATTENTION_SHARE.get(self.device.architecture, OTHER_SHARE)
         model, head_dim = job.model, job.model.head_dim
+        if job.layout.context > 2:
+            share *= CONTEXT_SHARE
         peak = share * min(1.0, 1.1 * head_dim / (head_dim + 13)) * self.device.peak_of(precision)
         square = job.micro_batch * model.heads * model.seq_length**2 / job.layout.tensor / job.layout.context
         forward = 2 * square * head_dim / peak
