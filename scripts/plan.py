@@ -331,7 +331,7 @@ def check(question: Question) -> int:
     if not jobs:
         raise question.nothing_possible(refused)
     say(
-        f"building {len(jobs)} strategies for {counted(question.machine.devices, 'rank')}, without devices ...",
+        f"building {counted(len(jobs), 'run')} for {counted(question.machine.devices, 'rank')}, without devices ...",
         flush=True,
     )
     checked = check_jobs(jobs, question.machine, question.work)

@@ -135,6 +135,15 @@ def test_the_fullest_rank_of_a_pipeline_is_at_an_end_of_those_alike(schedule, ra
     assert memory_of(it).allocated == max(one.allocated for one in memory_of_ranks(it))
 
 
+def test_a_rank_with_both_ends_keeps_the_embedding_out_of_its_shards():
+    layout = Layout(data=16, shard=16, zero_stage=3, pipeline=4, virtual_stages=2)
+    it = job(run_type="mesh", layout=layout, schedule="zero_bubble", micro_batch=1, accumulation=8)
+    first = memory_of_ranks(it)[0].moments["update"]["weights"]
+    table = 4 * GPT2_124M.head_parameters
+    assert table < first < 1.2 * table
+    assert memory_of_ranks(dataclasses.replace(it, schedule="interleaved_1f1b"))[0].moments["update"]["weights"] < table
+
+
 def test_a_start_has_no_holes_in_its_memory():
     """DeepSpeed's whole fp32 model of 64 devices: what it takes at the start is what it needs."""
     it = job(run_type="optimized", layout=Layout(data=64, shard=64, zero_stage=3), micro_batch=1, precision="bf16")

@@ -469,9 +469,29 @@ def test_fewer_devices_are_named_where_the_network_costs_more_than_they_bring(wo
     assert "of them" not in run_here(PLAN, "--model", "gpt2-medium", "--gpu", "l4", "--gpus", 8).stdout
 
 
-def test_offload_is_named_where_nothing_else_fits():
+def test_offload_is_named_where_nothing_else_has_room():
     done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "a10g", "--gpus", 1)
     assert done.returncode == 2 and "--run_type optimized --offload optimizer fits: ZeRO-" in done.stderr
+    tight = run_here(PLAN, "--model", "gpt2-large", "--gpu", "t4", "--gpus", 1).stdout
+    assert re.search(r"fp16 would be .* tight\); with it --run_type optimized --offload optimizer fits", tight)
+
+
+def test_bf16_that_a_device_does_not_have_is_not_compiled():
+    done = run_here(PLAN, "--model", "gpt2-medium", "--gpu", "v100", "--gpus", 8, "--precision", "bf16")
+    assert "--compile off" in done.stdout and "--compile on" not in done.stdout
+    assert "--precision fp16 would be about" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--context_parallel_size", "--pipeline_stages"])
+def test_a_mesh_that_does_not_divide_is_missing_with_the_reason(flag):
+    done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "h100-sxm", "--gpus", 128, flag, 3)
+    assert re.search(f"not possible: mesh: {flag} 3 .*does not divide the 128 ranks", done.stdout)
+
+
+def test_another_run_type_is_named_where_the_asked_one_fits_on_no_number_of_devices():
+    words = ["--num_layers", 96, "--num_heads", 96, "--embedding_size", 12288, "--gpu", "h100-sxm", "--gpus", 512]
+    done = run_here(PLAN, *words, "--run_type", "optimized", "--zero_stage", 3)
+    assert done.returncode == 2 and "leave --run_type optimized out" in done.stderr
 
 
 def test_a_sweep_in_which_nothing_fits_fails():

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.memory_model.devices import device_named, devices, network
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Layout, Machine
-from testbed.memory_model.stages import even_stages
+from testbed.memory_model.model_states import elements_held
+from testbed.memory_model.stages import even_stages, stages_by_rank
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
@@ -209,6 +210,22 @@ def test_each_micro_batch_casts_the_weights_and_adds_up_their_gradients():
     assert weight_bytes(1.0, 0.0, replace(own, precision="fp32", accumulation=1)) == 0
     fewer = predicted(replace(own, micro_batch=16, accumulation=4))
     assert predicted(replace(own, micro_batch=1, accumulation=64)).seconds > 1.1 * fewer.seconds
+
+
+def test_the_fullest_stage_of_a_pipeline_sends_its_gradients():
+    """16 stages of two blocks, and the last with a head of 30 blocks' size: the mean stage holds far less."""
+    model = replace(MODEL, layers=32, vocab=16 * 12 * MODEL.hidden)
+    of = Job(model=model, layout=Layout(data=4, pipeline=16), micro_batch=1, accumulation=16, run_type="pipeline")
+    (sent,) = data_traffic(replace(of, schedule="1f1b"), 2)
+    assert sent.size == 4 * max(elements_held(model, 1, stages) for stages in stages_by_rank(of))
+    assert sent.size > 3 * 4 * model.parameters / 16
+
+
+def test_eager_8_bits_cast_in_many_kernels():
+    of = replace(job(), precision="fp8", run_type="fsdp")
+    sheet = DataSheetRates(device_named("h100-sxm"))
+    eager, compiled = (sheet.elementwise_seconds(replace(of, compiled=compiled)) for compiled in (False, True))
+    assert eager > 3 * compiled
 
 
 def test_copies_of_shards_meet_between_nodes_with_one_network_card_each():

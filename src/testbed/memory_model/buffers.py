@@ -12,6 +12,7 @@ from testbed.memory_model.model_states import (
     block_matrix_elements,
     elements_held,
     engine_of,
+    keeps_table_whole,
     main_gradient_bytes,
     model_state_bytes,
     part_of,
@@ -46,6 +47,7 @@ class Held:
     table: int  # the head's matrix where the rank has one, or else the embedding's
     embeds: bool
     predicts: bool
+    keeps_table: bool = False  # whole, where the rest lies in shards
 
 
 def held_by(job: Job, stages: Sequence[Stage]) -> Held:
@@ -60,6 +62,7 @@ def held_by(job: Job, stages: Sequence[Stage]) -> Held:
         table=part_of(model.vocab, tensor) * model.hidden if embeds or predicts else 0,
         embeds=embeds,
         predicts=predicts,
+        keeps_table=keeps_table_whole(job, stages),
     )
 
 
@@ -145,7 +148,8 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     width = 2 if keeps_16_bits(job) else FP32
     reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
     num_blocks = job.model.layers / job.layout.pipeline
-    root = held.elements - num_blocks * held.block - (0 if job.model.tied else held.table)
+    is_elsewhere = not job.model.tied or held.keeps_table
+    root = held.elements - num_blocks * held.block - (held.table if is_elsewhere else 0)
     # in a pipeline micro batches alternate, and no stage frees what the next one needs again (torchtitan)
     reshards = job.reshards and job.layout.zero_stage == 3 and job.layout.pipeline == 1
     blocks = min(num_blocks, 3) if reshards else num_blocks

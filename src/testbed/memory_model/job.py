@@ -247,9 +247,11 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
         values: every flag, filled in.
     """
     job = _job_of(values, mesh, shape, machine.device.kind, machine.devices)
-    if values["compile"] is None and machine.device.architecture in NO_TRITON:  # --compile auto does not compile there
-        return replace(job, compiled=False)
-    return job
+    device = machine.device
+    is_without = values["compile"] is None and device.architecture in NO_TRITON  # --compile auto does not compile there
+    is_emulated = job.precision == "bf16" and device.kind == "cuda" and "bf16" not in device.peak_flops
+    # inductor leaves what multiplies in a bf16 that the device does not have to PyTorch's own kernels
+    return replace(job, compiled=False) if is_without or is_emulated else job
 
 
 def job_of_settings(settings: RunSettings) -> Job:

@@ -45,6 +45,15 @@ def shards_weights(job: Job) -> bool:
     return job.layout.zero_stage == 3 or (job.layout.zero_stage == 2 and engine_of(job) == "torch")
 
 
+def keeps_table_whole(job: Job, stages: Sequence[Stage]) -> bool:
+    """Return whether a rank with both ends of a pipeline keeps the tied embedding out of its shards.
+
+    FSDP2 lets one root alone have a parameter, and there each stage is one (strategies/pipeline.py).
+    """
+    has_both = any(stage.embeds for stage in stages) and any(stage.predicts for stage in stages)
+    return has_both and len(stages) > 1 and job.model.tied and job.run_type is not None
+
+
 def model_state_bytes(
     job: Job, stages: Sequence[Stage] | None = None, *, data_rank: int = 0, persistent: int = PERSISTENT
 ) -> dict[str, int]:
@@ -85,6 +94,9 @@ def model_state_bytes(
     ranks = layout.shard if shards_weights(job) else 1
     is_by_rows = ranks > 1 and stages is None and layout.tensor == 1
     elements = _elements_of_shards(job.model, ranks) if is_by_rows else part_of(whole, ranks)
+    if ranks > 1 and stages is not None and keeps_table_whole(job, stages):
+        table = part_of(job.model.vocab, layout.tensor) * job.model.hidden
+        elements = table + part_of(whole - table, ranks)
     moments = MOMENTS * elements
     if job.optimizer == "muon":
         moments -= FP32 * part_of(block_matrix_elements(job.model, layout.tensor, stages), ranks)

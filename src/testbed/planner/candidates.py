@@ -75,6 +75,11 @@ def possible(
             except InputError as error:
                 refused.setdefault(run_type, str(error))
         jobs += found
+        if not found and run_type not in refused and not _why_not(run_type, machine):
+            try:  # no mesh is left of what was typed: the program says why
+                list(_batches({**values, "run_type": run_type}, typed, shape, machine))
+            except InputError as error:
+                refused[run_type] = str(error)
         if found:
             refused.pop(run_type, None)
         elif asked and machine.devices == 1:

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from testbed.memory_model.job import Job, Machine
-from testbed.memory_model.model_states import PERSISTENT
+from testbed.memory_model.model_states import PERSISTENT, elements_held
+from testbed.memory_model.stages import stages_by_rank
 
 DDP_BUCKET = 25 * 2**20  # bytes, its default
 LIVE = 10**9  # elements, DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
@@ -140,7 +141,9 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     ranks = layout.data * layout.context
     if ranks == 1 or (job.strategy is not None and not job.strategy.is_distributed and layout.data == 1):
         return []
-    held = model.parameters / (layout.tensor * layout.pipeline)
+    held = model.parameters / layout.tensor
+    if layout.pipeline > 1:
+        held = max(elements_held(model, layout.tensor, stages) for stages in stages_by_rank(job))
     block = sum(map(math.prod, model.block_shapes()))
     weights, gradients = held * _wide(job), held * _gradient_width(job)
     passes = job.accumulation if layout.pipeline == 1 else 1.0
@@ -194,7 +197,7 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     if layout.zero_stage == 3:
         # What forward begins with is waited for, and what backward ends with: the embedding, and with it the rest of
         # FSDP's root unit, which stays gathered until its own backward pass.
-        root = (model.parameters - model.layers * block) / (layout.tensor * layout.pipeline) / (1 if model.tied else 2)
+        root = max(0.0, held - blocks * block / layout.tensor) / (1 if model.tied else 2)
         in_blocks = held - root
         twice = 2 if job.reshards else 1
         found = [

@@ -334,7 +334,8 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     others = len(as_fast(runs)) - 1
     if others > 0:
         words += (
-            f". {others} more of {len(runs) - 1} may be as fast, by the interval of the ratio: this is the simplest"
+            f". {others} more of {len(runs) - 1} may be as fast as the fastest, by the interval of their ratio to it: "
+            "this is the simplest"
         )
     return ". ".join([words, *advice(runs)]) + "."
 

@@ -22,7 +22,7 @@ from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
-from testbed.planner.plan import Budget, PlannedRun, advice, duration, name_of, plan, three
+from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, advice, duration, name_of, plan, three
 from testbed.planner.step_time import BETWEEN, WITHIN, StepTime
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
@@ -126,59 +126,85 @@ class Question:
             words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}"
             typed = {name.replace("_", "-") for name in self.given} | set(self.given)
             left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed - {"run_type"})]
-            raise InputError(words + self._with_offload() + (f". Left out was: {left_out[0]}" if left_out else ""))
+            offloaded = self._with_offload(runs[0])
+            words += f". {offloaded}" if offloaded else ""
+            raise InputError(words + (f". Left out was: {left_out[0]}" if left_out else ""))
         return runs, refused
 
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
-        devices, batch = self.machine.devices, self.global_batch
-        found = [self._narrower_precision(best), self._fewer_devices(best)]
-        if best.job.layout.data < devices <= batch and batch % devices and "run_type" not in self.given:
-            found.append(
-                f"A batch of {batch:,} sequences does not divide among {devices} devices, which leaves out ddp, ZeRO "
-                f"and fsdp on all of them; --global_batch_size {_rounded(batch, [devices])} lets them run"
-            )
+        found = [self._narrower_precision(best), self._batch_that_divides(best), self._fewer_devices(best)]
+        found += [self._with_offload(best) if best.is_tight else None]
         return [hint for hint in found if hint]
 
+    @property
+    def _is_undivided(self) -> bool:
+        """Return whether the batch leaves out data parallelism on all devices."""
+        devices, batch = self.machine.devices, self.global_batch
+        return devices <= batch and bool(batch % devices) and "run_type" not in self.given
+
+    def _batch_that_divides(self, best: PlannedRun) -> str | None:
+        """Return a batch that divides among the devices, and what it gains."""
+        devices, batch = self.machine.devices, _rounded(self.global_batch, [self.machine.devices])
+        if best.job.layout.data == devices or not self._is_undivided:
+            return None
+        other = self._asked(batch).best()
+        gain = "" if isinstance(other, str) else f", {other.tokens_per_s / best.tokens_per_s:.3g} times the tokens/s"
+        return (
+            f"A batch of {self.global_batch:,} sequences does not divide among {devices} devices, which leaves out "
+            f"ddp, ZeRO and fsdp on all of them; --global_batch_size {batch} lets them run{gain}"
+        )
+
+    def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
+        """Return the same question with another batch, or with more flags."""
+        return dataclasses.replace(self, global_batch=global_batch or self.global_batch, given={**self.given, **given})
+
     def _narrower_precision(self, best: PlannedRun) -> str | None:
-        """Return what fp16 would gain where --precision auto takes fp32 for lack of bf16; None where nothing."""
-        peaks = self.machine.device.peak_flops
-        if self.given.get("precision", "auto") != "auto" or best.job.precision != "fp32" or "fp16" not in peaks:
+        """Return what fp16 would gain where a device is no faster in what is taken; None where nothing."""
+        peaks, taken = self.machine.device.peak_flops, best.job.precision
+        if self.given.get("precision") not in (None, "auto", "bf16") or "fp16" not in peaks or "bf16" in peaks:
             return None
-        other = dataclasses.replace(self, given={**self.given, "precision": "fp16"}).best()
-        if isinstance(other, str):
+        other = self._asked(precision="fp16")
+        fp16 = other.best()
+        if isinstance(fp16, str) or best.time.seconds < WORTH_SAYING * fp16.time.seconds or taken == "fp16":
             return None
-        gain = best.time.seconds / other.time.seconds
-        if gain < WORTH_SAYING:
-            return None
-        return f"--precision fp16 would be about {gain:.1f} times as fast ({name_of(other.job)})"
+        words = f"--precision fp16 would be about {best.time.seconds / fp16.time.seconds:.1f} times as fast"
+        words += f" ({name_of(fp16.job)}{', tight' * fp16.is_tight})"
+        offloaded = other._with_offload(fp16) if fp16.is_tight else None
+        return words + (f"; with it {offloaded}" if offloaded else "")
 
     def _fewer_devices(self, best: PlannedRun) -> str | None:
-        """Return that one node, or one device, trains as fast where the network costs much of a step."""
-        links = sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN))
-        if links < MUCH * best.time.seconds:
-            return None
-        numbers = {1, min(self.machine.per_node, self.machine.devices)} - {self.machine.devices}
-        found = [run for run in (self.on(number).best() for number in numbers) if isinstance(run, PlannedRun)]
+        """Return how much faster fewer devices are: where the network costs much of a step, one node or one device;
+        where the batch does not divide, the most that it divides among."""
+        machine, numbers = self.machine, set()
+        if sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds:
+            numbers |= {1, min(machine.per_node, machine.devices)}
+        if self._is_undivided:
+            whole = [number for number in range(1, machine.devices) if self.global_batch % number == 0]
+            numbers |= {max(number for number in whole if number <= machine.per_node or not number % machine.per_node)}
+        tried = [self.on(number).best() for number in numbers - {machine.devices}]
+        found = [run for run in tried if isinstance(run, PlannedRun)]
         fewer = min(found, key=lambda run: run.time.seconds, default=best)
         gain = best.time.seconds / fewer.time.seconds
         if fewer is best or gain < 1:
             return None
         return (
             f"{fewer.machine.devices} of them ({name_of(fewer.job)}) would be {gain:.3g} times as fast, with "
-            f"{three(fewer.time.seconds)} s a step: the network costs more than the others bring"
+            f"{three(fewer.time.seconds)} s a step"
         )
 
-    def _with_offload(self) -> str:
-        """Return that DeepSpeed's offload fits, where nothing else does."""
+    def _with_offload(self, best: PlannedRun) -> str | None:
+        """Return that DeepSpeed's offload has room, where nothing else does or what does is slower."""
         asks = {"run_type": "optimized", "offload": "optimizer"}
         if self.machine.device.kind == "cpu" or self.work is None or any(name in self.given for name in asks):
-            return ""
-        found = dataclasses.replace(self, given={**self.given, **asks}).best()
-        if isinstance(found, str):
-            return ""
+            return None
+        found = self._asked(None, **asks).best()
+        if isinstance(found, str) or found.is_tight:
+            return None
+        if best.fits and found.time.seconds > WORTH_A_TRY * best.time.seconds:
+            return None
         flags = " ".join(f"--{name} {value}" for name, value in asks.items())
-        return f". {flags} fits: {name_of(found.job)}, {three(found.time.seconds)} s a step"
+        return f"{flags} fits: {name_of(found.job)}, {three(found.time.seconds)} s a step"
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
@@ -213,7 +239,8 @@ class Question:
 
         number = smallest_number_of_devices(jobs_on, self.machine.device, self.machine.per_node)
         if number is None:
-            return f"{self._lack(run)}, and no number of them would do; take devices with more memory"
+            other = f"leave --run_type {asked} out, or " if (asked := self.given.get("run_type")) else ""
+            return f"{self._lack(run)}, and no number of them would do; {other}take devices with more memory"
         if number < self.machine.devices:
             return f"{self._lack(run)}; fewer would do, as they divide otherwise: {number}"
         return f"{self._lack(run)}; the smallest number of them that would do is {number}"

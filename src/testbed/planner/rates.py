@@ -36,6 +36,9 @@ OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for c
 ATTENTION_BACKWARD = 2.5  # of the forward pass, where nothing was kept of the T x T matrices
 KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
 FUSED = ("megatron", "llm.c")  # frameworks whose kernels join several elementwise steps
+EAGER_CASTS = (
+    6.0  # times as many, where the maximum, the scale, the clamp and the cast are kernels of their own: a count
+)
 CAST_BYTES = {"fp8": 5.0, "mxfp8": 7.0, "nvfp4": 8.0, "fp4": 8.0}  # to bring an operand to few bits, both ways round
 
 
@@ -72,6 +75,8 @@ class DataSheetRates:
     def elementwise_seconds(self, job: Job) -> float:
         tokens = job.micro_batch * job.model.seq_length / job.layout.context
         casts = CAST_BYTES.get(job.precision, 0.0) * sum(map(sum, layer_widths(job)))
+        if not job.compiled and framework_of(job.stack) not in FUSED:
+            casts *= EAGER_CASTS
         return self._moving_seconds(tokens * (elementwise_bytes(job) + casts))
 
     def weights_seconds(self, matrices: float, table: float, job: Job) -> float:
@@ -145,7 +150,7 @@ def weight_bytes(matrices: float, table: float, job: Job) -> float:
     up = 6.0 * casts_weights(job)
     width = 2.0 if job.has_16_bit_weights and job.sends != "shards" else 4.0
     shards = job.layout.shard if job.layout.zero_stage >= 2 else 1
-    added = 3 * width * (1 - 1 / job.accumulation) / shards
+    added = 3 * width * max(0.0, 1 - 1 / job.accumulation) / shards
     second = 4 * width if job.model.tied else 0.0
     return matrices * (down + up + added) + table * (down + up + added + second)
 
