@@ -287,7 +287,6 @@ def test_the_script_is_short_where_nothing_is_wrong(tmp_path):
         ("notes.txt", "a text", "is not a known log"),
         ("numbers.csv", "a,b\n1,2\n", "is not CSV that is known"),
         ("rank0_results_epoch0.json", "{}", "is not a result of a rank"),
-        ("scaling_report.json", "[]", "is not a scaling report"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, content, words):

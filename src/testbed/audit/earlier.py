@@ -1,4 +1,4 @@
-"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs and exports, reports."""
+"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs and exports."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 RANK_JSON = re.compile(r"(?:rank(\d+)|eval)_results_epoch(\d+)\.json")
 TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
 COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
-COLLECTIVE_ROW = re.compile(r"(?i)nccl|c10d|allreduce|all_reduce|reduce_scatter|all_?gather|broadcast")
-NO_COLLECTIVE_ROW = re.compile(r"reduce_kernel|_cuda_kernel|^cudaHost")
 EXPORT = "wandb CSV"
-COLLECTIVE_KERNEL = re.compile(r"(?i)^nccl(Dev)?Kernel")
 
 
 def timing_log_runs(path: Path, text: str) -> list[Reported]:
@@ -163,26 +160,6 @@ def read_rank_files(path: Path) -> list[Reported]:
     )]  # fmt: skip
 
 
-def profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
-    name_at = header.index("Name")
-    time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
-    cells = [row for row in rows if len(row) > max(name_at, time_at)]
-    times = [(row[name_at], time) for row in cells if (time := number(row[time_at])) is not None]
-    matched = [time for name, time in times if COLLECTIVE_ROW.search(name) and not NO_COLLECTIVE_ROW.search(name)]
-    names = [name for name, _ in times]
-    return Reported(
-        path=path, name=str(path), form="profiler table",
-        world_size=ranks_in_name(path.name),
-        instruments=("a profiler ran (this is its table)",),
-        is_data_parallel_module="DataParallel.forward" in names and "DistributedDataParallel.forward" not in names,
-        details={
-            "collective_rows_s": sum(matched) / 1e3,
-            "collective_kernels_s": sum(time for name, time in times if COLLECTIVE_KERNEL.match(name)) / 1e3,
-        },
-        unread=not_found({f"{len(rows) - len(times)} rows without a time": len(rows) == len(times)}),
-    )  # fmt: skip
-
-
 def metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
     step_at = header.index("Step")
     columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -235,24 +212,6 @@ def merge_exports(found: Iterable[Reported]) -> list[Reported]:
             known |= {"rate_unit": item.rate_unit, "rate_is_per_rank": item.rate_is_per_rank}
         merged[key] = replace(first, **known, communication_s=first.communication_s + item.communication_s)
     return list(merged.values())
-
-
-def read_scaling_report(path: Path) -> list[Reported]:
-    """Read what a `scaling_report.json` says of its own comparison."""
-    report = read_json(path)
-    if isinstance(report, dict) and isinstance(report.get("arms"), list):  # one of ours
-        arms = [arm for arm in report["arms"] if isinstance(arm, dict) and isinstance(arm.get("speedup"), dict)]
-        runs = {str(arm.get("ranks")): {"speedup_vs_1gpu": arm["speedup"].get("ratio")} for arm in arms}
-    elif isinstance(report, dict) and isinstance(report.get("runs"), dict):
-        runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
-    else:
-        raise InputError(f"{path} is not a scaling report: it has no object 'runs'")
-    mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
-    return [Reported(
-        path=path, name=str(path), form="scaling report",
-        details={"runs": runs, "mismatches": mismatches},
-        unread=not_found({"runs (there are none)": runs}),
-    )]  # fmt: skip
 
 
 def not_found(looked_for: Mapping[str, object]) -> tuple[str, ...]:

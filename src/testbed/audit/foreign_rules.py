@@ -1,4 +1,4 @@
-"""The audit's rules for one run whatever its format: logs, rank files, exports and reports against themselves."""
+"""The audit's rules for one run whatever its format: logs, rank files and exports against themselves."""
 
 from __future__ import annotations
 
@@ -57,18 +57,6 @@ def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
         yield item.notes(Rule.EQUAL_WORK, f"{said}: unless it is their mean, all trained on the same sequences")
 
 
-def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
-    rows_s, kernels_s = item.details.get("collective_rows_s"), item.details.get("collective_kernels_s")
-    if not rows_s or not kernels_s:
-        return
-    if rows_s > kernels_s * (1 + RANK_SPREAD):
-        yield item.notes(
-            Rule.NESTED,
-            f"rows named after collectives add up to {rows_s:,.2f} s: each collective counts in every range around it",
-            f"{kernels_s:,.2f} s in NCCL kernels, summed over the devices of the table",
-        )
-
-
 def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
     """Compare a log's two clocks. A timer that starts again at each line, divided by all steps so far, is too short."""
     steps, clock_s = item.details.get("logged_steps", []), item.details.get("progress_s", {})
@@ -92,18 +80,6 @@ def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
         if fits
         else f"at most {seconds / count:.2f} s per iteration",
     )
-
-
-def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
-    if fields := sorted({str(row.get("field")) for row in item.details["mismatches"] if row.get("field")}):
-        yield item.fails(Rule.EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
-    for ranks, values in item.details["runs"].items():
-        paths, spread = values.get("metrics_paths"), values.get("stdev_tokens_per_sec_global")
-        if isinstance(paths, list) and len(paths) == 1 and spread == 0:
-            yield item.notes(Rule.ONE_RUN, f"a standard deviation of 0.0 at {ranks} ranks is of one run", "unknown")
-        speed_up = values.get("speedup_vs_1gpu")
-        if ranks.isdigit() and isinstance(speed_up, int | float) and speed_up > 1.01 * int(ranks[:9]):
-            yield item.fails(Rule.STEP_CLOCK, f"{speed_up:.2f}x on {ranks} ranks is more than linear")
 
 
 def batch_is_the_product_of_its_factors(item: Reported) -> Iterator[Finding]:
@@ -195,13 +171,11 @@ FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     communication_is_what_collectives_take: ANY,
     replicas_have_one_loss: ANY,
     ranks_read_different_batches: ("wandb log",),
-    profiler_rows_nest: ("profiler table",),
     iteration_time_agrees_with_progress: ("wandb log",),
     batch_is_the_product_of_its_factors: ANY,
     mfu_is_of_its_device: ANY,
     rate_agrees_with_time: logs.FORMS,
     losses_are_numbers: ANY,
-    scaling_report_compares_like_with_like: ("scaling report",),
     what_could_not_be_read: ANY,
 }
 

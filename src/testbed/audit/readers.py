@@ -180,7 +180,7 @@ def _with_config(run: Reported) -> Reported:
 
 
 def read_csv(path: Path) -> list[Reported]:
-    """Read a wandb export, a table of profiler events, curves by their steps, or a table of results.
+    """Read a wandb export, curves by their steps, or a table of results.
 
     Raises:
         InputError: it is none of them.
@@ -193,8 +193,6 @@ def read_csv(path: Path) -> list[Reported]:
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
-    if "Name" in header and any(name.startswith("Device Time Total") for name in header):
-        return [earlier.profiler_table(path, header, rows[1:])]
     if "Step" in header and any(" - " in name for name in header):
         return earlier.metrics_export(path, header, rows[1:])
     if curves.is_curves(header):
@@ -202,7 +200,7 @@ def read_csv(path: Path) -> list[Reported]:
     if found := tables_in(path, text):
         return found
     raise InputError(
-        f"{path} is not CSV that is known: no export of wandb or of a profiler, no 'step' with the name of a curve, "
+        f"{path} is not CSV that is known: no export of wandb, no 'step' with the name of a curve, "
         "and no two headings of a table that are known (--columns names them)"
     )
 
@@ -253,7 +251,6 @@ READERS: dict[str, Read] = {
     r".*\.csv": read_csv,
     r".*\.tsv": read_table,
     r".*\.(log|out|err|txt|md)": read_text_log,
-    r"scaling_report\.json": earlier.read_scaling_report,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,
