@@ -238,6 +238,10 @@ def test_csv_is_read_like_markdown(tmp_path):
         ("607 ms", "time", 0.607, 0.606, 0.608),
         ("1.5 h", "time", 5400, 5040, 5760),
         ("8", "count", 8, 8, 8),
+        ("~40 min", "time", 2400, 0.85 * 2340, 1.15 * 2460),
+        ("3-4 h", "time", 3600 * 12**0.5, 7200, 18000),
+        ("~1.5-2x faster", "factor", 3**0.5, 0.85 * 1.4, 1.15 * 3),
+        ("7d", "time", 604800, 518400, 691200),
     ],
 )
 def test_a_cell_is_an_interval(cell, kind, value, low, high):
@@ -245,7 +249,9 @@ def test_a_cell_is_an_interval(cell, kind, value, low, high):
     assert (figure.value, figure.low, figure.high) == pytest.approx((value, low, high))
 
 
-@pytest.mark.parametrize("cell", ["", "-", "OOM", "~37", "0.86^", "10-12", "8 / 4", "2h 30m", "-3", "nan", "1e999"])
+@pytest.mark.parametrize(
+    "cell", ["", "-", "OOM", "<37", "0.86^", "12-10", "1-60", "8 / 4", "2h 30m", "-3", "nan", "1e999"]
+)
 def test_other_cells_are_no_figures(cell):
     assert figure_of(cell, "number") is None
 

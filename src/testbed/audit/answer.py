@@ -27,7 +27,7 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
 from testbed.audit.foreign_rules import findings_of_run
-from testbed.audit.measures import PER_DEVICE, PRINTED, TO_LOSS, Measure, measures
+from testbed.audit.measures import PER_DEVICE, PRINTED, TO_LOSS, Measure, measures, roughness
 from testbed.audit.reported import ROW, Claim
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
@@ -118,7 +118,7 @@ def _against_figures(claim: Claim, claimed: float | None, ratios: Sequence[Measu
     if not ratios:
         return
     question = ratios[0]
-    if claimed is not None and not _is_what_was_claimed(claimed, question):
+    if claimed is not None and not _is_what_was_claimed(claimed, question, roughness(claim)):
         yield f"The files give {question.ratio_in_words} ({question.name}), not {claimed:g}x."
     if claimed is None and (question.high or question.ratio) < 1 - ROUNDING:
         yield f"B is slower: {question.ratio_in_words} ({question.name})."
@@ -128,7 +128,12 @@ def _against_figures(claim: Claim, claimed: float | None, ratios: Sequence[Measu
     of_step = next((each for each in ratios[1:] if each.name == f"{ITERATION}, s"), None)
     is_equal = sides[0].global_batch_size is not None and sides[0].global_batch_size == sides[1].global_batch_size
     are_rows = sides[0].form == sides[1].form == ROW
-    if of_step and is_equal and are_rows and abs(math.log(of_step.ratio / question.ratio)) > math.log(APART):
+    if (
+        of_step
+        and is_equal
+        and are_rows
+        and abs(math.log(of_step.ratio / question.ratio)) > math.log(APART + roughness(claim))
+    ):
         yield (
             f"The figures contradict each other: {question.ratio_in_words} by {question.name}, "
             f"{of_step.ratio_in_words} by {ITERATION}, at an equal batch."
@@ -163,12 +168,12 @@ def _reasons(
         yield _sentence(message) + "."
 
 
-def _is_what_was_claimed(claimed: float, question: Measure) -> bool:
+def _is_what_was_claimed(claimed: float, question: Measure, rough: float) -> bool:
     text = f"{claimed:.10g}"
     unit = 10.0 ** -len(text.partition(".")[2]) if "." in text else 1.0
     if question.low is not None and question.high is not None and question.low <= claimed <= question.high:
         return True
-    return abs(question.ratio - claimed) <= max(min(0.5 * unit, MOST_ROUNDED * claimed), ROUNDING * claimed)
+    return abs(question.ratio - claimed) <= max(min(0.5 * unit, MOST_ROUNDED * claimed), (ROUNDING + rough) * claimed)
 
 
 def _instead(

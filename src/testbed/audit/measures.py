@@ -52,6 +52,11 @@ def measures(claim: Claim) -> Iterator[Measure]:
     yield from _to_one_loss(one, two)
 
 
+def roughness(claim: Claim) -> float:
+    """Return by what share the ratio of two rows may be off, of figures that are written as "~8 min" or "3-4 h"."""
+    return sum(side.first.details.get("rough", 0.0) for side in (claim.baseline, claim.other))
+
+
 def gain(claim: Claim) -> tuple[float | None, str]:
     """Return the ratio of the whole jobs, by rates or else by times of the same work; None: the files give neither."""
     items = claim.baseline.first, claim.other.first

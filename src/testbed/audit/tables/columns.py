@@ -40,7 +40,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                               "micro batch size/gpu", "per gpu batch size", "batch size per rank", "bsz/gpu",
                               "bs/gpu", "per gpu batch", "gpu batch", "per device batch", "per device batch size")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
-                               "gradient accumulation steps", "grad accum", "grad accum steps")),
+                               "gradient accumulation steps", "grad accum", "grad accum steps", "ga", "gas",
+                               "accum")),
     "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size",
                         "effective batch", "total batch", "sequences/step", "seqs/step", "samples/step",
                         "sequences/optimizer step", "seqs/optimizer step", "samples/optimizer step")),
@@ -79,7 +80,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "score": ("share", ("accuracy", "acc", "acc@1", "top 1", "top1", "top 1 acc", "top1 acc", "top 1 accuracy",
                         "top1 accuracy", "val acc", "val accuracy", "validation accuracy", "test acc", "test accuracy",
                         "eval accuracy", "bleu", "map", "m ap", "box map", "box ap", "miou", "m io u", "iou", "io u",
-                        "psnr", "f1", "rouge l", "mmlu", "hellaswag", "hella swag", "auc", "eval score", "win rate")),
+                        "psnr", "f1", "rouge l", "mmlu", "hellaswag", "hella swag", "auc", "gsm8k",
+                        "lambada", "eval score", "win rate")),
     "error": ("share", ("wer", "cer", "fid", "error rate", "top 1 error", "top1 error", "val error", "rmse", "mae")),
 }  # fmt: skip
 # what else a row says, in words: name -> its headings
@@ -142,7 +144,8 @@ IN_WORDS = {
         INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
         r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
         r"|detect_anomaly|debug mode)\b",
-        WARM_UP: r"([^|.;\n]{0,60}\b(?:warm-?ups?|warmed up|compilation|compile time|first epoch|cold start)\b"
+        WARM_UP: r"([^|.;\n]{0,60}\b(?:(?<!window )(?<!len )(?<!lr )(?<!rate )warm-?ups?|warmed up"
+        r"|compilation|compile time|first epoch|cold start)\b"
         r"[^|.;\n]{0,60}|\b(?:in|ex)cl(?:ud\w+|\.)[^|.;\n]{0,40}\b(?:data ?load\w*|start-?up|set-?up|initiali[sz]ation"
         r"|validation|evaluation|(?<!gradient )(?<!activation )checkpoint(?:s|ing)?|(?:data|disk) cach(?:e|ing))\b)",
         RESOLUTION: r"\b(\d{2,4}) ?px\b|\bimages? (?:of )?(\d{2,4}) ?x ?\d{2,4}\b",
@@ -166,6 +169,10 @@ _OF_RATE = re.compile(
     r"(?: ?/ ?| per |_per_)s(?:ec(?:ond)?)?s?(?![a-z])"
     r"|(?:^|[\W_])(im(?:age|g)s?|tok(?:en)?s?|samples?|seqs?)_s(?![a-z])"
 )
+# in a cell; in a heading "m" may be millions
+_SECONDS_OF_CELL = {**_SECONDS, "m": 60.0, "minute": 60.0, "hour": 3600.0, "hrs": 3600.0, "day": 86400.0, "second": 1.0,
+                    "secs": 1.0, "\N{CJK UNIFIED IDEOGRAPH-79D2}": 1.0, "\u5206\u949f": 60.0, "\u5206": 60.0,
+                    "\u5c0f\u65f6": 3600.0, "\u5929": 86400.0}  # fmt: skip
 _OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(_SECONDS)})(?![a-z0-9])")
 _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
@@ -188,6 +195,7 @@ _CHINESE = {
     "吞吐": "throughput",
     "批大小": "batch size",
     "批次大小": "batch size",
+    "相对速度": "speed",
     "准确率": "accuracy",
     "精度": "accuracy",
 }
@@ -200,8 +208,12 @@ _SIGNS = str.maketrans({
     "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-", "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
 })  # fmt: skip
 _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
-# What the source itself marks as uncertain, or with a footnote, is not a figure to hold against it.
-_MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
+# A bound is no figure, and one that the source marks with a footnote or as an estimate is not held against it.
+_MARKED = re.compile(r"[<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
+ROUGH = 0.15  # by which "~8 min" may be off, either way
+_ABOUT = re.compile(r"(?i)^(?:~|approx\w*\.?|about|around|ca\.?|c\.) ?(?=\d)")
+_RANGE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]{0,7}) ?(?:-|~|to) ?(\d+(?:\.\d+)?(?: ?[a-zµ]{1,8})?(?: [a-z]+)?)", re.I)
+WIDEST = 3  # of a range, its end over its begin
 # 6 h 38 min
 _SPOKEN = re.compile(
     r"(?:(\d{1,3}) ?d(?:ays?)?,? ?)?(?:(\d{1,3}) ?h(?:ours?|rs?)?,? ?)?"
@@ -261,7 +273,7 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
         quantity = chosen.get(heading) or quantity_of(heading)
-        if quantity is None and is_of_speed and _is_ratio_to(heading, cells):
+        if quantity is None and _is_ratio_to(heading, cells, is_of_speed):
             quantity = "speedup"
         if quantity is None and is_of_ratios and _canonical(heading)[0] in COMPUTE:
             quantity = "devices"
@@ -342,7 +354,7 @@ def _said_in_words(columns: Sequence[Column], taken: set[str], notes: Sequence[s
             texts = (f"{row} | {note}" for row, note in zip(of_all, notes, strict=True))
             cells = [match[1].strip() if (match := pattern.search(text)) else "" for text in texts]
         else:
-            cells = [_only(pattern, row) or "" for row in of_words]
+            cells = [only(pattern, row) or "" for row in (of_all if name == DEVICE else of_words)]
         if name in taken or not any(cells):
             continue
         column = _column(f"{name} in the row's words", name if name in QUANTITIES else None, cells)
@@ -359,7 +371,7 @@ def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
     around = table.around.translate(_SIGNS)
     found = []
     for name in OF_ALL_ROWS:
-        if name not in taken and (text := _only(IN_WORDS[name], around)):
+        if name not in taken and (text := only(IN_WORDS[name], around)):
             column = _column(f"{name} in the text", name if name in QUANTITIES else None, [text] * len(table.rows))
             found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
     return found
@@ -376,7 +388,7 @@ def _multiplied(text: str) -> str:
     return re.sub(nodes, lambda two: f"{int(two[1]) * int(two[2])} ", text, flags=re.I)
 
 
-def _only(pattern: re.Pattern[str], text: str) -> str | None:
+def only(pattern: re.Pattern[str], text: str) -> str | None:
     """Return what a pattern finds in a text, its first group that took part; None: nothing, or several values."""
     found = {next(group for group in match.groups() if group) for match in pattern.finditer(text)}
     return found.pop() if len(found) == 1 else None
@@ -397,6 +409,11 @@ def quantity_of(heading: str) -> str | None:
         return "step_s"
     name = name.rstrip(".") if name not in _HEADING else name
     name = name if name in _HEADING else re.sub(r"^(?:final|best|max\.?) ", "", name.replace("valid. ", "valid "))
+    if name not in _HEADING:  # test-clean WER
+        quality = re.fullmatch(
+            r"(?:val\w*|eval\w*|test|dev|test clean|dev clean) (wer|cer|ppl|perplexity|f1|bleu)", name
+        )
+        name = quality[1] if quality else name
     if name in OF_TIME_ALONE and unit not in _SECONDS:
         return None
     if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
@@ -410,14 +427,20 @@ def _with_unit_behind(name: str) -> tuple[str, str]:
     return (first or "time", last) if last in _SECONDS else (name, "")
 
 
-def _is_ratio_to(heading: str, cells: Sequence[str]) -> bool:
-    """Return whether a column is a speed-up by its form: headed "vs 1 GPU", and every figure in it ends with x."""
-    figures = [cell for cell in map(plain, cells) if cell and not is_reference(cell)]
-    is_factor = all(re.fullmatch(r"\d+(?:[.,]\d+)? ?x", figure) for figure in figures)
-    is_factor |= "1" in {figure.rstrip("0").rstrip(".") for figure in figures} and all(
-        re.fullmatch(r"\d{1,3}[.,]\d+|\d", figure) for figure in figures
+def _is_ratio_to(heading: str, cells: Sequence[str], is_of_speed: bool) -> bool:
+    """Return whether a column is a speed-up by its form: headed "vs 1 GPU" or "Speed", and its figures end with x."""
+    if len(heading) > LONGEST:
+        return False
+    is_speed = _canonical(heading)[0] in ("speed", "training speed")
+    of_one = is_of_speed and re.match(r"(?:vs\.?|versus|relative to) ", heading.lower().replace("_", " ")) is not None
+    figures = [cell for cell in map(plain, cells) if re.search(r"\d", cell)]
+    is_factor = all(re.match(r"~? ?\d+(?:[.,]\d+)?(?:-\d+(?:\.\d+)?)? ?x\b", figure) for figure in figures)
+    is_factor |= (
+        of_one
+        and "1" in {figure.rstrip("0").rstrip(".") for figure in figures}
+        and all(re.fullmatch(r"\d{1,3}[.,]\d+|\d", figure) for figure in figures)
     )
-    return re.match(r"(?:vs\.?|versus|relative to) ", heading.lower()) is not None and bool(figures) and is_factor
+    return (of_one or is_speed) and bool(figures) and is_factor
 
 
 def _canonical(heading: str) -> tuple[str, str]:
@@ -472,8 +495,13 @@ def plain(cell: str) -> str:
     """Return a cell's text without its markup."""
     text = re.sub(r"<[^<>]*>", " ", cell)
     text = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", text).replace("&nbsp;", " ").replace("\\", "").translate(_SIGNS)
-    text = re.sub(r"\*\*|__|`|\$", "", text)
+    text = re.sub(r"\*\*|__|`|\$", "", text.replace("\u5355\u5361", "1 GPU").replace("\u53cc\u5361", "2 GPUs"))
     return re.sub(r"^\*([^*]+)\*$", r"\1", text.strip()).strip()
+
+
+def is_rough(cell: str) -> bool:
+    """Return whether a figure is written as about so much, or as a range."""
+    return _ABOUT.match(cell) is not None or _RANGE.fullmatch(cell) is not None
 
 
 def is_reference(cell: str) -> bool:
@@ -489,11 +517,10 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
         texts = tuple(re.sub(r"^(?=\d[\d.]* ?%$)", "+", text) for text in texts)
     if quantity == "length":  # 2k tokens are 2,048
         texts = tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
+    read = texts
     if quantity == "devices":  # 4x A100
-        texts = tuple("1" if text.lower() in ("single", "one") else text for text in texts)
-        texts = tuple(
-            re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{_DEVICES}).*$", r"\1", _multiplied(text), flags=re.I) for text in texts
-        )
+        read = tuple("1" if text.lower() in ("single", "one") else _multiplied(text) for text in texts)
+        read = tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
     kind, (name, unit) = QUANTITIES[quantity][0], _canonical(heading)
     is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", name) is not None
     unit = "ms" if is_in_ms else unit or _with_unit_behind(name)[1]
@@ -502,8 +529,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
     scale = scale if seconds is None else seconds
     if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
         scale *= _SUFFIXES[thousands[1].lower()]
-    last = _last_place(texts)
-    figures = [figure_of(text, kind, scale, last) for text in texts]
+    last = _last_place(read)
+    figures = [figure_of(text, kind, scale, last) for text in read]
     if kind == "share" and scale == 1 and not any("%" in text for text in texts):
         scale = 0.01 if any(figure and figure.value > 1.5 for figure in figures) else 1.0  # of percent without its sign
         figures = [figure_of(text, kind, scale, last) for text in texts]
@@ -522,10 +549,19 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
 
     `kind` is count (exact), number, time (in seconds), share or factor. `scale` is the unit of the heading.
     """
+    text = text.strip()
     if kind == "count":  # a footnote changes no number of devices
-        text = re.sub(r"(?:\\?\*|[†‡§¹²³⁴]|\[\^\w+\])+$", "", text.strip())
+        text = re.sub(r"(?:\\?\*|[†‡§¹²³⁴]|\[\^\w+\])+$", "", text)
     if len(text) > LONGEST or _MARKED.search(text):
         return None
+    if kind != "count" and (about := _ABOUT.match(text)):
+        figure = figure_of(text[about.end() :], kind, scale, last_of_whole)
+        return figure and Figure(figure.value, figure.low * (1 - ROUGH), figure.high * (1 + ROUGH))
+    if kind != "count" and (ends := _RANGE.fullmatch(text)):
+        low, high = (figure_of(end, kind, scale, last_of_whole)
+                     for end in (f"{ends[1]} {ends[2] or ends[3].lstrip('0123456789.')}", ends[3]))  # fmt: skip
+        is_range = low is not None and high is not None and low.value < high.value <= WIDEST * low.value
+        return Figure((low.value * high.value) ** 0.5, low.low, high.high) if low and high and is_range else None
     if kind == "time" and (clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text.strip())):
         seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
         return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
@@ -563,12 +599,12 @@ def _factor(rest: str, kind: str, scale: float) -> float | None:
     """Return what a figure is multiplied by for what stands behind it; None: it is not a single figure."""
     if re.search(r"\d", rest) or re.match(r"[-:+,~/]", rest):
         return None
-    unit = re.match(r"%|[a-zµ]*", rest)
+    unit = re.match(r"%|[^\W\d_]*", rest)
     word = unit[0] if unit else ""
     if word == "%":
         return 0.01 if kind == "share" else None  # +55 % is another convention than 1.55x, and 30 % of a model no size
     if kind == "time":
-        return _SECONDS.get(word) if word else scale
+        return _SECONDS_OF_CELL.get(word) if word else scale
     if word in _SUFFIXES and kind in ("number", "count"):
         return _SUFFIXES[word]
     return scale

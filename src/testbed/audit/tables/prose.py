@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from testbed.audit.answer import Answer, answer
 from testbed.audit.conditions import DIFFERS, OF_STRATEGY, in_words, is_another_strategy, kind_of
 from testbed.audit.finding import FAILS, Finding, Rule
+from testbed.audit.measures import roughness
 from testbed.audit.reported import Claim, Reported
 from testbed.audit.tables.columns import Grid, plain
 from testbed.audit.tables.rows import side_of
@@ -89,7 +90,7 @@ def _fault(item: Reported, said: Sentence, grid: Grid, row: int, reference: int)
     if question is None:
         return None
     instead = found.instead[0].rstrip(".") if found.instead else None
-    if question.ratio < said.factor * (1 - said.slack) and said.slack < 1:
+    if question.ratio < said.factor * (1 - said.slack - roughness(claim)) and said.slack < 1:
         return Rule.FOLLOWS, f"their figures give {question.ratio_in_words} ({question.name})", instead
     names = (_name_of(grid, reference), _name_of(grid, row))
     if _is_what_is_compared(claim, found, names):

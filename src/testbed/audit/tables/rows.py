@@ -20,7 +20,7 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
-from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid, plain
+from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid, is_rough, plain
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
@@ -34,6 +34,7 @@ _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did
 _ENDED = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")  # of a status
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
+_COUNTS_RUNS = re.compile(r"(?i)#|no\.?|id|run id|job id|job|date|commit")
 _FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)  # of a quantity that is not known
 
 
@@ -82,6 +83,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
             "others": _others(grid, row),
             "note": grid.notes[row],
             "tokens": value("tokens"),
+            "rough": _roughness(grid, row),
             "quality": _quality(grid, quality, value(quality)) if quality else None,
         },
         settings={str(key): text for key, text in words.items() if text},
@@ -98,6 +100,13 @@ def _quality(grid: Grid, quantity: str, value: float | None) -> tuple[str, float
     """Return the heading of a score or an error, and its figure: of an error below zero, so that more is better."""
     column = grid.column(quantity)
     return column.heading if column else "", (value or 0.0) * (-1 if quantity == "error" else 1)
+
+
+def _roughness(grid: Grid, row: int) -> float:
+    """Return by what share the time or the rate of a row may be off where it has "~" or is a range; else 0."""
+    columns = [column for column in grid.columns if column.quantity in (*RATES, "step_s", "time_s")]
+    rough = [column.figures[row] for column in columns if is_rough(column.texts[row])]
+    return max(((figure.high / figure.low) ** 0.5 - 1 for figure in rough if figure), default=0.0)
 
 
 def _said(grid: Grid, quantity: str, row: int) -> str:
@@ -155,8 +164,11 @@ def _heading_of(grid: Grid, quantity: str) -> str:
 
 
 def _first_words(grid: Grid, row: int) -> str:
-    """Return the first cell of a row where it has no figure and nothing else is known of its column."""
-    first = grid.columns[0]
+    """Return the first cell of a row where it has no figure and nothing else is known of its column.
+
+    A column of numbers or days of runs before it is passed over."""
+    place = next((at for at, column in enumerate(grid.columns) if not _COUNTS_RUNS.fullmatch(column.heading)), 0)
+    first = next((each for each in grid.columns[place:] if not each.quantity or not place), grid.columns[0])
     is_name = not first.quantity and not first.word and not first.is_of_words
     text = first.texts[row]
     return text if is_name and text and not text[0].isdigit() else ""
