@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from testbed.audit.tables.columns import QUANTITIES, RESULTS, by_unit, figure_of, plain, quantity_of
+from testbed.audit.tables.columns import IN_WORDS, QUANTITIES, RESULTS, by_unit, figure_of, only, plain, quantity_of
 from testbed.audit.tables.grid import Row, Table
 
 COUNTS = ("micro_batch", "batch", "any_batch", "devices")
-RATIO = re.compile(r"(?i)speed-?[ _]?up|\bfaster\b|\bgain\b|^(?:ratio|rel\.?|x)$")
+RATIO = re.compile(r"(?i)speed-?[ _]?up|\bfaster\b|\bgain\b|\bimprovement\b|\u6bd4$|^(?:ratio|rel\.?|x)$")
+_WITH_UNIT = re.compile(r"(?i)~? ?\d[\d., ~-]*(?:ms|s|secs?|seconds|m|min(?:ute)?s?|h|hrs?|hours?|d|days?)\b(?!/).*")
 HEADINGS = {"token_rate": "tokens/s", "device_token_rate": "tokens/s/gpu", "sample_rate": "samples/s",
             "step_rate": "steps/s"}  # fmt: skip
 APART = 0.03  # of a ratio from that of its two figures
@@ -37,7 +38,7 @@ def side_by_side(table: Table) -> list[Table]:
     """
     headings = [plain(heading) for heading in table.header]
     ratios = [place for place, heading in enumerate(headings) if RATIO.search(heading)]
-    pairs = [] if len(ratios) != 1 else _pairs(headings, ratios[0])
+    pairs = [] if len(ratios) != 1 else [*_pairs(headings, ratios[0]), *_of_cells(table, headings, ratios[0])]
     for pair in pairs:
         if pair.quantity in RESULTS:
             for way in (pair, _Pair(pair.quantity, pair.heading, pair.places[::-1], pair.labels[::-1])):
@@ -58,6 +59,18 @@ def _pairs(headings: list[str], ratio: int) -> list[_Pair]:
         for (quantity, heading), two in found.items()
         if len(two) == 2 and two[0][1] != two[1][1]
     ]
+
+
+def _of_cells(table: Table, headings: list[str], ratio: int) -> list[_Pair]:
+    """Return the only two columns whose cells are times by their units: "original" and "optimized", of "~8 min"."""
+    cells = [[plain(row.cells[place]) for row in table.rows] for place in range(len(headings))]
+    places = [
+        place for place, heading in enumerate(headings)
+        if place != ratio and not quantity_of(heading) and all(map(_WITH_UNIT.fullmatch, cells[place]))
+    ]  # fmt: skip
+    if len(places) != 2:
+        return []
+    return [_Pair("time_s", "time", (places[0], places[1]), (headings[places[0]], headings[places[1]]))]
 
 
 def _labelled(heading: str) -> tuple[str, str, str] | None:
@@ -83,9 +96,9 @@ def _is_meant(table: Table, ratio: int, pair: _Pair) -> bool:
         first, second = (figure_of(plain(row.cells[place]), kind) for place in pair.places)
         stated = figure_of(plain(row.cells[ratio]), "factor")
         if first and second and stated:
-            quotient = first.value / second.value if kind == "time" else second.value / first.value
+            before, after = (first, second) if kind == "time" else (second, first)
             read += 1
-            held += abs(stated.value / quotient - 1) < APART
+            held += before.low / after.high / (1 + APART) < stated.value < before.high / after.low * (1 + APART)
     return 2 * held > read
 
 
@@ -98,13 +111,16 @@ def _of_row(table: Table, row: Row, ratio: int, pair: _Pair, counts: list[_Pair]
     apart = {place for each in (pair, *counts) for place in each.places} | {ratio}
     headings = ["strategy", pair.heading, "speedup"]
     cells = [[label, row.cells[place]] for label, place in zip(pair.labels, pair.places, strict=True)]
+    devices = [only(IN_WORDS["devices"], label) for label in pair.labels]
+    if all(devices) and not any(quantity_of(plain(heading)) == "devices" for heading in table.header):
+        counts = [*counts, _Pair("devices", "GPUs", (-1, -1), (str(devices[0]), str(devices[1])))]
     for two, text in zip(cells, ("1.00x", row.cells[ratio]), strict=True):
         two.append(text)
     for each in counts:
         headings.append(each.heading)
         is_turned = pair.places[0] > pair.places[1]
-        for two, place in zip(cells, each.places[:: -1 if is_turned else 1], strict=True):
-            two.append(row.cells[place])
+        for two, place, label in zip(cells, each.places[:: -1 if is_turned else 1], each.labels, strict=True):
+            two.append(row.cells[place] if place >= 0 else label)
     for place, heading in enumerate(table.header):
         if place in apart or _labelled(plain(heading)):
             continue
