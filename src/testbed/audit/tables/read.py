@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from testbed.audit.reported import Reported
 from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of
 from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables
 from testbed.audit.tables.prose import claims_in_text
+from testbed.audit.tables.rows import LEARNT
 from testbed.audit.tables.side_by_side import side_by_side
 from testbed.errors import InputError
 
 FORM = "table"
 LEAST_TURNED = 2  # quantities in a first column
+_OF_TWO = re.compile(r"(?i)speed-?up|improve|gain|change|delta|diff|saving|factor|ratio|notes?\b|faster|impact")
 MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
 
@@ -34,6 +38,7 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
             raise InputError(f"--columns: {path} has no column '{heading}'; it has {', '.join(headings) or 'none'}")
     tables = [_turned(table) for table in tables]
     every = [grid_of(table, named or {}) for table in tables]
+    every = [_with_quality(grid, every) for grid in every]
     grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
     others = tuple(grid for grid in every if grid not in grids and _has_a_result(grid))
     refused = {line for grid in every if grid not in (*grids, *others) for line in grid.lines}
@@ -59,8 +64,31 @@ def _turned(table: Table) -> Table:
     if known < LEAST_TURNED or any(quantity_of(plain(heading)) for heading in table.header):
         return table
     columns = zip(*(row.cells for row in table.rows), strict=True)
-    rows = [Row(table.line, (heading, *cells)) for heading, cells in zip(table.header, columns, strict=True)]
+    rows = [
+        Row(table.line, (heading, *cells))
+        for at, (heading, cells) in enumerate(zip(table.header, columns, strict=True))
+        if at == 0 or not _OF_TWO.search(heading)
+    ]
     return Table(("name", *names), tuple(rows[1:]), table.line, table.around)
+
+
+def _with_quality(grid: Grid, every: Sequence[Grid]) -> Grid:
+    """Return a table without a loss or a score with those that another table of the file gives for all of its rows."""
+    names = [text.lower() for text in grid.columns[0].texts]
+    if any(grid.column(name) for name in LEARNT) or len({*names}) < 2:
+        return grid
+    for other in every:
+        place = {text.lower(): row for row, text in enumerate(other.columns[0].texts)}
+        learnt = [column for column in other.columns if column.quantity in LEARNT and not column.is_of_words]
+        if learnt and len(place) == len(other.lines) and {*names} <= {*place}:
+            rows = [place[name] for name in names]
+            added = (
+                replace(column, is_of_words=True, texts=tuple(column.texts[row] for row in rows),
+                        figures=tuple(column.figures[row] for row in rows))
+                for column in learnt
+            )  # fmt: skip
+            return replace(grid, columns=(*grid.columns, *added))
+    return grid
 
 
 def _has_a_result(grid: Grid) -> bool:
