@@ -297,6 +297,13 @@ def _model(claim: Claim) -> tuple[Value, Value]:
     return (a, None) if a is not None else (None, b)
 
 
+def _is_another_model(claim: Claim, a: Value, b: Value) -> bool:
+    """Return whether two models differ, in their words or by 2 % of their parameters: 116M and 117M are variants."""
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a - b) > 0.02 * max(a, b)
+    return _text(a) != _text(b)
+
+
 def _shape(item: Reported) -> str | None:
     shape = [item.config.get(name) for name in ("num_layers", "num_heads", "embedding_size", "vocab_size")]
     return "{} layers, {} heads, width {}, vocabulary {}".format(*shape) if None not in shape else None
@@ -411,7 +418,7 @@ def qualities_differ(claim: Claim, a: Value, b: Value) -> bool:
     (heading, of_a), (other, of_b) = (side.first.details["quality"] for side in (claim.baseline, claim.other))
     least = NOISE_OF_ERRORS if of_a < 0 else NOISE_OF_SCORES
     models = _model(claim)
-    is_one_task = heading == other and (None in models or models[0] == models[1])
+    is_one_task = heading == other and (None in models or not _is_another_model(claim, *models))
     return is_one_task and abs(of_a - of_b) > least * max(abs(of_a), abs(of_b))
 
 
@@ -444,7 +451,7 @@ FACTS: tuple[Fact, ...] = (
          decides=True, spoils=lambda claim: kind_of(claim) == OF_BOTH),
     Fact("devices", _field("device_name"), "each computes at another rate", differs=_is_another_device),
     Fact("model", _model, _COSTS, ("num_layers", "num_heads", "embedding_size", "vocab_size"), is_work=True,
-         decides=True),
+         decides=True, differs=_is_another_model),
     Fact("global batch size", _batches, "an update is of another number of sequences",
          ("global_batch_size",), is_work=True, decides=True,
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
