@@ -151,7 +151,7 @@ def test_the_headlines_of_the_earlier_projects_do_not_stand(tmp_path, case, clai
         (("DDP", "nothing"), "--b 'nothing' is in no row of a table that is read; there are 'DDP"),
         (("D", "ZeRO-2"), "--a 'D' is in 2 rows; give the line of one of them: :3, :4"),
         (("DDP", None), "--a and --b name two rows of a table: give both"),
-        ((":3", ":8"), "--b ':8': line 8 is of a table without two known headings of figures"),
+        ((":3", ":8"), "--b ':8': line 8 is of a table without a known heading of a result"),
     ],
 )
 def test_a_row_that_is_not_clear_is_refused(tmp_path, words, said):
@@ -430,8 +430,7 @@ def test_rows_of_a_table_with_one_known_heading_are_compared_by_name(tmp_path):
     found = answered([path], 1.72, ("stock (4\N{MULTIPLICATION SIGN}V100)", "fused (8x V100)"))
     assert found is not None and states(found)["ranks"] == DIFFERS and found.in_question is not None
     path = table(tmp_path, "Question | Minutes", "a | 10", "b | 20")
-    with pytest.raises(InputError, match="no table with two headings"):
-        audit([path])
+    assert audit([path]) == []
 
 
 def test_words_that_are_not_understood_and_differ_are_asked_for(tmp_path):

@@ -79,13 +79,13 @@ def answered(
     if named != (None, None):
         if None in named:
             raise InputError("--a and --b name two rows of a table: give both")
-        items = [item for item in read_reported(paths, columns, for_rows=True) if item.form == TABLE]
+        items = [item for item in read_reported(paths, columns) if item.form == TABLE]
         base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
         if base.name == other.name:
             raise InputError(f"--a and --b are both the row {base.name}: name two")
         tables = {side.first.details["table"] for side in (base, other)}
         read = {f"{item.name}:{grid.lines[0]}": grid for item in items
-                for grid in (*item.details["grids"], *item.details["others"])}  # fmt: skip
+                for grid in item.details["grids"]}  # fmt: skip
         words = tuple(f"{name}: {columns_in_words(grid)}" for name, grid in read.items() if name in tables)
         found = (finding for item in items for rule in TABLE_RULES for finding in rule(item))
         figures = [each for each in found if each.rule in OF_FIGURES and {base.name, other.name} & {*each.runs}]

@@ -14,7 +14,7 @@ from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
 from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
-from testbed.audit.tables.read import SUFFIXES, is_table_of_results, tables_in
+from testbed.audit.tables.read import SUFFIXES, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 from testbed.sweep.state import SWEEP_FILE
@@ -35,10 +35,8 @@ def read_reported(
     paths: Sequence[Path],
     columns: Mapping[str, str] | None = None,
     nothing_read: list[Path] | None = None,
-    for_rows: bool = False,
 ) -> list[Reported]:
     """Read every run that the files and folders of `paths` hold, in their order. `columns` makes a typed file a table.
-    `for_rows` keeps tables with one heading that is known, whose rows a claim may name.
 
     InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
     folder, files of no known format are passed over; those that say nothing of a run are added to `nothing_read`.
@@ -63,10 +61,7 @@ def read_reported(
             continue
         folders.add((reader, file.parent))
         try:
-            read = [item for item in reader(file) if for_rows or is_table_of_results(item)]
-            if not read:
-                raise InputError(f"{file} has no table with two headings that are known (--columns names them)")
-            found += read
+            found += reader(file)
         except InputError:
             if is_typed or reader is read_metrics:
                 raise
@@ -153,8 +148,8 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
         found = earlier.wandb_log_runs(path, text)
     else:
         raise InputError(
-            f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has no table with two headings "
-            f"that are known, one of them a result (--columns names them); {EXPORT}"
+            f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has no table with a "
+            f"heading that is known of a time, a rate or a speed-up (--columns names them); {EXPORT}"
         )
     named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
     runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
@@ -201,7 +196,7 @@ def read_csv(path: Path) -> list[Reported]:
         return found
     raise InputError(
         f"{path} is not CSV that is known: no export of wandb, no 'step' with the name of a curve, "
-        "and no two headings of a table that are known (--columns names them)"
+        "and no table with a heading that is known of a result (--columns names them)"
     )
 
 
@@ -209,11 +204,13 @@ def read_table(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
     """Read the tables of a Markdown, CSV or TSV file, the columns by their headings or as `--columns` names them.
 
     Raises:
-        InputError: there is no table with two known columns.
+        InputError: there is no table with a known result.
     """
     if found := tables_in(path, text_of(path), named):
         return found
-    raise InputError(f"{path} has no table with two columns that are known by their headings (--columns names them)")
+    raise InputError(
+        f"{path} has no table with a heading that is known of a time, a rate or a speed-up (--columns names them)"
+    )
 
 
 def text_of(path: Path) -> str:

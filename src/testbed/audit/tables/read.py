@@ -1,4 +1,4 @@
-"""Read the tables of a file: those with two columns that are known, and rows that compare two of their columns."""
+"""Read the tables of a file: those with a known result, and rows that compare two of their columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
 
 
 def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> list[Reported]:
-    """Return what the tables of a file say, as one; nothing where no table has two columns that are known.
+    """Return what the tables of a file say, as one; nothing where no table has a result that is known.
 
     `named` is `--columns`: quantity -> heading, or a number for every row.
 
@@ -40,21 +40,15 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     every = [grid_of(table, named or {}) for table in tables]
     every = [_with_quality(grid, every) for grid in every]
     grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
-    others = tuple(grid for grid in every if grid not in grids and _has_a_result(grid))
-    refused = {line for grid in every if grid not in (*grids, *others) for line in grid.lines}
+    refused = {line for grid in every if grid not in grids for line in grid.lines}
     for quantity, heading in (named or {}).items():
         if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
             raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
     pairs = tuple(grid_of(each, {}) for table in tables for each in side_by_side(table))
-    is_page = path.suffix.lower() not in (".csv", ".tsv") and bool(grids or others)
-    said = claims_in_text(text, [*grids, *others]) if is_page else []
-    details = {"grids": grids, "refused": refused, "pairs": pairs, "others": others, "said": said}
-    return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs or others else []
-
-
-def is_table_of_results(item: Reported) -> bool:
-    """Return whether a file holds a table with two headings that are known, and not one that rows are taken from."""
-    return item.form != FORM or bool(item.details["grids"] or item.details["pairs"])
+    is_page = path.suffix.lower() not in (".csv", ".tsv") and bool(grids)
+    said = claims_in_text(text, grids) if is_page else []
+    details = {"grids": grids, "refused": refused, "pairs": pairs, "said": said}
+    return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs else []
 
 
 def _turned(table: Table) -> Table:
@@ -91,10 +85,8 @@ def _with_quality(grid: Grid, every: Sequence[Grid]) -> Grid:
     return grid
 
 
-def _has_a_result(grid: Grid) -> bool:
-    return any(column.quantity in RESULTS and any(column.figures) for column in grid.columns)
-
-
 def _is_of_results(grid: Grid, is_named: bool) -> bool:
     known = {column.quantity for column in grid.columns if column.quantity and any(column.figures)}
-    return bool(known) and (is_named or (len(known) > 1 and bool(known & {*RESULTS, "batch", "devices"})))
+    return bool(known) and (
+        is_named or bool(known & {*RESULTS}) or (len(known) > 1 and bool(known & {"batch", "devices"}))
+    )

@@ -202,7 +202,7 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
     Raises:
         InputError: no row or several rows have it; one sentence that lists what there is.
     """
-    grids = ((item, grid) for item in items for grid in (*item.details["grids"], *item.details["others"]))
+    grids = ((item, grid) for item in items for grid in item.details["grids"])
     rows = [(item, grid, row) for item, grid in grids for row in range(len(grid.lines))]
     wanted = " ".join(plain(name).lower().split())
 
@@ -224,6 +224,6 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
             lines = ", ".join(f":{grid.lines[row]}" for _, grid, row in found[:SHOWN])
             raise InputError(f"{flag} '{name}' is in {len(found)} rows; give the line of one of them: {lines}")
     if line and any(int(line[1]) in item.details["refused"] for item in items):
-        raise InputError(f"{flag} '{name}': line {line[1]} is of a table without two known headings of figures")
+        raise InputError(f"{flag} '{name}': line {line[1]} is of a table without a known heading of a result")
     labels = ", ".join(f"'{label_of(grid, row)}'" for _, grid, row in rows[:SHOWN])
     raise InputError(f"{flag} '{name}' is in no row of a table that is read; there are {labels or 'none'}")
