@@ -140,6 +140,8 @@ IN_WORDS = {
         STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated"
         r"|simulat(?:ed|or|ion)|fitted|modell?ed|planned|not (?:been )?(?:run|measured)|roofline|est(?=\.|\))"
         r"|assum(?:es|ed|ing) (?:linear|perfect|ideal)|cost model|vendor|(?:data|spec) ?sheet|marketing|press release"
+        r"|keynote|placeholder|ETA|(?:time|rate)s? scales?|scaled (?:up|linearly|from|the (?:time|rate)s?)"
+        r"|run times (?:\w+ight|t\w+|four|\d+)|haven't (?:had|run|measured)|stopped after (?:step|iteration)"
         r"|from (?:the|their) (?:paper|blog|slides|docs))\b",
         INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
         r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
@@ -155,6 +157,19 @@ IN_WORDS = {
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
+_NOT_MEASURED = re.compile(
+    r"(?i)\b(?:expected|projected|predicted|estimated|theoretical|extrapolated|placeholder|simulated)\W+(?:\w+\W+){0,3}"
+    r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
+    r"|\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
+    r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
+)
+# of all figures of a page
+_OF_PAGE = re.compile(
+    r"(?i)\b(?:this (?:file|page|document|section)|all (?:the )?(?:numbers|values|figures|results|times|timings))\b"
+    r"[^.]{0,120}\b(?:placeholders?|projected|expected|estimate[sd]?|theoretical|simulated|extrapolated)\b"
+    r"|\bstopped after (?:step|iteration) \d|\bscaled (?:up )?the (?:time|rate)s?\b"
+    r"|\b(?:list|show|give|report)s? the (?:output|prediction|estimate)s? of\b"
+)
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
 # what a sentence beside a table may say of all its rows
 OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "micro_batch")
@@ -166,7 +181,7 @@ _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds"
 # a heading's unit, where its words are not known: of a rate, or of a time
 _OF_RATE = re.compile(
     r"(?:^|[\W_])([a-z]{2,12})"
-    r"(?: ?/ ?| per |_per_)s(?:ec(?:ond)?)?s?(?![a-z])"
+    r"(?: ?/ ?| per |_per_)(s(?:ec(?:ond)?)?s?|min(?:ute)?)(?![a-z])"
     r"|(?:^|[\W_])(im(?:age|g)s?|tok(?:en)?s?|samples?|seqs?)_s(?![a-z])"
 )
 # in a cell; in a heading "m" may be millions
@@ -200,7 +215,8 @@ _CHINESE = {
     "精度": "accuracy",
 }
 _OF_NO_RUN = re.compile(
-    r"price|cost|[$€]|usd|\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b|per param"
+    r"price|cost|(?:gpu|node|core)[- ]?h|[$€]|usd|\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b"
+    r"|per param"
 )
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _SIGNS = str.maketrans({
@@ -253,6 +269,7 @@ class Grid:
     is_to_a_loss: bool  # the text says that the times are to one loss
     footnotes: tuple[str, ...]  # of each row
     notes: tuple[str, ...]  # of each row, what its footnotes and other sentences say of it alone
+    warning: str = ""  # a sentence of the page that its figures were not measured
 
     def column(self, quantity: str) -> Column | None:
         return next((column for column in self.columns if column.quantity == quantity), None)
@@ -296,7 +313,16 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     columns += _said_in_words(columns, taken, notes)
     columns += _said_around(table, columns)
     is_to_a_loss = _TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings))
-    return Grid(tuple(row.line for row in table.rows), tuple(columns), is_to_a_loss, footnotes, notes)
+    lines = tuple(row.line for row in table.rows)
+    return Grid(lines, tuple(columns), is_to_a_loss, footnotes, notes, warning_in(table.around))
+
+
+def warning_in(text: str, is_page: bool = False) -> str:
+    """Return the sentence that says of the figures beside it, or of all of a page, that they were not measured."""
+    pattern = _OF_PAGE if is_page else _NOT_MEASURED
+    parts = re.split(r"(?<=[.!?])\s+|\n\s*\n|\n(?=[#*-])" if is_page else r"(?<=[.!?])\s+|\n", text)
+    sentences = (" ".join(plain(each[:500]).split()) for each in parts)
+    return next((each for each in sentences if pattern.search(each)), "")
 
 
 def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:
@@ -316,9 +342,10 @@ def by_unit(heading: str) -> tuple[str, float, str] | None:
     if rate := _OF_RATE.search(name):
         is_of_one = re.search(r"(?:/|per )(?:gpu|device|rank)", name) is not None
         token = "device_token_rate" if is_of_one else "token_rate"
-        what = (rate[1] or rate[2]).lstrip("km")[:3]
+        what = (rate[1] or rate[3]).lstrip("km")[:3]
+        scale = 1 / 60 if (rate[2] or "").startswith("min") else 1.0
         kinds = {"tok": token, "it": "step_rate", "its": "step_rate", "ste": "step_rate", "ite": "step_rate"}
-        return kinds.get(what, "device_token_rate" if is_of_one else "sample_rate"), 1.0, rate[0]
+        return kinds.get(what, "device_token_rate" if is_of_one else "sample_rate"), scale, rate[0]
     if time := _OF_TIME.search(name):
         return ("step_s" if re.search("step|iter", name) else "time_s"), _SECONDS[time[1]], time[0]
     return None
@@ -331,6 +358,7 @@ def _by_units(columns: Sequence[Column]) -> list[Column]:
     for group in (RATES, TIMES):
         units = [(at, unit) for at, column in enumerate(columns) if not column.quantity and not column.word
                  and (unit := by_unit(column.heading)) and unit[0] in group]  # fmt: skip
+        units = [unit for unit in units if unit[1][1] >= 1] or units if group == RATES else units  # not of a minute
         if len(units) == 1 and not known & {*group}:
             at, (quantity, seconds, _) = units[0]
             read = _column(columns[at].heading, quantity, columns[at].texts, seconds)

@@ -54,7 +54,9 @@ def markdown_tables(text: str) -> list[Table]:
         rows = [Row(index + 1, _cells(lines[index])) for index in range(first, end)]
         above, below = lines[number - 2 :: -1] if number > 1 else [], lines[end:]
         around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
-        noted = _with_notes(_as_wide(rows, header), f"{around}\n\n{_section(below)}", footnotes | _marked_lines(below))
+        noted = _with_notes(
+            _as_wide(rows, header), f"{around}\n\n{_section(below)}", footnotes | _marked_lines(below), header
+        )
         found.append(Table(header, noted, number, around))
         number = end + 1
     return [*found, *html_tables(text)]
@@ -97,7 +99,7 @@ def html_tables(text: str) -> list[Table]:
             first, last = rows[0].line, rows[-1].line
             above, below = lines[first - 3 :: -1] if first > 2 else [], lines[last + 1 :]
             around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
-            noted = _with_notes(_as_wide(rows[1:], rows[0].cells), around, _marked_lines(below))
+            noted = _with_notes(_as_wide(rows[1:], rows[0].cells), around, _marked_lines(below), rows[0].cells)
             found.append(Table(rows[0].cells, noted, first, around))
     return found
 
@@ -105,18 +107,24 @@ def html_tables(text: str) -> list[Table]:
 def _marked_lines(below: list[str]) -> dict[str, str]:
     """Return text by mark of the lines right below a table that begin with a mark, as `* extrapolated`."""
     found: dict[str, str] = {}
-    for line in below[:MOST_AROUND]:
+    for place, line in enumerate(below):
         match = re.match(rf"\s*(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)", line)
-        if match and not re.fullmatch(r"(\*+)[^*]+\1", line.strip()):  # a text in italics
+        is_far = place >= MOST_AROUND and match is not None and match[1][0] in "*("  # of a list
+        if match and not is_far and not re.fullmatch(r"(\*+)[^*]+\1", line.strip()):  # a text in italics
             found.setdefault(match[1].replace("\\", ""), match[2])
+        if place < MOST_AROUND and (numbered := re.match(r"\s*(\d{1,2})\. (\S.*)", line)):
+            found.setdefault(f"#{numbered[1]}", numbered[2])
         for mark, text in re.findall(rf"([{_LETTERS}])\s*([^{_LETTERS}]+)", line):  # several in one line
             found[mark] = text.strip()
     return found
 
 
-def _with_notes(rows: tuple[Row, ...], around: str, footnotes: dict[str, str]) -> tuple[Row, ...]:
+def _with_notes(
+    rows: tuple[Row, ...], around: str, footnotes: dict[str, str], header: tuple[str, ...]
+) -> tuple[Row, ...]:
     """Return the rows with what the text says of each alone: by a mark in a cell, its name, or "the last row"."""
     names = [_name_of(row) for row in rows]
+    notes_at = [at for at, heading in enumerate(header) if re.fullmatch(r"(?i)\W*(?:notes?|remarks?|ref)\W*", heading)]
     sentences = re.split(r"(?<=[.!?;])\s+|\n\s*\n|\n(?=[-*] )", around)
     notes: list[list[str]] = [[] for _ in rows]
     for sentence in sentences:
@@ -131,6 +139,7 @@ def _with_notes(rows: tuple[Row, ...], around: str, footnotes: dict[str, str]) -
     for row in rows:
         plain = [re.sub(r"(\*\*|__|`)", "", cell).replace("\\", "") for cell in row.cells]
         marks = {mark for cell in plain for mark in re.findall(_MARK, cell)}
+        marks |= {f"#{row.cells[at]}" for at in notes_at}  # "1. job 51002" below a column Note
         marked.append(" ".join(text for mark, text in footnotes.items() if mark in marks)[:MOST_NOTE])
     return tuple(replace(row, footnote=note, said=words) for row, note, words in zip(rows, marked, said, strict=True))
 
@@ -183,7 +192,7 @@ def csv_tables(text: str) -> list[Table]:
     except csv.Error:
         return []
     around = "\n".join(comments)
-    noted = _with_notes(_as_wide(rows, header), around, {})
+    noted = _with_notes(_as_wide(rows, header), around, {}, header)
     return [Table(header, noted, line, around)] if rows else []
 
 

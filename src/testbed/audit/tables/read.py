@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of
+from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of, warning_in
 from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables
 from testbed.audit.tables.prose import claims_in_text
 from testbed.audit.tables.rows import LEARNT
@@ -40,12 +40,14 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     every = [grid_of(table, named or {}) for table in tables]
     every = [_with_quality(grid, every) for grid in every]
     grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
+    is_page = path.suffix.lower() not in (".csv", ".tsv") and bool(grids)
     refused = {line for grid in every if grid not in grids for line in grid.lines}
     for quantity, heading in (named or {}).items():
         if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
             raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
+    if is_page and (warning := warning_in(text, is_page=True)):
+        grids = tuple(grid if grid.warning else replace(grid, warning=warning) for grid in grids)
     pairs = tuple(grid_of(each, {}) for table in tables for each in side_by_side(table))
-    is_page = path.suffix.lower() not in (".csv", ".tsv") and bool(grids)
     said = claims_in_text(text, grids) if is_page else []
     details = {"grids": grids, "refused": refused, "pairs": pairs, "said": said}
     return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs else []

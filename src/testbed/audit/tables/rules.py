@@ -291,6 +291,16 @@ def _peak_tflops(device: str) -> float | None:
         return None
 
 
+def tables_hold_measurements(item: Reported) -> Iterator[Finding]:
+    """Note a table beside which it is said that its figures were not measured."""
+    for grid in item.details["grids"]:
+        column = next((column for column in grid.columns if column.quantity in RESULTS and any(column.figures)), None)
+        is_marked = column is None or _ESTIMATED.search(column.heading) or any(c.word == STATUS for c in grid.columns)
+        if grid.warning and column and not is_marked:
+            said = f"{column.heading} may be no measurement; the text says of it: {_short(grid.warning)}"
+            yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[0]}",), said, NOTE)
+
+
 def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
     """Answer every speed-up and efficiency against the row that it refers to, and rates against the fewest devices."""
     for grid in all_of(item):
@@ -362,6 +372,17 @@ def _pairs(item: Reported, grid: Grid, name: str) -> list[Pair]:
     return [Pair(item, grid, row, reference) for row in rows] if reference is not None else []
 
 
+def _odd_words(pair: Pair) -> Iterator[str]:
+    """Yield the words of a row, under headings that are not understood, that begin otherwise than in all other rows."""
+    for column in pair.grid.columns[1:]:
+        if column.quantity or column.word or re.search("(?i)note|comment|descr|date|remark|use|best", column.heading):
+            continue
+        first = [match[0].lower() if (match := re.match("[A-Za-z]{2,}", text)) else "" for text in column.texts]
+        others = {*first[: pair.row], *first[pair.row + 1 :]}
+        if len(first) > 2 and len(others) == 1 and "" not in others and first[pair.row] not in ("", *others):
+            yield f"`{column.heading}` is {column.texts[pair.row]}, and {column.texts[pair.reference]} in the reference"
+
+
 def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     grid, row, claim = pair.grid, pair.row, pair.claim
     found = {each.name: each for each in pair.conditions if each.state == DIFFERS}
@@ -389,6 +410,8 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     is_projected = "figures are" in found or _is_estimated(grid, row, pair.reference)
     if is_projected and not _ESTIMATED.search(_plain_heading(grid, name)):
         yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row does not call measured")
+    for words in _odd_words(pair) if not is_projected else ():
+        yield pair.finds(Rule.EQUAL_WORK, NOTE, f"{said}: {words}: is it the same kind of measurement?")
     named = {each.name for each in found.values()}
     for at in (row, pair.reference):
         if DECISIVE.search(grid.footnotes[at]) and not named & {"figures are", "instrumentation", "warm-up"}:
@@ -533,6 +556,7 @@ TABLE_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
     figures_follow,
     whole_micro_batches,
     no_device_does_more_than_its_peak,
+    tables_hold_measurements,
     rows_compare_with_their_reference,
     text_claims_what_rows_show,
 )
