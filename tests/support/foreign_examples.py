@@ -38,23 +38,6 @@ def timing_log(
     return _write(folder / f"training_b{batch}_g{ranks}_20241211.log", text)
 
 
-def rank_files(folder: Path, times_s: Sequence[float], rates: Sequence[float], losses: Sequence[float]) -> Path:
-    """Seed 002: one small JSON per rank and epoch; here one epoch. Returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank, (time_s, rate, loss) in enumerate(zip(times_s, rates, losses, strict=True)):
-        values = {"validation_loss": loss, "bleu": 0.2, "training_time": time_s, "tokens_per_sec": rate}
-        (folder / f"rank{rank}_results_epoch0.json").write_text(json.dumps(values), encoding="utf-8")
-    return folder
-
-
-def pipeline_files(folder: Path, loss: float = 4.5) -> Path:
-    """Seed 002's pipeline: a loss and a score, no time. Returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    values = {"validation_loss": loss, "bleu": 0.2}
-    (folder / "eval_results_epoch1.json").write_text(json.dumps(values), encoding="utf-8")
-    return folder
-
-
 def wandb_log(
     folder: Path,
     name: str,

@@ -1,8 +1,7 @@
-"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs and exports."""
+"""Read the files of the five earlier projects: timing logs, wandb logs and exports."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,11 +12,8 @@ from typing import Any
 from testbed.audit.curves import number
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.reported import Reported
-from testbed.errors import InputError
-from testbed.io import read_json
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-RANK_JSON = re.compile(r"(?:rank(\d+)|eval)_results_epoch(\d+)\.json")
 TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
 COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
 EXPORT = "wandb CSV"
@@ -121,45 +117,6 @@ def _summary(block: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(rf"wandb:\s+([\w-]+)\s+{NUMBER}\s*$", block, re.M)}
 
 
-def read_rank_files(path: Path) -> list[Reported]:
-    """Read all `rank<r>_results_epoch<e>.json` and `eval_results_epoch<e>.json` in the folder of `path` as one run.
-
-    Raises:
-        InputError: one of them has no validation loss.
-    """
-    folder = path.parent
-    ranks: dict[int, dict[int, dict]] = {}
-    found = {file: match for file in sorted(folder.iterdir()) if (match := RANK_JSON.fullmatch(file.name))}
-    for file, match in found.items():
-        values = read_json(file)
-        if not isinstance(values, dict) or not _is_number(values.get("validation_loss")):
-            raise InputError(f"{file} is not a result of a rank: it has no number under 'validation_loss'")
-        ranks.setdefault(int(match[1] or 0), {})[int(match[2])] = values
-    is_pipeline = not any(match[1] for match in found.values())
-    last = [ranks[rank][max(ranks[rank])] for rank in sorted(ranks)]
-    times = tuple(sum(epoch["training_time"] for epoch in ranks[rank].values()) for rank in sorted(ranks)
-                  if all(_is_number(epoch.get("training_time")) for epoch in ranks[rank].values()))  # fmt: skip
-    rates = tuple(float(values["tokens_per_sec"]) for values in last if _is_number(values.get("tokens_per_sec")))
-    missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
-    losses = tuple(float(values["validation_loss"]) for values in last)
-    return [Reported(
-        path=folder, name=str(folder), form="rank JSON",
-        world_size=None if is_pipeline else max(ranks) + 1,
-        time_s=fmean(times) if times else None,
-        time_meaning="mean over ranks of the training time" if len(times) > 1 else "training time",
-        rate=rates[0] if rates else None, rate_is_per_rank=True,
-        rank_times_s=times if len(times) == len(ranks) else (),
-        rank_rates=rates if len(rates) == len(ranks) else (),
-        rank_val_losses=losses if not is_pipeline else (),
-        val_loss=losses[0],
-        unread=not_found({
-            "training time (these files do not have it)": times, "throughput (these files do not have it)": rates,
-            f"ranks {', '.join(map(str, missing))} (no file)": not missing,
-            "batch and steps (these files do not have them)": False,
-        }),
-    )]  # fmt: skip
-
-
 def metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
     step_at = header.index("Step")
     columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -228,7 +185,3 @@ def ranks_in_name(name: str) -> int | None:
 def _first(pattern: str, text: str) -> float | None:
     found = re.search(pattern, text)
     return number(found[1]) if found else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -13,7 +13,6 @@ class Rule(StrEnum):
     """The rules of docs/audit.md that a finding can break."""
 
     EQUAL_WORK = "equal work"
-    EQUAL_MATH = "equal math"
     STEP_CLOCK = "step clock"
     MORE_DEVICES = "more devices are faster"
     EVERY_STEP = "every step is timed"

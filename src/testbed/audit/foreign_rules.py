@@ -1,4 +1,4 @@
-"""The audit's rules for one run whatever its format: logs, rank files and exports against themselves."""
+"""The audit's rules for one run whatever its format: logs and exports against themselves."""
 
 from __future__ import annotations
 
@@ -40,14 +40,6 @@ def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
     if item.world_size == 1 and most > 0:
         said = f"one rank alone reports {most:,.2f} s of communication: this is another part of the loop"
         yield item.fails(Rule.COMMUNICATION, said, "0 s on one rank; on more the file does not tell")
-
-
-def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
-    """Check that ranks which validate over all of the data report one loss: equal weights give equal losses."""
-    losses = item.rank_val_losses
-    if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
-        said = f"ranks that validate on the same data report {', '.join(f'{loss:.4f}' for loss in losses)}"
-        yield item.fails(Rule.EQUAL_MATH, f"{said}: their weights differ, so this is not one model")
 
 
 def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
@@ -148,15 +140,6 @@ def losses_are_numbers(item: Reported) -> Iterator[Finding]:
         )
 
 
-def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
-    if len(item.rank_rates) > 1:
-        yield item.notes(
-            Rule.THROUGHPUT,
-            f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
-            f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
-        )
-
-
 def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
     if item.unread:
         names = [words.partition(" (")[0] for words in item.unread]
@@ -166,10 +149,8 @@ def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
 
 # rule -> the forms of files that it reads, and takes no other
 FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
-    rates_of_ranks_are_not_the_global_rate: ("rank JSON",),
     ranks_of_one_epoch_end_together: ANY,
     communication_is_what_collectives_take: ANY,
-    replicas_have_one_loss: ANY,
     ranks_read_different_batches: ("wandb log",),
     iteration_time_agrees_with_progress: ("wandb log",),
     batch_is_the_product_of_its_factors: ANY,

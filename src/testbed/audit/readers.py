@@ -251,6 +251,5 @@ READERS: dict[str, Read] = {
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,
-    r"(rank\d+|eval)_results_epoch\d+\.json": earlier.read_rank_files,
 }
-OF_FOLDERS = (curves.read_event_files, earlier.read_rank_files)  # of all such files in a folder
+OF_FOLDERS = (curves.read_event_files,)  # of all such files in a folder
