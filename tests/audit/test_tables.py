@@ -391,3 +391,40 @@ def test_methods_side_by_side_that_differ_in_more_are_noted(tmp_path, header, ba
     assert audit([saved(tmp_path, table(header, *grid))]) == []
     equal = [" | ".join([ours.split(" | ")[0], *base.split(" | ")[1:]]).replace("100", "190"), base]
     assert audit([saved(tmp_path, table(header, *equal))]) == []
+
+
+QUALITY = table("Attention | kTok/s", "softmax | 41.2", "linear | 78.9") + "\n## Quality\n\n"
+RECORDS = ("# | Time | What | Hardware", "1 | 61.4 min | base | 8xH100", "2 | 44.8 min | Muon | 8xH100",
+           "3 | 18.7 min | more Muon | 8xB200")  # fmt: skip
+MARKED = "| Format | Seconds per step | Note |\n|---|---|---|\n| BF16 | 6.9 | 1 |\n| FP4 | 3.0 | 2 |\n\n"
+SOURCES = ("Layout | origin | gpus | step time (s) | speedup", "1F1B | run 21 | 64 | 9.84 | 1.00x",
+           "ZB-H1 | run 28 | 64 | 8.74 | 1.13x", "ZB-V | sim | 64 | 8.14 | 1.21x")  # fmt: skip
+# what a reader of a page sees -> (the page, words that a finding has, the same without it)
+SEEN = {
+    "other devices in one cell": (
+        table("Loader | GPUs | images/s | speedup", "plain | 8x V100 | 315 | 1.0x", "ours | 8x A100 | 1420 | 4.5x"),
+        "devices V100 against A100", ("A100", "V100")),
+    "one row on other devices": (table(*RECORDS), "devices 8xH100 against 8xB200", ("B200", "H100")),
+    "a loss in a second table": (QUALITY + table("Attention | ppl", "linear | 22.7", "softmax | 18.4"),
+                                 "loss 2.912 against 3.122", ("22.7", "18.5")),
+    "a batch behind a speed": (table("Config | Speed", "Small (BS=8) | 1x", "Large (BS=32) | 3.5x"),
+                               "batch size 8 against 32 (4 times)", ("=32", "=8")),
+    "a number of a list": (MARKED + "1. job 51002\n2. time scales job 51002\n", "does not call measured",
+                           ("scales", "of")),
+    "another origin": (table(*SOURCES), "`origin` is sim, and run 21 in the reference", ("sim", "run 30")),
+    "a page of placeholders": ("All numbers are projected.\n\n" + SPEED_UP, "All numbers are projected",
+                               ("projected", "measured")),
+    "one GPU beside two": (table("Pool | 1 GPU steps/s | 2 GPUs steps/s | Speedup", "64 | 45,510 | 108,646 | 2.387x"),
+                           "more than linear", ("108,646 | 2.387x", "80,000 | 1.758x")),
+    "times in the cells": (table("GPU | Original | Optimized | Speedup", "A | ~8 min | ~3 min | 2.7x",
+                                 "B | ~20 min | ~9 min | 2.2x", "C | 15 min | ~12 min | 4.2x"),
+                           "does not follow", ("4.2x", "1.2x")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_a_reader_sees_is_said_and_nothing_else(tmp_path, name):
+    page, words, (old, new) = SEEN[name]
+    found = [finding.message for finding in audit([saved(tmp_path, page)])]
+    assert len(found) == 1 and words.lower() in found[0].lower(), found
+    assert page != page.replace(old, new) and audit([saved(tmp_path, page.replace(old, new))]) == []

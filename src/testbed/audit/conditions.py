@@ -62,7 +62,7 @@ DECISIVE = re.compile(
 _OF_PRECISION = re.compile(r"(?i)[\s(\[-]*\b(?:bf|fp|tf|int)\d{1,2}\b[)\]]?")  # beside the name of a model
 BATCHES = ("global batch size", "batch size")
 RARE = ("resolution", QUALITY, "training tokens")  # conditions that are not looked for where no side says them
-COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens")
+COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens", "training tokens")
 MEASURED, TRAINING = "measured", "training"
 Value = int | float | str | None
 
@@ -84,7 +84,8 @@ class Condition:
     def against(self) -> str:
         """Return both values as text: "global batch size 16 against 64 (4 times)"."""
         if self.name not in COUNTS or not isinstance(self.a, int) or not isinstance(self.b, int) or not self.a:
-            return f"{self.name} {value_text(self.a)} against {value_text(self.b)}"
+            a, b = (in_words(each) if isinstance(each, float) else value_text(each) for each in (self.a, self.b))
+            return f"{self.name} {a} against {b}"
         times = f" ({self.b / self.a:.3g} times)" if abs(self.b / self.a - 1) > 0.005 else ""
         return f"{self.name} {self.a:,} against {self.b:,}{times}"
 

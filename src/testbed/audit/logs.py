@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testbed.audit.curves import Curves, reported_of
@@ -24,8 +24,10 @@ LOOKED_AT = 20_000  # characters at the end
 SLOWS_DOWN = {
     r"\bCUDA_LAUNCH_BLOCKING=1\b": "the host waited for each kernel (CUDA_LAUNCH_BLOCKING=1)",
     r"detect[-_]anomaly(?! ?[=:]? ?(?:False|0|off))": "autograd looked for anomalies (detect_anomaly)",
+    r"--debug[ =]underflow_overflow": "the Trainer looked for overflows (--debug)",
 }
 _PROJECTED = re.compile(r"(?im)^.{0,200}\b(projected|extrapolated)\b.{0,40}\b(?:time|total|hours?|days?|from)\b")
+_SIMULATED = re.compile(r"(?i)\bfake[_ ](?:process group|backend)\b")
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 
@@ -284,12 +286,7 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
     if program.val_loss and (validated := _last_number(program.val_loss, others)):
         known["val_loss"] = validated
     known["settings"] = settings | known.get("settings", {})
-    if out := _OUT_OF_MEMORY.search(text[-LOOKED_AT:]):
-        known["settings"][STATUS] = f"ended by {out[0]}"
-    elif projected := _PROJECTED.search(others):
-        known["settings"][STATUS] = projected[1].lower()
-    patterns = {**SLOWS_DOWN, **program.instruments}
-    return reported_of(
+    run = reported_of(
         path,
         f"{program.name} log",
         curves,
@@ -298,9 +295,23 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         optimizer_steps=lines[-1][0] + 1 - program.first_step if lines else None,
         time_meaning=program.time_meaning,
         protocol=program.protocol,
-        instruments=(*instruments, *(words for each, words in patterns.items() if re.search(each, others))),
+        instruments=(*instruments, *(words for each, words in program.instruments.items() if re.search(each, others))),
         rate_unit=program.rate_unit,
     )
+    return as_it_ran(run, others, text)
+
+
+def as_it_ran(run: Reported, said: str, text: str) -> Reported:
+    """Return a run with what its log says of how it ran: what slowed it, how it ended, and that it was projected."""
+    settings = dict(run.settings)
+    if out := _OUT_OF_MEMORY.search(text[-LOOKED_AT:]):
+        settings[STATUS] = f"ended by {out[0]}"
+    elif projected := _PROJECTED.search(said):
+        settings[STATUS] = projected[1].lower()
+    elif _SIMULATED.search(said):
+        settings[STATUS] = "simulated"
+    slowed = (words for each, words in SLOWS_DOWN.items() if re.search(each, said))
+    return replace(run, settings=settings, instruments=(*run.instruments, *slowed))
 
 
 def _longest_stage(text: str, program: Program) -> str:

@@ -143,7 +143,8 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
     elif re.search("(?i)timing breakdown", text):
         found = earlier.timing_log_runs(path, text)
     elif curves.PRINTED.search(text):
-        found = curves.read_printed_trainer(path, text)
+        ends = "\n".join(line[: logs.LONGEST_LINE] for line in f"{text[:LOOKED_AT]}\n{text[-LOOKED_AT:]}".splitlines())
+        found = [logs.as_it_ran(run, ends, text) for run in curves.read_printed_trainer(path, text)]
     elif re.search("wandb: Run summary|elapsed_time_per_iteration", text):
         found = earlier.wandb_log_runs(path, text)
     else:

@@ -82,7 +82,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
             "table": f"{item.name}:{grid.lines[0]}",
             "others": _others(grid, row),
             "note": grid.notes[row],
-            "tokens": value("tokens"),
+            "tokens": count("tokens"),
             "rough": _roughness(grid, row),
             "quality": _quality(grid, quality, value(quality)) if quality else None,
         },

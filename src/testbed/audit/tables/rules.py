@@ -48,7 +48,7 @@ FIRST = "first "  # before a quantity: its figure in the row that a ratio refers
 POWERS = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
           "step_s": -1, "time_s": -1}  # fmt: skip
 SLOWER = 0.95  # as in comparison_rules.py
-OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "figures are", "instrumentation", "warm-up")
+OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "instrumentation", "warm-up")
 ODD = ("devices", "model", "precision")  # which methods may be compared on, unless one row alone is of another
 MOST_METHODS = 8  # rows of a table that sets methods side by side
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
