@@ -428,3 +428,12 @@ def test_what_a_reader_sees_is_said_and_nothing_else(tmp_path, name):
     found = [finding.message for finding in audit([saved(tmp_path, page)])]
     assert len(found) == 1 and words.lower() in found[0].lower(), found
     assert page != page.replace(old, new) and audit([saved(tmp_path, page.replace(old, new))]) == []
+
+
+def test_a_batch_that_grows_is_held_against_what_is_called_strong_scaling(tmp_path):
+    """Of weak scaling it is the point; where the text says nothing, it is noted."""
+    rows = table("GPUs | global batch | images/s | speedup", "8 | 64 | 101 | 1.00x", "16 | 128 | 198 | 1.96x")
+    for title, words in (("Weak scaling", []), ("Strong scaling", ["is called strong scaling, and the batch grows"]),
+                         ("Scaling", ["compares rows of other work"])):  # fmt: skip
+        found = audit([saved(tmp_path, f"# {title}\n\n{rows}")])
+        assert len(found) == len(words) and all(word in each.message for word, each in zip(words, found, strict=True))

@@ -140,9 +140,6 @@ CASES = {
         "equal work", "leaves the warm-up of the learning rate, the other never does", None,
         lambda t: beside([v20(t / "a"), v20(t / "b", world=4, batch=64)], "deepspeed_config.json", WARM_UP_1000),
         lambda t: beside([v20(t / "a"), v20(t / "b", world=4)], "deepspeed_config.json", WARM_UP_1000)),
-    "a run that never leaves the warm-up": ("equal work", "it never reaches its learning rate", None,
-        lambda t: beside([v20(t / "b", world=4, batch=64)], "deepspeed_config.json", WARM_UP_1000),
-        lambda t: beside([v20(t / "b", world=4)], "deepspeed_config.json", WARM_UP_1000)),
     "counters: batch": ("equal work", "global batch 32 does not follow from micro batch 16", "16, or one",
         lambda t: [v20(t / "a", training_config={"global_batch_size": 32})], lambda t: [v20(t / "a")]),
     "counters: steps": ("equal work", "not the 3,561 optimizer steps", "1,781 optimizer steps",
@@ -300,7 +297,7 @@ CASES = {
         lambda t: [v20(t / "a", val_loss=0.0)], lambda t: [v20(t / "a", val_loss=5.6)]),
 }  # fmt: skip
 ONLY_NOTES = {
-    "one run", "all of one arm first", "a run that never leaves the warm-up",
+    "one run", "all of one arm first",
     "ranks print one loss", "a single run learns a little worse",
     "efficiency under half", "an offloaded optimizer", "DataParallel slower on more devices",
 }  # fmt: skip

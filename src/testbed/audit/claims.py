@@ -23,7 +23,7 @@ from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
 from testbed.audit.reported import Claim, Reported, Side
 from testbed.audit.tables.read import FORM as TABLE
-from testbed.audit.tables.rows import row_named
+from testbed.audit.tables.rows import claim_of, row_named
 from testbed.audit.tables.rules import TABLE_RULES
 from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
@@ -89,7 +89,7 @@ def answered(
         words = tuple(f"{name}: {columns_in_words(grid)}" for name, grid in read.items() if name in tables)
         found = (finding for item in items for rule in TABLE_RULES for finding in rule(item))
         figures = [each for each in found if each.rule in OF_FIGURES and {base.name, other.name} & {*each.runs}]
-        return replace(answer(Claim(base, other), claimed, figures), read=words)
+        return replace(answer(claim_of(base, other), claimed, figures), read=words)
     if len(paths) != 2 or columns:
         return None
     if paths[0].absolute() == paths[1].absolute():

@@ -57,7 +57,7 @@ def read_reported(
         reader = reader_of(file, is_typed) or read_metrics
         if columns and is_typed and file.suffix.lower() in SUFFIXES:
             reader = partial(read_table, named=columns)
-        elif reader in OF_FOLDERS and (reader, file.parent) in folders:
+        elif reader is curves.read_event_files and (reader, file.parent) in folders:  # read with the others
             continue
         folders.add((reader, file.parent))
         try:
@@ -253,4 +253,3 @@ READERS: dict[str, Read] = {
     r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,
 }
-OF_FOLDERS = (curves.read_event_files,)  # of all such files in a folder

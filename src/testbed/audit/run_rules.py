@@ -104,12 +104,6 @@ def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
         )
 
 
-def warm_up_cannot_be_left_out(item: Reported) -> Iterator[Finding]:
-    if item.rate:
-        said = f"a {item.form} throughput is tokens over the whole epoch: warm-up is inside"
-        yield item.cannot_tell(Rule.WARM_UP, said, "throughput without warm-up")
-
-
 def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
     """Find slow first steps in the throughput, most of all where no warm-up is marked."""
     run = item.metrics
@@ -170,13 +164,6 @@ def loss_of_zero_was_not_measured(item: Reported) -> Iterator[Finding]:
         yield item.fails(Rule.UNKNOWN, said, "validation loss: unknown")
 
 
-def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
-    warmup, steps = schedule_warmup_steps(item), item.optimizer_steps
-    if warmup and steps and steps <= warmup:
-        said = f"the learning rate warms up over {warmup:,} steps and the run has {steps:,}"
-        yield item.notes(Rule.EQUAL_WORK, f"{said}: it never reaches its learning rate")
-
-
 def schedule_warmup_steps(item: Reported) -> int | None:
     """Return the steps of learning-rate warm-up, from the file or from a DeepSpeed configuration next to it."""
     if item.run is None:
@@ -201,10 +188,8 @@ METRICS_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     rate_agrees_with_tokens_and_time: ("2.0", "2.2"),
     counters_of_epochs_agree: ("2.0",),
     sampled_steps_are_not_aliased: ("2.0",),
-    warm_up_cannot_be_left_out: ("v1", "2.0"),
     warm_up_is_left_out: ("2.2",),
     rows_are_every_step_of_the_slowest_rank: ("2.2",),
     rate_of_one_rank_is_not_the_global_rate: ("v1",),
     loss_of_zero_was_not_measured: ANY,
-    learning_rate_leaves_warm_up: ("v1", "2.0"),
 }

@@ -23,7 +23,7 @@ from testbed.audit.reported import (
     STRATEGY,
     WARM_UP,
 )
-from testbed.audit.tables.grid import Table
+from testbed.audit.tables.grid import Table, warning_in
 from testbed.errors import InputError
 
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
@@ -123,7 +123,8 @@ IN_WORDS = {
     name: re.compile(pattern, re.I)
     for name, pattern in {
         "devices": rf"(?<![\d,.])({_COUNT})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b"
-        rf"|(?<![\d,.-])({_COUNT}) ?(?:x ?)?(?:{_DEVICES})\b|\b(single|one) (?:nvidia )?(?:gpu|{_DEVICES})\b",
+        rf"|(?<![\d,.-])({_COUNT}) ?(?:x ?)?(?:{_DEVICES})\b|\b(single|one) (?:nvidia )?(?:gpu|{_DEVICES})\b"
+        r"|\bv[2-6][ep]?-(\d{1,5})\b",  # a slice of TPUs
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",
@@ -157,19 +158,6 @@ IN_WORDS = {
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
-_NOT_MEASURED = re.compile(
-    r"(?i)\b(?:expected|projected|predicted|estimated|theoretical|extrapolated|placeholder|simulated)\W+(?:\w+\W+){0,3}"
-    r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
-    r"|\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
-    r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
-)
-# of all figures of a page
-_OF_PAGE = re.compile(
-    r"(?i)\b(?:this (?:file|page|document|section)|all (?:the )?(?:numbers|values|figures|results|times|timings))\b"
-    r"[^.]{0,120}\b(?:placeholders?|projected|expected|estimate[sd]?|theoretical|simulated|extrapolated)\b"
-    r"|\bstopped after (?:step|iteration) \d|\bscaled (?:up )?the (?:time|rate)s?\b"
-    r"|\b(?:list|show|give|report)s? the (?:output|prediction|estimate)s? of\b"
-)
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
 # what a sentence beside a table may say of all its rows
 OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "micro_batch")
@@ -258,6 +246,7 @@ class Grid:
     footnotes: tuple[str, ...]  # of each row
     notes: tuple[str, ...]  # of each row, what its footnotes and other sentences say of it alone
     warning: str = ""  # a sentence of the page that its figures were not measured
+    scaling: str = ""  # "weak" or "strong", where the text or a heading says one of them
 
     def column(self, quantity: str) -> Column | None:
         return next((column for column in self.columns if column.quantity == quantity), None)
@@ -302,15 +291,8 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     columns += _said_around(table, columns)
     is_to_a_loss = _TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings))
     lines = tuple(row.line for row in table.rows)
-    return Grid(lines, tuple(columns), is_to_a_loss, footnotes, notes, warning_in(table.around))
-
-
-def warning_in(text: str, is_page: bool = False) -> str:
-    """Return the sentence that says of the figures beside it, or of all of a page, that they were not measured."""
-    pattern = _OF_PAGE if is_page else _NOT_MEASURED
-    parts = re.split(r"(?<=[.!?])\s+|\n\s*\n|\n(?=[#*-])" if is_page else r"(?<=[.!?])\s+|\n", text)
-    sentences = (" ".join(plain(each[:500]).split()) for each in parts)
-    return next((each for each in sentences if pattern.search(each)), "")
+    scaling = only(re.compile(r"\b(weak|strong)[ _-]scal"), f"{' '.join(headings)} {table.around}".lower()) or ""
+    return Grid(lines, tuple(columns), is_to_a_loss, footnotes, notes, warning_in(table.around), scaling)
 
 
 def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:

@@ -17,6 +17,19 @@ _OF_FIGURES = re.compile(
     r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|times?|results?|measured?|taken|read off|ran"
     r"|run on)\b"
 )
+_NOT_MEASURED = re.compile(
+    r"(?i)\b(?:expected|projected|predicted|estimated|theoretical|extrapolated|placeholder|simulated)\W+(?:\w+\W+){0,3}"
+    r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
+    r"|\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
+    r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
+)
+# of all figures of a page
+_OF_PAGE = re.compile(
+    r"(?i)\b(?:this (?:file|page|document|section)|all (?:the )?(?:numbers|values|figures|results|times|timings))\b"
+    r"[^.]{0,120}\b(?:placeholders?|projected|expected|estimate[sd]?|theoretical|simulated|extrapolated)\b"
+    r"|\bstopped after (?:step|iteration) \d|\bscaled (?:up )?the (?:time|rate)s?\b"
+    r"|\b(?:list|show|give|report)s? the (?:output|prediction|estimate)s? of\b"
+)
 SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
 
@@ -154,6 +167,14 @@ def _section(below: list[str]) -> str:
     """Return the text below a table, up to a heading or another table."""
     text = itertools.takewhile(lambda line: not line.startswith("#") and "|" not in line, below[:MOST_AROUND])
     return "\n".join(text)
+
+
+def warning_in(text: str, is_page: bool = False) -> str:
+    """Return the sentence that says of the figures beside it, or of all of a page, that they were not measured."""
+    pattern = _OF_PAGE if is_page else _NOT_MEASURED
+    parts = re.split(r"(?<=[.!?])\s+|\n\s*\n|\n(?=[#*-])" if is_page else r"(?<=[.!?])\s+|\n", text)
+    sentences = (" ".join(re.sub(r"\*\*|__|`|^[#*\s]+", "", each[:500]).split()) for each in parts)
+    return next((each for each in sentences if pattern.search(each)), "")
 
 
 def _title(above: list[str]) -> str:

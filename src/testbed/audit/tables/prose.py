@@ -16,7 +16,7 @@ from testbed.audit.finding import FAILS, Finding, Rule
 from testbed.audit.measures import roughness
 from testbed.audit.reported import Claim, Reported
 from testbed.audit.tables.columns import Grid, plain
-from testbed.audit.tables.rows import side_of
+from testbed.audit.tables.rows import claim_of, side_of
 
 SHORTEST_NAME = 3  # characters
 LONGEST_SENTENCE = 500
@@ -84,7 +84,7 @@ def text_claims_what_rows_show(item: Reported) -> Iterator[Finding]:
 
 def _fault(item: Reported, said: Sentence, grid: Grid, row: int, reference: int) -> tuple[Rule, str, str | None] | None:
     """Return what two rows have against a claim: the rule, the words, and what would follow; None: nothing."""
-    claim = Claim(side_of(item, grid, reference), side_of(item, grid, row))
+    claim = claim_of(side_of(item, grid, reference), side_of(item, grid, row))
     found = answer(claim)
     question = found.in_question
     if question is None:

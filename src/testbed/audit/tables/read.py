@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of, warning_in
-from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables
+from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of
+from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables, warning_in
 from testbed.audit.tables.prose import claims_in_text
 from testbed.audit.tables.rows import LEARNT
 from testbed.audit.tables.side_by_side import side_by_side
@@ -77,13 +77,12 @@ def _with_quality(grid: Grid, every: Sequence[Grid]) -> Grid:
         place = {text.lower(): row for row, text in enumerate(other.columns[0].texts)}
         learnt = [column for column in other.columns if column.quantity in LEARNT and not column.is_of_words]
         if learnt and len(place) == len(other.lines) and {*names} <= {*place}:
-            rows = [place[name] for name in names]
-            added = (
-                replace(column, is_of_words=True, texts=tuple(column.texts[row] for row in rows),
-                        figures=tuple(column.figures[row] for row in rows))
-                for column in learnt
-            )  # fmt: skip
-            return replace(grid, columns=(*grid.columns, *added))
+            columns = list(grid.columns)
+            for each in learnt:
+                cells = [(each.figures[place[name]], each.texts[place[name]]) for name in names]
+                figures, texts = zip(*cells, strict=True)
+                columns.append(replace(each, figures=figures, texts=texts, is_of_words=True))
+            return replace(grid, columns=tuple(columns))
     return grid
 
 

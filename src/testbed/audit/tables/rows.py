@@ -17,6 +17,7 @@ from testbed.audit.reported import (
     ROW,
     STATUS,
     STRATEGY,
+    Claim,
     Reported,
     Side,
 )
@@ -64,7 +65,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     words[STATUS] = f"not measured: {failed}" if failed else "projected" if STATUS in words else ""
     words[BATCH] = str(count("any_batch") or "")
     quality = next((name for name in ("score", "error") if value(name)), None)
-    words[QUALITY] = f"{_said(grid, quality, row)}" if quality else ""
+    words[QUALITY] = f"{said_of(grid, quality, row)}" if quality else ""
     is_step = value("step_s") is not None and not (grid.is_to_a_loss and value("time_s"))
     ppl = value("perplexity")
     run = Reported(
@@ -73,7 +74,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         form=ROW,
         time_s=value("step_s") if is_step else value("time_s"),
         time_meaning="time of one iteration" if is_step else _heading_of(grid, "time_s"),
-        protocol="time_to_loss" if grid.is_to_a_loss and not is_step else None,
+        protocol="time_to_loss" if grid.is_to_a_loss and not is_step else "weak" if grid.scaling == "weak" else None,
         rate=rate,
         rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
@@ -96,6 +97,12 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     return Side(run.name, (run,))
 
 
+def claim_of(base: Side, other: Side) -> Claim:
+    """Return two rows as a claim: of weak scaling where their tables call it that."""
+    is_weak = {base.first.protocol, other.first.protocol} == {"weak"}
+    return Claim(base, other, "weak" if is_weak else None)
+
+
 def _quality(grid: Grid, quantity: str, value: float | None) -> tuple[str, float]:
     """Return the heading of a score or an error, and its figure: of an error below zero, so that more is better."""
     column = grid.column(quantity)
@@ -109,9 +116,11 @@ def _roughness(grid: Grid, row: int) -> float:
     return max(((figure.high / figure.low) ** 0.5 - 1 for figure in rough if figure), default=0.0)
 
 
-def _said(grid: Grid, quantity: str, row: int) -> str:
+def said_of(grid: Grid, quantity: str, row: int | None = None, is_headed: bool = True) -> str:
+    """Return the heading of a column with the text of a row, or one of them."""
     column = grid.column(quantity)
-    return f"{column.heading} {column.texts[row]}" if column else ""
+    parts = [column.heading] * is_headed + ([column.texts[row]] if row is not None else []) if column else []
+    return " ".join(parts)
 
 
 def _others(grid: Grid, row: int) -> dict[str, str]:

@@ -35,7 +35,7 @@ from testbed.audit.measures import PER_DEVICE, PRINTED, measures, roughness
 from testbed.audit.reported import MODEL, STATUS, Claim, Reported
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid, is_reference
 from testbed.audit.tables.prose import text_claims_what_rows_show
-from testbed.audit.tables.rows import RATIOS, counts_nodes, devices_of, failure_of, side_of
+from testbed.audit.tables.rows import RATIOS, claim_of, counts_nodes, devices_of, failure_of, said_of, side_of
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
 
@@ -116,7 +116,7 @@ class Pair:
     @cached_property
     def claim(self) -> Claim:
         base, other = (side_of(self.item, self.grid, row) for row in (self.reference, self.row))
-        return Claim(base, other)
+        return claim_of(base, other)
 
     @cached_property
     def conditions(self) -> list[Condition]:
@@ -139,6 +139,7 @@ def all_of(item: Reported) -> tuple[Grid, ...]:
 
 def figures_follow(item: Reported) -> Iterator[Finding]:
     for grid in all_of(item):
+        is_by_unit = any(column.is_by_unit for column in grid.columns)  # then more rows have to follow than not
         for formula in FORMULAS:
             reference = _reference(grid, formula.ratio)
             checked = _products(grid, formula, reference)
@@ -150,7 +151,7 @@ def figures_follow(item: Reported) -> Iterator[Finding]:
                 said = f"each {formula.ratio} is relative to line {grid.lines[others]}, and the 1 stands here"
                 yield _fails(item, grid, reference, Rule.FOLLOWS, said)
             # of a ratio one row against one is enough: the two do not go together
-            elif len(apart) < holding or (is_ratio and len(apart) == max(holding, 1) and not _is_by_unit(grid)):
+            elif len(apart) < holding or (is_ratio and len(apart) == max(holding, 1) and not is_by_unit):
                 for row, product in apart.items():
                     said, instead = _does_not_follow(grid, row, formula, product, reference)
                     yield _fails(item, grid, row, Rule.FOLLOWS, said, instead)
@@ -160,11 +161,6 @@ def size_of(grid: Grid, row: int) -> int | None:
     """Return the devices of a row, or its nodes where only these are known."""
     nodes = grid.figure("nodes", row) if counts_nodes(grid) and not grid.column("per_node") else None
     return round(nodes.value) if nodes else devices_of(grid, row)
-
-
-def _is_by_unit(grid: Grid) -> bool:
-    """Return whether a column is known by its unit alone: then rows that follow have to show that it is meant."""
-    return any(column.is_by_unit for column in grid.columns)
 
 
 def _other_reference(grid: Grid, formula: Formula, stated: int | None) -> int | None:
@@ -185,14 +181,14 @@ def _does_not_follow(
     stated = grid.figure(formula.ratio, row) if formula.ratio else None
     if stated is None or formula.ratio is None or reference is None:
         ranks = ("dp", "devices", "tp", "pp") if DATA_RANKS in powers else ()
-        shown = ", ".join(_said(grid, name, row) for name in (*powers, *ranks) if grid.column(name))
+        shown = ", ".join(said_of(grid, name, row) for name in (*powers, *ranks) if grid.column(name))
         return f"{formula.words}: {shown} give {factor:.3g} times that", None
     value = f"{stated.value * factor:.3g}x" if formula.ratio == "speedup" else f"{stated.value * factor:.1%}"
     lines = grid.lines[row], grid.lines[reference]
     follows = "does not follow from the figures of its row"
     follows += f" and of line {lines[1]}" if lines[0] != lines[1] else ""
-    heading = _said(grid, formula.ratio)
-    return f"{_said(grid, formula.ratio, row)} {follows}", f"{heading} {value} would follow"
+    heading = said_of(grid, formula.ratio)
+    return f"{said_of(grid, formula.ratio, row)} {follows}", f"{heading} {value} would follow"
 
 
 def _products(grid: Grid, formula: Formula, reference: int | None) -> dict[int, list[Product]]:
@@ -276,10 +272,10 @@ def no_device_does_more_than_its_peak(item: Reported) -> Iterator[Finding]:
             device = side_of(item, grid, row).first.device_name
             peak = _peak_tflops(device) if device and tflops else None
             if mfu and mfu.low > 1:
-                said = f"{_said(grid, 'mfu', row)}: no device does more than its peak"
+                said = f"{said_of(grid, 'mfu', row)}: no device does more than its peak"
                 yield _fails(item, grid, row, Rule.POSSIBLE, said)
             if tflops and peak and "/gpu" in _plain_heading(grid, "tflops") and tflops.low > peak:
-                said = f"{_said(grid, 'tflops', row)} is more than the {peak:,.0f} TFLOP/s of {device} (data sheet)"
+                said = f"{said_of(grid, 'tflops', row)} is more than the {peak:,.0f} TFLOP/s of {device} (data sheet)"
                 yield _fails(item, grid, row, Rule.POSSIBLE, said)
 
 
@@ -291,16 +287,6 @@ def _peak_tflops(device: str) -> float | None:
         return None
 
 
-def tables_hold_measurements(item: Reported) -> Iterator[Finding]:
-    """Note a table beside which it is said that its figures were not measured."""
-    for grid in item.details["grids"]:
-        column = next((column for column in grid.columns if column.quantity in RESULTS and any(column.figures)), None)
-        is_marked = column is None or _ESTIMATED.search(column.heading) or any(c.word == STATUS for c in grid.columns)
-        if grid.warning and column and not is_marked:
-            said = f"{column.heading} may be no measurement; the text says of it: {_short(grid.warning)}"
-            yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[0]}",), said, NOTE)
-
-
 def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
     """Answer every speed-up and efficiency against the row that it refers to, and rates against the fewest devices."""
     for grid in all_of(item):
@@ -308,13 +294,13 @@ def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
         for name in ratios:
             reference = _reference(grid, name)
             if reference is not None and (failed := failure_of(grid, reference)):
-                said = f"{_said(grid, name)} refers to a row that was not measured: {failed}"
+                said = f"{said_of(grid, name)} refers to a row that was not measured: {failed}"
                 yield _fails(item, grid, reference, Rule.POSSIBLE, said)
                 continue
             for pair in _pairs(item, grid, name):
                 yield from _against_reference(pair, name)
+        yield from _not_measured(item, grid, bool(ratios))
         if not ratios:
-            yield from _marked_rows(item, grid)
             yield from _rows_of_other_work(item, grid)
         if not ratios and (fewest := _on_fewest_devices(grid)) is not None:
             for row in range(len(grid.lines)):
@@ -322,12 +308,21 @@ def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
                     yield from _more_devices(Pair(item, grid, row, fewest))
 
 
-def _marked_rows(item: Reported, grid: Grid) -> Iterator[Finding]:
-    """Note the figures of a table without ratios that were not measured, by their row or by what is said of it."""
-    of_result = next((column for column in grid.columns if column.quantity in RESULTS), None)
-    for row in range(len(grid.lines)):
-        if of_result and side_of(item, grid, row).first.settings.get(STATUS) == "projected":
-            said = f"{of_result.heading} {of_result.texts[row]} is of a figure that its row does not call measured"
+def _not_measured(item: Reported, grid: Grid, is_of_ratios: bool) -> Iterator[Finding]:
+    """Note a table of which the text says that it was not measured, or else, without ratios, the rows that say it."""
+    shown = next((column for column in grid.columns if column.quantity in RESULTS and any(column.figures)), None)
+    if shown is None:
+        return
+    is_said = _ESTIMATED.search(shown.heading) or any(column.word == STATUS for column in grid.columns)
+    if grid.warning and not is_said and grid not in item.details["pairs"]:
+        said = f"{shown.heading} may be no measurement; the text says of it: {_short(grid.warning)}"
+        yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[0]}",), said, NOTE)
+    for row in range(len(grid.lines)) if not is_of_ratios else ():
+        status = side_of(item, grid, row).first.settings.get(STATUS, "") if shown.figures[row] else ""
+        if status:
+            failed = failure_of(grid, row)
+            how = f"a run of which its row says: {failed}" if failed else "a figure that its row does not call measured"
+            said = f"{shown.heading} {shown.texts[row]} is of {how}"
             yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[row]}",), said, NOTE)
 
 
@@ -386,7 +381,7 @@ def _odd_words(pair: Pair) -> Iterator[str]:
 def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     grid, row, claim = pair.grid, pair.row, pair.claim
     found = {each.name: each for each in pair.conditions if each.state == DIFFERS}
-    kind, said = kind_of(claim), _said(grid, name, row)
+    kind, said = kind_of(claim), said_of(grid, name, row)
     passed_over = ("ranks", "figures are", *(["model"] if _compares_models(grid) else []))
     spoiled = [each for each in found.values() if each.spoils and each.name not in passed_over]
     names = {each.name for each in spoiled}
@@ -406,7 +401,9 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
         and not (is_only_change and not names & WORK_OF_A_TOKEN)
         and not (name == "efficiency" and is_weak)  # which is what weak scaling reports
     ):
-        yield pair.finds(Rule.EQUAL_WORK, NOTE, f"{said} compares rows of other work: {differ}")
+        is_strong = is_weak and grid.scaling == "strong"
+        of = "is called strong scaling, and the batch grows" if is_strong else "compares rows of other work"
+        yield pair.finds(Rule.EQUAL_WORK, NOTE, f"{said} {of}: {differ}")
     is_projected = "figures are" in found or _is_estimated(grid, row, pair.reference)
     if is_projected and not _ESTIMATED.search(_plain_heading(grid, name)):
         yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row does not call measured")
@@ -436,7 +433,7 @@ def _compares_models(grid: Grid) -> bool:
 def _contradicted(pair: Pair, learnt: Sequence[Condition]) -> Iterator[Finding]:
     """Find a speed-up over 1 with a worse loss, or one that rates on equal devices contradict."""
     grid, row, reference = pair.grid, pair.row, pair.reference
-    stated, said = grid.figure("speedup", row), _said(grid, "speedup", row)
+    stated, said = grid.figure("speedup", row), said_of(grid, "speedup", row)
     if stated is None:
         return
     for each in learnt:
@@ -449,7 +446,7 @@ def _contradicted(pair: Pair, learnt: Sequence[Condition]) -> Iterator[Finding]:
         if not at or not before or devices_of(grid, row) != devices_of(grid, reference):
             continue
         if (stated.low > 1 and at.high < before.low) or (stated.high < 1 and at.low > before.high):
-            rates = f"{_said(grid, name, row)} against {_said(grid, name, reference, is_headed=False)}"
+            rates = f"{said_of(grid, name, row)} against {said_of(grid, name, reference, is_headed=False)}"
             yield pair.finds(Rule.FOLLOWS, FAILS, f"{said} with {rates}")
 
 
@@ -466,7 +463,7 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
     if speedup and at:
         gain, low, high = speedup.value / at.value, speedup.low / at.high, speedup.high / at.low
-        said = _said(pair.grid, "speedup", pair.row)
+        said = said_of(pair.grid, "speedup", pair.row)
     elif base.rate and other.rate and base.rate_unit == other.rate_unit and not base.rate_is_per_rank:
         gain = other.rate / base.rate
         low, high = gain / (1 + roughness(pair.claim)), gain * (1 + roughness(pair.claim))
@@ -518,14 +515,7 @@ def _on_fewest_devices(grid: Grid) -> int | None:
 
 
 def _plain_heading(grid: Grid, quantity: str) -> str:
-    return _said(grid, quantity).lower().replace(" per ", "/").replace("device", "gpu")
-
-
-def _said(grid: Grid, quantity: str, row: int | None = None, is_headed: bool = True) -> str:
-    """Return the heading of a column with the text of a row, or one of them."""
-    column = grid.column(quantity)
-    parts = [column.heading] * is_headed + ([column.texts[row]] if row is not None else []) if column else []
-    return " ".join(parts)
+    return said_of(grid, quantity).lower().replace(" per ", "/").replace("device", "gpu")
 
 
 def _fails(item: Reported, grid: Grid, row: int, rule: Rule, message: str, corrected: str | None = None) -> Finding:
@@ -556,7 +546,6 @@ TABLE_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
     figures_follow,
     whole_micro_batches,
     no_device_does_more_than_its_peak,
-    tables_hold_measurements,
     rows_compare_with_their_reference,
     text_claims_what_rows_show,
 )
