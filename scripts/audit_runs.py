@@ -68,7 +68,7 @@ def main() -> int:
     from testbed.audit.answer import EXIT_CODES
     from testbed.audit.claim_page import answer_in_json, claim_page
     from testbed.audit.page import details, page
-    from testbed.audit.tables.columns import columns_named
+    from testbed.audit.tables.read import columns_named
 
     columns = columns_named(arguments.columns) if arguments.columns else None
     if arguments.claim is not None and not 0 < arguments.claim < math.inf:

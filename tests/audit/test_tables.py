@@ -11,7 +11,8 @@ import pytest
 from support.programs import run_here
 
 from testbed.audit.claims import FAILS, NOTE, audit
-from testbed.audit.tables.columns import columns_named, figure_of, quantity_of
+from testbed.audit.tables.columns import figure_of, quantity_of
+from testbed.audit.tables.read import columns_named
 from testbed.errors import InputError
 
 PROGRAM = "scripts/audit_runs.py"
@@ -409,6 +410,9 @@ SEEN = {
                                  "loss 2.912 against 3.122", ("22.7", "18.5")),
     "a batch behind a speed": (table("Config | Speed", "Small (BS=8) | 1x", "Large (BS=32) | 3.5x"),
                                "batch size 8 against 32 (4 times)", ("=32", "=8")),
+    "a batch beside a time": (table("Metric | Before | After | Speedup", "Epoch time | 10-12 min | ~4 min | 2.8x",
+                                    "Batch size | 16 | 64 | 4x"),
+                              "batch size 16 against 64 (4 times)", ("64 | 4x", "16 | 1x")),
     "a number of a list": (MARKED + "1. job 51002\n2. time scales job 51002\n", "does not call measured",
                            ("scales", "of")),
     "another origin": (table(*SOURCES), "`origin` is sim, and run 21 in the reference", ("sim", "run 30")),

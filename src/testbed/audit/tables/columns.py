@@ -24,7 +24,6 @@ from testbed.audit.reported import (
     WARM_UP,
 )
 from testbed.audit.tables.grid import Table, warning_in
-from testbed.errors import InputError
 
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -111,11 +110,6 @@ RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate",
            "speedup", "efficiency")  # fmt: skip
 # what counts devices beside a speed-up; elsewhere workers load data
 COMPUTE = ("workers", "num workers", "n workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
-# what --columns takes too
-SHORT = {
-    "gpus": "devices", "gpu": "devices", "workers": "devices", "ranks": "devices", "mbs": "micro_batch", "gbs": "batch",
-    "seq_len": "length", "time": "time_s", "step_time": "step_s", "throughput": "rate", "accum": "accumulation",
-}  # fmt: skip
 # what a row may say in its words; a quantity or a setting -> its value in a group
 _DEVICES = r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|RTX ?\d{4}(?: ?Ti)?|MI\d{3}X?"
 _COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
@@ -460,29 +454,6 @@ def _canonical(heading: str) -> tuple[str, str]:
     name = re.sub(r"/(device|accelerator|rank|card|chip)\b", "/gpu", name)
     match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]", name)
     return (match[1], match[2]) if match else (name, "")
-
-
-def columns_named(typed: Sequence[str]) -> dict[str, str]:
-    """Return what `--columns 'devices=#GPUs,length=2048'` says, by quantity. A heading may hold commas.
-
-    Raises:
-        InputError: it is not a list of QUANTITY=HEADING, has another quantity than QUANTITIES, or one of two twice.
-    """
-    named: dict[str, str] = {}
-    for part in (part for text in typed for part in re.split(r",(?=\s*\w+\s*=)", text)):
-        quantity, separator, heading = (" ".join(word.split()) for word in part.partition("="))
-        said = f"--columns {quantity}{separator}{heading}"
-        if not separator or not quantity or not heading:
-            raise InputError(f"{said}: write QUANTITY=HEADING, such as devices=#GPUs, or QUANTITY=NUMBER")
-        name = SHORT.get(quantity.lower(), quantity.lower())
-        if name not in QUANTITIES:
-            raise InputError(f"{said}: no such quantity; there are {', '.join(QUANTITIES)}")
-        if name in named:
-            raise InputError(f"{said}: {name} is '{named[name]}' already; name each quantity once")
-        if heading in named.values() and not is_number(heading):
-            raise InputError(f"{said}: '{heading}' is another quantity already; name each heading once")
-        named[name] = heading
-    return named
 
 
 def is_number(text: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import RESULTS, Grid, grid_of, is_number, plain, quantity_of
+from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, is_number, plain, quantity_of
 from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables, warning_in
 from testbed.audit.tables.prose import claims_in_text
 from testbed.audit.tables.rows import LEARNT
@@ -16,6 +16,11 @@ from testbed.audit.tables.side_by_side import side_by_side
 from testbed.errors import InputError
 
 FORM = "table"
+# what --columns takes too
+SHORT = {
+    "gpus": "devices", "gpu": "devices", "workers": "devices", "ranks": "devices", "mbs": "micro_batch", "gbs": "batch",
+    "seq_len": "length", "time": "time_s", "step_time": "step_s", "throughput": "rate", "accum": "accumulation",
+}  # fmt: skip
 LEAST_TURNED = 2  # quantities in a first column
 _OF_TWO = re.compile(r"(?i)speed-?up|improve|gain|change|delta|diff|saving|factor|ratio|notes?\b|faster|impact")
 MOST_ROWS = 2000  # more are the steps of a run, and no table of results
@@ -53,11 +58,35 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs else []
 
 
+def columns_named(typed: Sequence[str]) -> dict[str, str]:
+    """Return what `--columns 'devices=#GPUs,length=2048'` says, by quantity. A heading may hold commas.
+
+    Raises:
+        InputError: it is not a list of QUANTITY=HEADING, has another quantity than QUANTITIES, or one of two twice.
+    """
+    named: dict[str, str] = {}
+    for part in (part for text in typed for part in re.split(r",(?=\s*\w+\s*=)", text)):
+        quantity, separator, heading = (" ".join(word.split()) for word in part.partition("="))
+        said = f"--columns {quantity}{separator}{heading}"
+        if not separator or not quantity or not heading:
+            raise InputError(f"{said}: write QUANTITY=HEADING, such as devices=#GPUs, or QUANTITY=NUMBER")
+        name = SHORT.get(quantity.lower(), quantity.lower())
+        if name not in QUANTITIES:
+            raise InputError(f"{said}: no such quantity; there are {', '.join(QUANTITIES)}")
+        if name in named:
+            raise InputError(f"{said}: {name} is '{named[name]}' already; name each quantity once")
+        if heading in named.values() and not is_number(heading):
+            raise InputError(f"{said}: '{heading}' is another quantity already; name each heading once")
+        named[name] = heading
+    return named
+
+
 def _turned(table: Table) -> Table:
     """Return a table that has its quantities in the first column with them as headings; others as they are."""
     names = [plain(row.cells[0]) for row in table.rows]
-    known = sum(quantity_of(name) is not None for name in names)
-    if known < LEAST_TURNED or any(quantity_of(plain(heading)) for heading in table.header):
+    known = [quantity for name in names if (quantity := quantity_of(name))]
+    headings = [heading for heading in map(plain, table.header) if not _OF_TWO.search(heading)]
+    if len(known) < LEAST_TURNED or not {*known} & {*RESULTS} or any(map(quantity_of, headings)):
         return table
     columns = zip(*(row.cells for row in table.rows), strict=True)
     rows = [
