@@ -26,7 +26,9 @@ SLOWS_DOWN = {
     r"detect[-_]anomaly(?! ?[=:]? ?(?:False|0|off))": "autograd looked for anomalies (detect_anomaly)",
     r"--debug[ =]underflow_overflow": "the Trainer looked for overflows (--debug)",
 }
-_PROJECTED = re.compile(r"(?im)^.{0,200}\b(projected|extrapolated)\b.{0,40}\b(?:time|total|hours?|days?|from)\b")
+_PROJECTED = re.compile(
+    r"(?im)^.{0,200}\b(projected|extrapolated)\b(?:\)$|.{0,40}\b(?:time|total|hours?|days?|from)\b)"
+)
 _SIMULATED = re.compile(r"(?i)\bfake[_ ](?:process group|backend)\b")
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long

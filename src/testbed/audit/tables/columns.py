@@ -399,7 +399,7 @@ def quantity_of(heading: str) -> str | None:
         name, unit = words if QUANTITIES.get(_HEADING.get(words[0], ""), ("time",))[0] == "time" else (name, unit)
     if name in ("step", "iter", "iteration") and unit in _SECONDS:
         return "step_s"
-    name = name.rstrip(".") if name not in _HEADING else name
+    name = re.sub(r"(?<=[a-z]) [bm]$", "", name.rstrip(".")) if name not in _HEADING else name  # tokens_trained_b
     name = name if name in _HEADING else re.sub(r"^(?:final|best|max\.?) ", "", name.replace("valid. ", "valid "))
     if name not in _HEADING:  # test-clean WER
         quality = re.fullmatch(
@@ -496,6 +496,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
     unit = unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
     scale = scale if seconds is None else seconds
+    if kind == "number" and (times := re.search(r"(?i)[_ (]([bm])\)?$", heading)):
+        scale *= _SUFFIXES[times[1].lower()]
     if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
         scale *= _SUFFIXES[thousands[1].lower()]
     last = _last_place(read)

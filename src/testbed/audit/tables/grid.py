@@ -171,10 +171,9 @@ def _section(below: list[str]) -> str:
 
 def warning_in(text: str, is_page: bool = False) -> str:
     """Return the sentence that says of the figures beside it, or of all of a page, that they were not measured."""
-    pattern = _OF_PAGE if is_page else _NOT_MEASURED
     parts = re.split(r"(?<=[.!?])\s+|\n\s*\n|\n(?=[#*-])" if is_page else r"(?<=[.!?])\s+|\n", text)
     sentences = (" ".join(re.sub(r"\*\*|__|`|^[#*\s]+", "", each[:500]).split()) for each in parts)
-    return next((each for each in sentences if pattern.search(each)), "")
+    return next((each for each in sentences if (_OF_PAGE if is_page else _NOT_MEASURED).search(each)), "")
 
 
 def _title(above: list[str]) -> str:

@@ -68,9 +68,8 @@ def _of_cells(table: Table, headings: list[str], ratio: int) -> list[_Pair]:
         place for place, heading in enumerate(headings)
         if place != ratio and not quantity_of(heading) and all(map(_WITH_UNIT.fullmatch, cells[place]))
     ]  # fmt: skip
-    if len(places) != 2:
-        return []
-    return [_Pair("time_s", "time", (places[0], places[1]), (headings[places[0]], headings[places[1]]))]
+    labels = tuple(headings[place] for place in places)
+    return [_Pair("time_s", "time", tuple(places), labels)] if len(places) == 2 else []  # type: ignore[arg-type]
 
 
 def _labelled(heading: str) -> tuple[str, str, str] | None:
