@@ -178,6 +178,10 @@ CASES = {
         "more devices are faster", "efficiency is under 50 %: 1.67x (throughput of all devices) on 4 devices", "42%",
         lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=600)],
         lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=480)]),
+    "a printed batch that the loader did not feed": (
+        "equal work", "8 on 1 and 8 on 2 ranks, are 8 and 4 sequences per rank and step; that does not follow from",
+        "16 sequences per step on 2 ranks",
+        lambda t: deepspeed_pair(t, iteration_s=0.8676, tflops_per_s=8.0681, seconds_at=(15, 28)), deepspeed_pair),
     "an offloaded optimizer": (
         "equal devices", "optimizer on the cpu against nothing offloaded", None,
         lambda t: deepspeed_pair(t, printed=deepspeed_lines(2, is_offloaded=False)), deepspeed_pair),
@@ -192,6 +196,9 @@ CASES = {
         "4 x 11,213.5 = 44,854 tokens/s over all ranks, 3.47x the first instead of 0.87x",
         lambda t: [save(t / "a", v1_metrics(1)).parent, save(t / "b", v1_metrics(4)).parent],
         lambda t: [save(t / "a", v1_metrics(1)).parent, save(t / "b", v1_metrics(1)).parent]),
+    "rank JSON: a rate of one rank": ("throughput is global", "is of one rank (3,000.0, 2,900.0)", "5,900.0 tokens/s",
+        lambda t: [foreign.rank_files(t, (100, 101), (3000, 2900), (4.5, 4.5))],
+        lambda t: [foreign.rank_files(t, (100,), (3000,), (4.5,))]),
     "a rate multiplied by the devices": (
         "throughput is global", "is 4 times that: it was multiplied by the number of devices", "= 29,171.7 tokens/s",
         lambda t: [v20(t / "a", world=4, summary={"mean_tokens_per_sec_global": 4 * TOKENS / 1000})],
@@ -263,6 +270,9 @@ CASES = {
     "ranks print one loss": ("equal work", "2 ranks report the same training loss 2.3204553", None,
         lambda t: wandb_pair(t, 2, {"val_loss": 2.25}),
         lambda t: wandb_pair(t, 2, {"losses": DIFFERENT, "val_loss": 2.25})),
+    "replicas with other weights": ("equal math", "report 4.5000, 4.6100: their weights differ", None,
+        lambda t: [foreign.rank_files(t, (100, 101), (3000, 3000), (4.5, 4.61))],
+        lambda t: [foreign.rank_files(t, (100, 101), (3000, 3000), (4.5, 4.5))]),
     "ranks of one epoch with other times": (
         "step clock", "report 706.41, 418.27, 415.71, 418.10 s",
         "706.41 s, the slowest rank, instead of the mean 489.62 s",
@@ -289,15 +299,28 @@ CASES = {
     "communication by subtraction": ("communication time", "-0.133 s is negative", None,
         lambda t: [foreign.metrics_export(t / "comm.csv", "communication_time", {"dp 2GPU": [-0.115, -0.133]})],
         lambda t: [foreign.metrics_export(t / "comm.csv", "communication_time", {"dp 2GPU": [0.115, 0.133]})]),
+    "nested rows added up": ("nested ranges are not added up", "add up to 16.22 s", "5.67 s in NCCL kernels",
+        lambda t: [foreign.profiler_table(t / "ddp_4GPU.csv", {
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)": 5670, "c10d::allreduce_": 5270,
+            "nccl:all_reduce": 5280, "aten::mm": 3284})],
+        lambda t: [foreign.profiler_table(t / "ddp_4GPU.csv", {
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)": 5670, "aten::mm": 3284})]),
     "a header that does not multiply": (
         "equal work", "1,280 does not follow from micro batch 160 x accumulation 2 x data ranks 8", "2,560",
         lambda t: [real_log(t, "torchtitan", "batch size 2560, grad", "batch size 1280, grad")],
         lambda t: [real_log(t, "torchtitan")]),
     "a loss of zero": ("unknown is null", "exactly 0.0", "unknown",
         lambda t: [v20(t / "a", val_loss=0.0)], lambda t: [v20(t / "a", val_loss=5.6)]),
+    "a report of unlike runs": ("equal work", "its runs differ in: global_batch_size, precision", None,
+        lambda t: [foreign.scaling_report(t, 1.8, [{"field": "precision"}, {"field": "global_batch_size"}])],
+        lambda t: [foreign.scaling_report(t, 1.8)]),
+    "a report more than linear": ("step clock", "2.21x on 2 ranks is more than linear", None,
+        lambda t: [foreign.scaling_report(t, 2.21)], lambda t: [foreign.scaling_report(t, 1.8)]),
+    "a deviation of one run": ("one run proves nothing", "a standard deviation of 0.0 at 1 ranks", "unknown",
+        lambda t: [foreign.scaling_report(t, 1.8, num_runs=1)], lambda t: [foreign.scaling_report(t, 1.8)]),
 }  # fmt: skip
 ONLY_NOTES = {
-    "one run", "all of one arm first",
-    "ranks print one loss", "a single run learns a little worse",
+    "one run", "all of one arm first", "rank JSON: a rate of one rank",
+    "ranks print one loss", "nested rows added up", "a deviation of one run", "a single run learns a little worse",
     "efficiency under half", "an offloaded optimizer", "DataParallel slower on more devices",
 }  # fmt: skip

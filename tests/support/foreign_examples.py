@@ -38,6 +38,23 @@ def timing_log(
     return _write(folder / f"training_b{batch}_g{ranks}_20241211.log", text)
 
 
+def rank_files(folder: Path, times_s: Sequence[float], rates: Sequence[float], losses: Sequence[float]) -> Path:
+    """Seed 002: one small JSON per rank and epoch; here one epoch. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, (time_s, rate, loss) in enumerate(zip(times_s, rates, losses, strict=True)):
+        values = {"validation_loss": loss, "bleu": 0.2, "training_time": time_s, "tokens_per_sec": rate}
+        (folder / f"rank{rank}_results_epoch0.json").write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
+def pipeline_files(folder: Path, loss: float = 4.5) -> Path:
+    """Seed 002's pipeline: a loss and a score, no time. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"validation_loss": loss, "bleu": 0.2}
+    (folder / "eval_results_epoch1.json").write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
 def wandb_log(
     folder: Path,
     name: str,
@@ -86,6 +103,31 @@ def metrics_export(path: Path, metric: str, runs: dict[str, Sequence[float]]) ->
         cells = [f'"{values[step]!r}"' if step < len(values) else '""' for values in runs.values() for _ in range(3)]
         rows.append(",".join([f'"{step}"', *cells]))
     return _write(path, "\n".join(rows) + "\n")
+
+
+def profiler_table(path: Path, rows: dict[str, float], steps: int = 10) -> Path:
+    """A wandb table of profiler events: device time of each name in milliseconds."""
+    lines = ['"Name","Device Time Total (ms)","CPU Time Total (ms)","Calls"']
+    lines += [f'"{name}","{time_ms}","0","{steps}"' for name, time_ms in {"ProfilerStep*": 8119.9, **rows}.items()]
+    return _write(path, "\n".join(lines) + "\n")
+
+
+def scaling_report(folder: Path, speed_up: float, mismatches: Sequence[dict] = (), num_runs: int = 5) -> Path:
+    """Seed 004: what its scaling runner wrote about its own runs."""
+
+    def row(tokens_per_s: float, speed_up: float) -> dict:
+        return {
+            "metrics_paths": [f"run_{number}/training_metrics.json" for number in range(num_runs)],
+            "mean_tokens_per_sec_global": tokens_per_s,
+            "stdev_tokens_per_sec_global": 0.0 if num_runs == 1 else 12.0,
+            "speedup_vs_1gpu": speed_up,
+        }
+
+    status = "invalid_comparison" if mismatches else "ok"
+    report = {"status": status, "runs": {"1": row(100.0, 1.0), "2": row(100 * speed_up, speed_up)}}
+    report["mismatches"] = list(mismatches)
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write(folder / "scaling_report.json", json.dumps(report))
 
 
 def arm(folder: Path, repeats: int = 5, *, step_time_s: float = 0.2, **overrides) -> list[Path]:

@@ -113,7 +113,7 @@ def audit_runs(
     for item in items:
         if item.run and item.run.status != "complete":
             findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
-        elif item.is_claim and item.form != TABLE:
+        elif item.is_claim and item.form not in ("profiler table", "scaling report", TABLE):
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)

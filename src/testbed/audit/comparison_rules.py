@@ -200,6 +200,28 @@ def repeats_are_interleaved(claim: Claim) -> Iterator[Finding]:
         yield claim.notes(Rule.ONE_RUN, f"{said}, or what drifts on the machine looks like a difference")
 
 
+def the_loader_fed_the_printed_batch(claim: Claim) -> Iterator[Finding]:
+    """Compare printed batches per rank with rate x time, which of one model is in proportion to the real ones."""
+    base, other = claim.baseline.first, claim.other.first
+    work = base.work_per_iteration, other.work_per_iteration
+    if not (base.batch_is_printed and other.batch_is_printed and base.world_size and other.world_size):
+        return
+    if not work[0] or not work[1] or base.rate_unit != other.rate_unit:
+        return
+    assert base.global_batch_size is not None and other.global_batch_size is not None  # printed
+    per_rank = base.global_batch_size / base.world_size, other.global_batch_size / other.world_size
+    if per_rank[0] == per_rank[1] or not abs(work[1] / work[0] - 1) <= RATE_TOLERANCE:  # nan is not
+        return
+    unit, ranks = base.rate_unit.removesuffix("/s"), other.world_size
+    yield claim.fails(
+        Rule.EQUAL_WORK,
+        f"the printed global batches, {base.global_batch_size} on {base.world_size} and {other.global_batch_size} on "
+        f"{ranks} ranks, are {per_rank[0]:g} and {per_rank[1]:g} sequences per rank and step; that does not follow "
+        f"from rate x time, {work[0]:.3g} and {work[1]:.3g} {unit} per rank and iteration",
+        f"if {per_rank[0]:g} per rank is right, {per_rank[0] * ranks:g} sequences per step on {ranks} ranks",
+    )
+
+
 # what the figures of both sides contradict together
 ARITHMETIC_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     rates_of_v1_are_of_all_ranks,
@@ -209,5 +231,6 @@ ARITHMETIC_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     both_leave_the_warm_up_of_the_learning_rate,
     repeats_are_interleaved,
     more_devices_are_faster,
+    the_loader_fed_the_printed_batch,
 )
 CLAIM_RULES = (*CONDITION_RULES, *ARITHMETIC_RULES)

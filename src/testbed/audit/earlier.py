@@ -1,7 +1,8 @@
-"""Read the files of the five earlier projects: timing logs, wandb logs and exports."""
+"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs and exports, reports."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,11 +13,17 @@ from typing import Any
 from testbed.audit.curves import number
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.reported import Reported
+from testbed.errors import InputError
+from testbed.io import read_json
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+RANK_JSON = re.compile(r"(?:rank(\d+)|eval)_results_epoch(\d+)\.json")
 TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
 COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
+COLLECTIVE_ROW = re.compile(r"(?i)nccl|c10d|allreduce|all_reduce|reduce_scatter|all_?gather|broadcast")
+NO_COLLECTIVE_ROW = re.compile(r"reduce_kernel|_cuda_kernel|^cudaHost")
 EXPORT = "wandb CSV"
+COLLECTIVE_KERNEL = re.compile(r"(?i)^nccl(Dev)?Kernel")
 
 
 def timing_log_runs(path: Path, text: str) -> list[Reported]:
@@ -117,6 +124,65 @@ def _summary(block: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(rf"wandb:\s+([\w-]+)\s+{NUMBER}\s*$", block, re.M)}
 
 
+def read_rank_files(path: Path) -> list[Reported]:
+    """Read all `rank<r>_results_epoch<e>.json` and `eval_results_epoch<e>.json` in the folder of `path` as one run.
+
+    Raises:
+        InputError: one of them has no validation loss.
+    """
+    folder = path.parent
+    ranks: dict[int, dict[int, dict]] = {}
+    found = {file: match for file in sorted(folder.iterdir()) if (match := RANK_JSON.fullmatch(file.name))}
+    for file, match in found.items():
+        values = read_json(file)
+        if not isinstance(values, dict) or not _is_number(values.get("validation_loss")):
+            raise InputError(f"{file} is not a result of a rank: it has no number under 'validation_loss'")
+        ranks.setdefault(int(match[1] or 0), {})[int(match[2])] = values
+    is_pipeline = not any(match[1] for match in found.values())
+    last = [ranks[rank][max(ranks[rank])] for rank in sorted(ranks)]
+    times = tuple(sum(epoch["training_time"] for epoch in ranks[rank].values()) for rank in sorted(ranks)
+                  if all(_is_number(epoch.get("training_time")) for epoch in ranks[rank].values()))  # fmt: skip
+    rates = tuple(float(values["tokens_per_sec"]) for values in last if _is_number(values.get("tokens_per_sec")))
+    missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
+    losses = tuple(float(values["validation_loss"]) for values in last)
+    return [Reported(
+        path=folder, name=str(folder), form="rank JSON",
+        world_size=None if is_pipeline else max(ranks) + 1,
+        time_s=fmean(times) if times else None,
+        time_meaning="mean over ranks of the training time" if len(times) > 1 else "training time",
+        rate=rates[0] if rates else None, rate_is_per_rank=True,
+        rank_times_s=times if len(times) == len(ranks) else (),
+        rank_rates=rates if len(rates) == len(ranks) else (),
+        rank_val_losses=losses if not is_pipeline else (),
+        val_loss=losses[0],
+        unread=not_found({
+            "training time (these files do not have it)": times, "throughput (these files do not have it)": rates,
+            f"ranks {', '.join(map(str, missing))} (no file)": not missing,
+            "batch and steps (these files do not have them)": False,
+        }),
+    )]  # fmt: skip
+
+
+def profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
+    name_at = header.index("Name")
+    time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
+    cells = [row for row in rows if len(row) > max(name_at, time_at)]
+    times = [(row[name_at], time) for row in cells if (time := number(row[time_at])) is not None]
+    matched = [time for name, time in times if COLLECTIVE_ROW.search(name) and not NO_COLLECTIVE_ROW.search(name)]
+    names = [name for name, _ in times]
+    return Reported(
+        path=path, name=str(path), form="profiler table",
+        world_size=ranks_in_name(path.name),
+        instruments=("a profiler ran (this is its table)",),
+        is_data_parallel_module="DataParallel.forward" in names and "DistributedDataParallel.forward" not in names,
+        details={
+            "collective_rows_s": sum(matched) / 1e3,
+            "collective_kernels_s": sum(time for name, time in times if COLLECTIVE_KERNEL.match(name)) / 1e3,
+        },
+        unread=not_found({f"{len(rows) - len(times)} rows without a time": len(rows) == len(times)}),
+    )  # fmt: skip
+
+
 def metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
     step_at = header.index("Step")
     columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -171,6 +237,24 @@ def merge_exports(found: Iterable[Reported]) -> list[Reported]:
     return list(merged.values())
 
 
+def read_scaling_report(path: Path) -> list[Reported]:
+    """Read what a `scaling_report.json` says of its own comparison."""
+    report = read_json(path)
+    if isinstance(report, dict) and isinstance(report.get("arms"), list):  # one of ours
+        arms = [arm for arm in report["arms"] if isinstance(arm, dict) and isinstance(arm.get("speedup"), dict)]
+        runs = {str(arm.get("ranks")): {"speedup_vs_1gpu": arm["speedup"].get("ratio")} for arm in arms}
+    elif isinstance(report, dict) and isinstance(report.get("runs"), dict):
+        runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
+    else:
+        raise InputError(f"{path} is not a scaling report: it has no object 'runs'")
+    mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
+    return [Reported(
+        path=path, name=str(path), form="scaling report",
+        details={"runs": runs, "mismatches": mismatches},
+        unread=not_found({"runs (there are none)": runs}),
+    )]  # fmt: skip
+
+
 def not_found(looked_for: Mapping[str, object]) -> tuple[str, ...]:
     """Return what was looked for and not found."""
     return tuple(words for words, value in looked_for.items() if not value)
@@ -185,3 +269,7 @@ def ranks_in_name(name: str) -> int | None:
 def _first(pattern: str, text: str) -> float | None:
     found = re.search(pattern, text)
     return number(found[1]) if found else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

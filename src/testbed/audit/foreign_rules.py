@@ -1,4 +1,4 @@
-"""The audit's rules for one run whatever its format: logs and exports against themselves."""
+"""The audit's rules for one run whatever its format: logs, rank files, exports and reports against themselves."""
 
 from __future__ import annotations
 
@@ -42,11 +42,31 @@ def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
         yield item.fails(Rule.COMMUNICATION, said, "0 s on one rank; on more the file does not tell")
 
 
+def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
+    """Check that ranks which validate over all of the data report one loss: equal weights give equal losses."""
+    losses = item.rank_val_losses
+    if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
+        said = f"ranks that validate on the same data report {', '.join(f'{loss:.4f}' for loss in losses)}"
+        yield item.fails(Rule.EQUAL_MATH, f"{said}: their weights differ, so this is not one model")
+
+
 def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
     losses = item.rank_train_losses
     if len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
         said = f"{len(losses)} ranks report the same training loss {losses[0]!r}"
         yield item.notes(Rule.EQUAL_WORK, f"{said}: unless it is their mean, all trained on the same sequences")
+
+
+def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
+    rows_s, kernels_s = item.details.get("collective_rows_s"), item.details.get("collective_kernels_s")
+    if not rows_s or not kernels_s:
+        return
+    if rows_s > kernels_s * (1 + RANK_SPREAD):
+        yield item.notes(
+            Rule.NESTED,
+            f"rows named after collectives add up to {rows_s:,.2f} s: each collective counts in every range around it",
+            f"{kernels_s:,.2f} s in NCCL kernels, summed over the devices of the table",
+        )
 
 
 def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
@@ -72,6 +92,18 @@ def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
         if fits
         else f"at most {seconds / count:.2f} s per iteration",
     )
+
+
+def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
+    if fields := sorted({str(row.get("field")) for row in item.details["mismatches"] if row.get("field")}):
+        yield item.fails(Rule.EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
+    for ranks, values in item.details["runs"].items():
+        paths, spread = values.get("metrics_paths"), values.get("stdev_tokens_per_sec_global")
+        if isinstance(paths, list) and len(paths) == 1 and spread == 0:
+            yield item.notes(Rule.ONE_RUN, f"a standard deviation of 0.0 at {ranks} ranks is of one run", "unknown")
+        speed_up = values.get("speedup_vs_1gpu")
+        if ranks.isdigit() and isinstance(speed_up, int | float) and speed_up > 1.01 * int(ranks[:9]):
+            yield item.fails(Rule.STEP_CLOCK, f"{speed_up:.2f}x on {ranks} ranks is more than linear")
 
 
 def batch_is_the_product_of_its_factors(item: Reported) -> Iterator[Finding]:
@@ -140,6 +172,15 @@ def losses_are_numbers(item: Reported) -> Iterator[Finding]:
         )
 
 
+def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
+    if len(item.rank_rates) > 1:
+        yield item.notes(
+            Rule.THROUGHPUT,
+            f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
+            f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
+        )
+
+
 def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
     if item.unread:
         names = [words.partition(" (")[0] for words in item.unread]
@@ -149,14 +190,18 @@ def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
 
 # rule -> the forms of files that it reads, and takes no other
 FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
+    rates_of_ranks_are_not_the_global_rate: ("rank JSON",),
     ranks_of_one_epoch_end_together: ANY,
     communication_is_what_collectives_take: ANY,
+    replicas_have_one_loss: ANY,
     ranks_read_different_batches: ("wandb log",),
+    profiler_rows_nest: ("profiler table",),
     iteration_time_agrees_with_progress: ("wandb log",),
     batch_is_the_product_of_its_factors: ANY,
     mfu_is_of_its_device: ANY,
     rate_agrees_with_time: logs.FORMS,
     losses_are_numbers: ANY,
+    scaling_report_compares_like_with_like: ("scaling report",),
     what_could_not_be_read: ANY,
 }
 

@@ -57,7 +57,7 @@ def read_reported(
         reader = reader_of(file, is_typed) or read_metrics
         if columns and is_typed and file.suffix.lower() in SUFFIXES:
             reader = partial(read_table, named=columns)
-        elif reader is curves.read_event_files and (reader, file.parent) in folders:  # read with the others
+        elif reader in OF_FOLDERS and (reader, file.parent) in folders:  # read with the others
             continue
         folders.add((reader, file.parent))
         try:
@@ -176,7 +176,7 @@ def _with_config(run: Reported) -> Reported:
 
 
 def read_csv(path: Path) -> list[Reported]:
-    """Read a wandb export, curves by their steps, or a table of results.
+    """Read a wandb export, a table of profiler events, curves by their steps, or a table of results.
 
     Raises:
         InputError: it is none of them.
@@ -189,6 +189,8 @@ def read_csv(path: Path) -> list[Reported]:
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
+    if "Name" in header and any(name.startswith("Device Time Total") for name in header):
+        return [earlier.profiler_table(path, header, rows[1:])]
     if "Step" in header and any(" - " in name for name in header):
         return earlier.metrics_export(path, header, rows[1:])
     if curves.is_curves(header):
@@ -196,7 +198,7 @@ def read_csv(path: Path) -> list[Reported]:
     if found := tables_in(path, text):
         return found
     raise InputError(
-        f"{path} is not CSV that is known: no export of wandb, no 'step' with the name of a curve, "
+        f"{path} is not CSV that is known: no export of wandb or of a profiler, no 'step' with the name of a curve, "
         "and no table with a heading that is known of a result (--columns names them)"
     )
 
@@ -249,7 +251,10 @@ READERS: dict[str, Read] = {
     r".*\.csv": read_csv,
     r".*\.tsv": read_table,
     r".*\.(log|out|err|txt|md)": read_text_log,
+    r"scaling_report\.json": earlier.read_scaling_report,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,
+    r"(rank\d+|eval)_results_epoch\d+\.json": earlier.read_rank_files,
 }
+OF_FOLDERS = (curves.read_event_files, earlier.read_rank_files)  # of all such files in a folder

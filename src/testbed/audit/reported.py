@@ -44,7 +44,7 @@ class Reported(Audited):
 
     path: Path
     name: str  # the path, and the place in it where one file holds several runs
-    form: str  # "2.2", "2.0", "v1", "timing log", "wandb log", "wandb CSV", ...
+    form: str  # "2.2", "2.0", "v1", "timing log", "rank JSON", "wandb log", "wandb CSV", "profiler table", ...
     run: Run | None = None  # of a training_metrics.json
     world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None
@@ -57,7 +57,9 @@ class Reported(Audited):
     rate_unit: str = "tokens/s"
     rate_is_per_rank: bool = False
     rank_times_s: tuple[float, ...] = ()
+    rank_rates: tuple[float, ...] = ()
     rank_train_losses: tuple[float, ...] = ()  # of one step, before any averaging
+    rank_val_losses: tuple[float, ...] = ()  # every rank over the same data
     train_loss: float | None = None
     val_loss: float | None = None
     communication_s: tuple[float, ...] = ()

@@ -178,12 +178,24 @@ _TO_A_LOSS = re.compile(
 _TO_A_TARGET = re.compile(r"(?i)(?:time|hours|minutes) to (?:target|solution|accuracy|quality|convergence)\b")
 # headings that begin so, the longer ones first
 _CHINESE = {
-    "GPU数": "gpus", "显卡数": "gpus", "卡数": "gpus", "训练时间": "training time",
-    "训练耗时": "training time", "时间": "time", "耗时": "time", "加速比": "speedup",
-    "加速效率": "efficiency", "效率": "efficiency", "吞吐量": "throughput", "吞吐": "throughput",
-    "批大小": "batch size", "批次大小": "batch size", "相对速度": "speed", "准确率": "accuracy",
+    "GPU数": "gpus",
+    "显卡数": "gpus",
+    "卡数": "gpus",
+    "训练时间": "training time",
+    "训练耗时": "training time",
+    "时间": "time",
+    "耗时": "time",
+    "加速比": "speedup",
+    "加速效率": "efficiency",
+    "效率": "efficiency",
+    "吞吐量": "throughput",
+    "吞吐": "throughput",
+    "批大小": "batch size",
+    "批次大小": "batch size",
+    "相对速度": "speed",
+    "准确率": "accuracy",
     "精度": "accuracy",
-}  # fmt: skip
+}
 _OF_NO_RUN = re.compile(
     r"price|cost|(?:gpu|node|core)[- ]?h|[$€]|usd|\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b"
     r"|per param"
