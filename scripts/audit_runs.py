@@ -45,20 +45,28 @@ def ratio(text: str) -> float:
 
 def parse_arguments() -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=_path, nargs="+", metavar="FILE", help="files of runs, or folders that hold them")
+    parser.add_argument("files", type=_path, nargs="*", metavar="FILE", help="files of runs, or folders that hold them")
     parser.add_argument("--baseline", type=Path, metavar="FILE",
                         help="what all others are compared with (default: the first; in a folder of several, its "
                         "baseline on the fewest ranks)")  # fmt: skip
     parser.add_argument("--claim", type=ratio, metavar="RATIO",
                         help="how many times as fast the second is said to be: 2.9")  # fmt: skip
-    parser.add_argument("--a", metavar="NAME", help="the row of a table that is compared with: a cell, or words of it")
-    parser.add_argument("--b", metavar="NAME", help="the row of a table that is said to be faster")
+    parser.add_argument(
+        "--a", metavar="NAME", help="what is compared with: a row of the table, by a cell or words of it, or a file"
+    )
+    parser.add_argument("--b", metavar="NAME", help="what is said to be faster, likewise")
     parser.add_argument("--details", action="store_true", help="print every finding in full behind the summary")
     parser.add_argument("--columns", action="append", default=[], metavar="QUANTITY=HEADING,...",
                         help="what the columns of a table in Markdown or CSV are, where their headings do not say it: "
                         "'devices=#GPUs,length=2048' (a wrong quantity is answered with the list)")  # fmt: skip
     parser.add_argument("--json", type=_path, metavar="FILE", help="write the findings to FILE too")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not arguments.files:
+        named = [Path(name) for name in (arguments.a, arguments.b) if name]
+        if len(named) != 2 or not all(path.exists() for path in named):
+            parser.error("FILE is missing: give a table, or two files or folders of runs")
+        arguments.files, arguments.a, arguments.b = named, None, None
+    return arguments
 
 
 @program

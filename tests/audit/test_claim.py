@@ -570,3 +570,32 @@ def test_debugging_in_one_of_two_logs_is_an_instrument(tmp_path, line):
     found = answered(paths)
     assert found is not None and found.verdict == FALLS
     assert any("instrumentation" in reason.lower() for reason in found.reasons)
+
+
+def test_a_claim_is_about_the_time_of_the_whole_job_that_gives_it(tmp_path):
+    """A slower epoch, and fewer of them: 1.2 times as fast to the accuracy, and not by the rate."""
+    header = "Optimizer | img/s | wall clock to 75 % (min)"
+    rows = "SGD | 9810 | 82.7", "LAMB | 9640 | 68.7"
+    found = of_rows(tmp_path, header, *rows, claimed=1.2)
+    assert found.verdict == OPEN and found.in_question is not None and "75 %" in found.in_question.name
+    assert of_rows(tmp_path, header, *rows, claimed=1.5).reasons[0].startswith("The files give 0.983x")
+
+
+def test_what_only_counts_devices_is_no_other_device_nor_a_device(tmp_path):
+    slices = of_rows(tmp_path, "Hardware | chips | s/step", "v4-8 | 4 | 6.1", "v4-32 | 16 | 1.6", claimed=3.8)
+    assert not any("another rate" in reason for reason in slices.reasons)
+    other = of_rows(tmp_path, "Hardware | chips | s/step", "v4-8 | 4 | 6.1", "v5e-8 | 4 | 5.0", claimed=1.22)
+    assert any("another rate" in reason for reason in other.reasons)
+    loaders = of_rows(tmp_path, "num_workers | s/epoch | gain", "4 | 71.5 | 1.34x", "16 | 83.0 | 1.16x")
+    assert states(loaders)["ranks"] == UNKNOWN
+    times = of_rows(tmp_path, "mode | it/s | 1000 steps", "eager | 3.0 | 5m 28s", "compiled | 6.3 | 2m 38s")
+    assert states(times)["model"] == UNKNOWN
+
+
+def test_two_logs_may_be_named_as_the_sides(tmp_path):
+    runs = [ours(tmp_path / name) for name in ("a", "b")]
+    plain = run_here(PROGRAM, *runs)
+    named = run_here(PROGRAM, "--a", runs[0], "--b", runs[1])
+    assert (named.returncode, named.stdout) == (plain.returncode, plain.stdout)
+    done = run_here(PROGRAM, "--a", "DDP", "--b", runs[1])
+    assert done.returncode == 2 and "FILE is missing" in done.stderr

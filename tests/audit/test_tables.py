@@ -444,3 +444,15 @@ def test_a_batch_that_grows_is_held_against_what_is_called_strong_scaling(tmp_pa
                          ("Scaling", ["compares rows of other work"])):  # fmt: skip
         found = audit([saved(tmp_path, f"# {title}\n\n{rows}")])
         assert len(found) == len(words) and all(word in each.message for word, each in zip(words, found, strict=True))
+
+
+def test_examples_of_other_models_are_no_series_and_a_share_is_no_number_of_devices(tmp_path):
+    rows = "4x A100 | 12,800", "32x A100 | 8,400"
+    other = table("Model | Hardware | Tokens/sec", f"BERT-Base | {rows[0]}", f"LLaMA-7B | {rows[1]}")
+    assert audit([saved(tmp_path, other)]) == []
+    one = table("Model | Hardware | Tokens/sec", f"LLaMA-7B | {rows[0]}", f"LLaMA-7B | {rows[1]}")
+    assert "more devices were slower" in audit([saved(tmp_path, one)])[0].message
+    assert quantity_of("GPU (%)") is None and quantity_of("GPUs") == "devices"
+    timed = table("Size | Median ms | Estimated GFLOP/s", "128 | 0.005 | 786", "512 | 0.131 | 2047")
+    text = f"{timed}\nTheir ratio is an estimated throughput.\n"
+    assert not any("may be no measurement" in each.message for each in audit([saved(tmp_path, text)]))

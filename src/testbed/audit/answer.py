@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def in_question(self) -> Measure | None:
-        return self.measures[0] if self.measures else None
+        return _in_question(self.claim, self.claimed, self.measures)
 
 
 def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Finding] = ()) -> Answer:
@@ -71,14 +71,14 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
         of_table: what the figures of these two rows contradict.
     """
     ratios = tuple(measures(claim))
-    question = ratios[0] if ratios else None  # a claim is about the rate over all devices, never about one device's
+    question = _in_question(claim, claimed, ratios)
     found = conditions(claim)
     findings = (
         *(finding for side in (claim.baseline, claim.other) for item in side.runs for finding in findings_of_run(item)),
         *(finding for rule in ARITHMETIC_RULES for finding in rule(claim)),
         *of_table,
     )
-    reasons = [*_against_figures(claim, claimed, ratios), *_reasons(claim, question, found, findings)]
+    reasons = [*_against_figures(claim, claimed, ratios, question), *_reasons(claim, question, found, findings)]
     ask = [each.name for each in found if each.state == UNKNOWN and each.decides]
     others = _differing_words(claim)
     ask += [f"whether {each.against} decides it too" for each in others]
@@ -93,6 +93,18 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
     return Answer(
         claim, claimed, verdict, ratios, (*found, *others), tuple(reasons), instead, tuple(ask), also, notes, findings
     )
+
+
+def _in_question(claim: Claim, claimed: float | None, ratios: Sequence[Measure]) -> Measure | None:
+    """Return what the claim is about: the whole job by the first measure, or by the time that gives the claimed ratio.
+
+    It is never about one device's rate.
+    """
+    first = ratios[0] if ratios else None
+    if claimed is None or first is None or _is_what_was_claimed(claimed, first, roughness(claim)):
+        return first
+    of_job = [each for each in ratios[1:] if each.name.endswith(", s") and not claim.other.first.is_of_iteration]
+    return next((each for each in of_job if _is_what_was_claimed(claimed, each, roughness(claim))), first)
 
 
 def _differing_words(claim: Claim) -> list[Condition]:
@@ -113,11 +125,12 @@ def needs_repeats(question: Measure) -> bool:
     return question.low is None and abs(math.log(question.ratio)) < math.log1p(SINGLE_RUN_NOISE)
 
 
-def _against_figures(claim: Claim, claimed: float | None, ratios: Sequence[Measure]) -> Iterator[str]:
+def _against_figures(
+    claim: Claim, claimed: float | None, ratios: Sequence[Measure], question: Measure | None
+) -> Iterator[str]:
     """Yield what the figures say against a claim: another ratio, none, or two that contradict each other."""
-    if not ratios:
+    if question is None:
         return
-    question = ratios[0]
     if claimed is not None and not _is_what_was_claimed(claimed, question, roughness(claim)):
         yield f"The files give {question.ratio_in_words} ({question.name}), not {claimed:g}x."
     if claimed is None and (question.high or question.ratio) < 1 - ROUNDING:

@@ -108,8 +108,8 @@ RATES = ("token_rate", "device_token_rate", "sample_rate", "step_rate", "rate")
 TIMES = ("step_s", "time_s")
 RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops",
            "speedup", "efficiency")  # fmt: skip
-# what counts devices beside a speed-up; elsewhere workers load data
-COMPUTE = ("workers", "num workers", "n workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
+# what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
+COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
 # what a row may say in its words; a quantity or a setting -> its value in a group
 _DEVICES = r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|RTX ?\d{4}(?: ?Ti)?|MI\d{3}X?"
 _COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
@@ -128,7 +128,7 @@ IN_WORDS = {
         "length": r"\b(?:seq(?:[- ]?len(?:gth)?)?|sequence(?:[- ]length)?|context(?:[- ]length)?) ?=? ?(\d{2,7}k?)\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
-        r"(?! ?(?:samples|images|tokens|steps|sequences|examples|docs))",
+        r"(?! ?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
         DEVICE: rf"\b({_DEVICES})\b",
         "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
@@ -275,14 +275,15 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
         quantity = chosen.get(heading) or quantity_of(heading)
         if quantity is None and _is_ratio_to(heading, cells, is_of_speed):
             quantity = "speedup"
-        if quantity is None and is_of_ratios and _canonical(heading)[0] in COMPUTE:
+        if quantity is None and is_of_ratios and _canonical(heading)[0] in COMPUTE and "num_" not in heading:
             quantity = "devices"
         if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
             quantity = None
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
         column = _column(heading, quantity, cells)
-        word = WORD_OF.get(_canonical(heading)[0]) if len(heading) <= LONGEST else None
+        name, unit = _canonical(heading) if len(heading) <= LONGEST else ("", "")
+        word = WORD_OF.get(name) if unit != "%" else None
         if word and word not in taken and not any(column.figures):
             column, quantity = Column(heading, None, column.figures, column.texts, word), word
         taken |= {quantity} if quantity else set()
@@ -418,7 +419,7 @@ def quantity_of(heading: str) -> str | None:
             r"(?:val\w*|eval\w*|test|dev|test clean|dev clean) (wer|cer|ppl|perplexity|f1|bleu)", name
         )
         name = quality[1] if quality else name
-    if name in OF_TIME_ALONE and unit not in _SECONDS:
+    if (name in OF_TIME_ALONE and unit not in _SECONDS) or (unit == "%" and _HEADING.get(name) == "devices"):
         return None
     if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
         return _HEADING[unit]

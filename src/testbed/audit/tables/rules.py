@@ -313,7 +313,7 @@ def _not_measured(item: Reported, grid: Grid, is_of_ratios: bool) -> Iterator[Fi
     shown = next((column for column in grid.columns if column.quantity in RESULTS and any(column.figures)), None)
     if shown is None:
         return
-    is_said = _ESTIMATED.search(shown.heading) or any(column.word == STATUS for column in grid.columns)
+    is_said = any(column.word == STATUS or _ESTIMATED.search(column.heading) for column in grid.columns)
     if grid.warning and not is_said and grid not in item.details["pairs"]:
         said = f"{shown.heading} may be no measurement; the text says of it: {_short(grid.warning)}"
         yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[0]}",), said, NOTE)
@@ -453,7 +453,7 @@ def _contradicted(pair: Pair, learnt: Sequence[Condition]) -> Iterator[Finding]:
 def _more_devices(pair: Pair) -> Iterator[Finding]:
     """Find more than linear gains, and losses, on more devices; both directions, whichever row is the reference."""
     few, many = pair.sizes
-    if not few or not many or few == many or is_another_strategy(pair.claim):
+    if not few or not many or few == many or is_another_strategy(pair.claim) or _is_other_work(pair):
         return
     if many < few:
         pair = replace(pair, row=pair.reference, reference=pair.row)
@@ -484,6 +484,13 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
     elif gain < SLOWER and high <= 1:
         said = f"more {what} were slower: {said} on {many:,} {what} against {few:,}"
         yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain / added:.0%} efficiency")
+
+
+def _is_other_work(pair: Pair) -> bool:
+    """Return whether two rows without a ratio are examples of different work, and no series."""
+    is_of_ratios = any(pair.grid.column(name) for name in RATIOS)
+    differ = {each.name for each in pair.conditions if each.state == DIFFERS}
+    return not is_of_ratios and bool(differ & {"model", "data", "kind of pass"})
 
 
 def _per_device(claim: Claim) -> str:
