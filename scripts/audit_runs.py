@@ -61,11 +61,10 @@ def parse_arguments() -> argparse.Namespace:
                         "'devices=#GPUs,length=2048' (a wrong quantity is answered with the list)")  # fmt: skip
     parser.add_argument("--json", type=_path, metavar="FILE", help="write the findings to FILE too")
     arguments = parser.parse_args()
+    if not arguments.files and arguments.baseline is None and arguments.a and arguments.b:
+        arguments.files, arguments.a, arguments.b = [Path(arguments.a), Path(arguments.b)], None, None
     if not arguments.files:
-        named = [Path(name) for name in (arguments.a, arguments.b) if name]
-        if len(named) != 2 or not all(path.exists() for path in named):
-            parser.error("FILE is missing: give a table, or two files or folders of runs")
-        arguments.files, arguments.a, arguments.b = named, None, None
+        parser.error("FILE is missing: give a table, or two files or folders of runs")
     return arguments
 
 

@@ -598,4 +598,19 @@ def test_two_logs_may_be_named_as_the_sides(tmp_path):
     named = run_here(PROGRAM, "--a", runs[0], "--b", runs[1])
     assert (named.returncode, named.stdout) == (plain.returncode, plain.stdout)
     done = run_here(PROGRAM, "--a", "DDP", "--b", runs[1])
+    assert done.returncode == 2 and "DDP does not exist" in done.stderr
+    done = run_here(PROGRAM, "--a", runs[0])
     assert done.returncode == 2 and "FILE is missing" in done.stderr
+
+
+def test_half_the_time_at_the_same_rate_is_half_the_training(tmp_path):
+    header = f"{FULL} | Training time"
+    found = of_rows(tmp_path, header, f"{DDP} | 10 h", f"{DDP.replace('DDP', 'new')} | 5 h", claimed=2.0)
+    assert found.verdict == FALLS and found.reasons[0].startswith("The files give 1x")
+
+
+def test_a_claim_within_ranges_that_hold_1_is_not_known(tmp_path):
+    header = FULL.replace("tokens/s", "Training time")
+    rows = DDP.replace("10000", "6-9 min"), DDP.replace("DDP", "new").replace("10000", "3-9 min")
+    assert of_rows(tmp_path, header, *rows, claimed=1.4).verdict == OPEN
+    assert of_rows(tmp_path, header, *rows, claimed=5.0).verdict == FALLS

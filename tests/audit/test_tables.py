@@ -456,3 +456,29 @@ def test_examples_of_other_models_are_no_series_and_a_share_is_no_number_of_devi
     timed = table("Size | Median ms | Estimated GFLOP/s", "128 | 0.005 | 786", "512 | 0.131 | 2047")
     text = f"{timed}\nTheir ratio is an estimated throughput.\n"
     assert not any("may be no measurement" in each.message for each in audit([saved(tmp_path, text)]))
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "MFU is relative to the theoretical peak performance of an A100.",
+        "Theoretical peak throughput is 312 TFLOP/s.",
+        "All results are within 2 % of the expected linear scaling.",
+        "Models are described in this section; expected calibration error is not shown.",
+    ],
+)
+def test_sentences_about_peaks_and_methods_say_nothing_of_the_figures(tmp_path, sentence):
+    rows = table("GPUs | tokens/s | Speedup", "1 | 1000 | 1.0x", "2 | 1950 | 1.95x")
+    assert audit([saved(tmp_path, f"{sentence}\n\n{rows}")]) == []
+
+
+def test_a_loss_of_another_study_belongs_to_no_row(tmp_path):
+    rows = table("GPUs | tokens/s | Speedup", "1 | 1000 | 1.0x", "2 | 1950 | 1.95x")
+    other = table("Layers | Val loss", "1 | 3.0", "2 | 3.2")
+    assert audit([saved(tmp_path, f"{rows}\n\nAnother study.\n\n{other}")]) == []
+
+
+def test_powers_of_ten_are_no_ranges():
+    for text, kind in (("1e-3", "time"), ("2e-3", "number"), ("9.5e-02", "time")):
+        figure = figure_of(text, kind)
+        assert figure is not None and figure.value == pytest.approx(float(text))

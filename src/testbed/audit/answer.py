@@ -37,6 +37,9 @@ ROUNDING, MOST_ROUNDED = 0.01, 0.05  # of a claimed ratio: always, and at most b
 APART = 1.15  # two ratios of one pair of runs
 WEAK = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
 ITERATION = "time of one iteration"
+_TO_A_TARGET = re.compile(
+    r"(?i)\b(?:to|until|reach\w*) (?:a |the )?(?:[\d.]+ ?%?|target|loss|accuracy|quality|convergence)"
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
         ask.insert(0, "a rate or a time that both sides have")
     elif needs_repeats(question):
         ask.append("repeats of both sides")
+    elif abs(math.log(question.ratio)) <= math.log1p(roughness(claim)):
+        ask.append("figures in place of ranges and estimates, within which both sides may be as fast")
     verdict = FALLS if reasons else OPEN if ask else STANDS
     also = tuple(each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile"))
     notes = tuple(dict.fromkeys(item.message for item in findings if item.severity == NOTE and not item.unknown))
@@ -96,14 +101,15 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
 
 
 def _in_question(claim: Claim, claimed: float | None, ratios: Sequence[Measure]) -> Measure | None:
-    """Return what the claim is about: the whole job by the first measure, or by the time that gives the claimed ratio.
+    """Return what the claim is about: the whole job by the first measure, or the time to one target that gives the
+    claimed ratio.
 
-    It is never about one device's rate.
+    It is never about one device's rate, nor about a time of which nothing says that as much was done.
     """
     first = ratios[0] if ratios else None
     if claimed is None or first is None or _is_what_was_claimed(claimed, first, roughness(claim)):
         return first
-    of_job = [each for each in ratios[1:] if each.name.endswith(", s") and not claim.other.first.is_of_iteration]
+    of_job = [each for each in ratios[1:] if _TO_A_TARGET.search(each.name) and not claim.other.first.is_of_iteration]
     return next((each for each in of_job if _is_what_was_claimed(claimed, each, roughness(claim))), first)
 
 
@@ -186,7 +192,10 @@ def _is_what_was_claimed(claimed: float, question: Measure, rough: float) -> boo
     unit = 10.0 ** -len(text.partition(".")[2]) if "." in text else 1.0
     if question.low is not None and question.high is not None and question.low <= claimed <= question.high:
         return True
-    return abs(question.ratio - claimed) <= max(min(0.5 * unit, MOST_ROUNDED * claimed), (ROUNDING + rough) * claimed)
+    by_digits = min(0.5 * unit, MOST_ROUNDED * claimed)
+    return abs(question.ratio - claimed) <= max(by_digits, ROUNDING * claimed) or (
+        question.ratio / (1 + rough) <= claimed <= question.ratio * (1 + rough)
+    )
 
 
 def _instead(

@@ -138,7 +138,8 @@ IN_WORDS = {
         r"|keynote|placeholder|ETA|(?:time|rate)s? scales?|scaled (?:up|linearly|from|the (?:time|rate)s?)"
         r"|run times (?:\w+ight|t\w+|four|\d+)|haven't (?:had|run|measured)|stopped after (?:step|iteration)"
         r"|from (?:the|their) (?:paper|blog|slides|docs))\b",
-        INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)|nsys"
+        INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)"
+        r"(?! (?:is |was |were )?(?:off|disabled|not))|nsys"
         r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
         r"|detect_anomaly|debug mode)\b",
         WARM_UP: r"([^|.;\n]{0,60}\b(?:(?<!window )(?<!len )(?<!lr )(?<!rate )warm-?ups?|warmed up"
@@ -210,7 +211,10 @@ _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-
 _MARKED = re.compile(r"[<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 ROUGH = 0.15  # by which "~8 min" may be off, either way
 _ABOUT = re.compile(r"(?i)^(?:~|approx\w*\.?|about|around|ca\.?|c\.) ?(?=\d)")
-_RANGE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]{0,7}) ?(?:-|~|to) ?(\d+(?:\.\d+)?(?: ?[a-zµ]{1,8})?(?: [a-z]+)?)", re.I)
+_RANGE = re.compile(
+    r"(?!\d[\d.]*e[-+]?\d)(\d+(?:\.\d+)?) ?([a-z]{0,7}) ?(?:-|~|to) ?(\d+(?:\.\d+)?(?: ?[a-zµ]{1,8})?(?: [a-z]+)?)",
+    re.I,
+)
 WIDEST = 3  # of a range, its end over its begin
 # 6 h 38 min
 _SPOKEN = re.compile(
@@ -509,8 +513,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
     unit = unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
     scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
     scale = scale if seconds is None else seconds
-    if kind == "number" and (times := re.search(r"(?i)[_ (]([bm])\)?$", heading)):
-        scale *= _SUFFIXES[times[1].lower()]
+    if kind == "number" and (times := re.search(r"(?i)(?:_([bm])|\(([bm])\))$", heading)):
+        scale *= _SUFFIXES[(times[1] or times[2]).lower()]
     if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
         scale *= _SUFFIXES[thousands[1].lower()]
     last = _last_place(read)

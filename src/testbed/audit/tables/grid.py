@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import csv
 import io
 import itertools
@@ -18,15 +19,17 @@ _OF_FIGURES = re.compile(
     r"|run on)\b"
 )
 _NOT_MEASURED = re.compile(
-    r"(?i)\b(?:expected|projected|predicted|estimated|theoretical|extrapolated|placeholder|simulated)\W+(?:\w+\W+){0,3}"
+    r"(?i)\b(?:expected|projected|predicted|estimated|theoretical(?! (?:peak|max\w*|FLOP))|extrapolated|placeholder"
+    r"|simulated)[^\w.;]+(?:(?!peak)\w+[^\w.;]+){0,3}"
     r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
-    r"|\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
+    r"|(?<!peak )\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
     r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
 )
 # of all figures of a page
 _OF_PAGE = re.compile(
     r"(?i)\b(?:this (?:file|page|document|section)|all (?:the )?(?:numbers|values|figures|results|times|timings))\b"
-    r"[^.]{0,120}\b(?:placeholders?|projected|expected|estimate[sd]?|theoretical|simulated|extrapolated)\b"
+    r" (?:are|is|were|was|contains?|holds?|shows?|lists?) (?:only |all |just )?"
+    r"(?:\w+ ){0,2}(?:placeholders?|projected|projections|expected|estimate[sd]?|theoretical|simulated|extrapolated)\b"
     r"|\bstopped after (?:step|iteration) \d|\bscaled (?:up )?the (?:time|rate)s?\b"
     r"|\b(?:list|show|give|report)s? the (?:output|prediction|estimate)s? of\b"
 )
@@ -54,6 +57,7 @@ def markdown_tables(text: str) -> list[Table]:
     lines = text.splitlines()
     footnotes = {match[1]: match[2] for line in lines if (match := re.match(r"(\[\^\w{1,20}\]):\s*(.*)", line))}
     found = []
+    notes = _may_be_notes(lines)
     number = 1
     while number < len(lines):
         is_head = "|" in lines[number - 1] and "|" in lines[number] and SEPARATOR.fullmatch(lines[number])
@@ -68,7 +72,10 @@ def markdown_tables(text: str) -> list[Table]:
         above, below = lines[number - 2 :: -1] if number > 1 else [], lines[end:]
         around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
         noted = _with_notes(
-            _as_wide(rows, header), f"{around}\n\n{_section(below)}", footnotes | _marked_lines(below), header
+            _as_wide(rows, header),
+            f"{around}\n\n{_section(below)}",
+            footnotes | _marked_lines(lines, notes, end),
+            header,
         )
         found.append(Table(header, noted, number, around))
         number = end + 1
@@ -106,21 +113,30 @@ def html_tables(text: str) -> list[Table]:
         return []
     page, lines, found = _Html(), text.splitlines(), []
     page.feed(text)
+    notes = _may_be_notes(lines)
     for table in page.tables:
         rows = [Row(line, tuple(" ".join(cell.split()) for cell in cells)) for line, cells in table if cells]
         if len(rows) > 1:
             first, last = rows[0].line, rows[-1].line
             above, below = lines[first - 3 :: -1] if first > 2 else [], lines[last + 1 :]
             around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
-            noted = _with_notes(_as_wide(rows[1:], rows[0].cells), around, _marked_lines(below), rows[0].cells)
+            noted = _with_notes(
+                _as_wide(rows[1:], rows[0].cells), around, _marked_lines(lines, notes, last + 1), rows[0].cells
+            )
             found.append(Table(rows[0].cells, noted, first, around))
     return found
 
 
-def _marked_lines(below: list[str]) -> dict[str, str]:
-    """Return text by mark of the lines right below a table that begin with a mark, as `* extrapolated`."""
+def _may_be_notes(lines: list[str]) -> list[int]:
+    """Return which lines begin as a note, or have marks of notes: few, so that each table can look at all of them."""
+    begins = re.compile(rf"\s*(?:<su[bp]>)?(?:{_MARK})|\s*\d{{1,2}}\. \S|.*[{_LETTERS}]")
+    return [index for index, line in enumerate(lines) if begins.match(line)]
+
+
+def _marked_lines(lines: list[str], notes: list[int], end: int) -> dict[str, str]:
+    """Return text by mark of the lines below a table, from `end` on, that begin with a mark, as `* extrapolated`."""
     found: dict[str, str] = {}
-    for place, line in enumerate(below):
+    for place, line in ((index - end, lines[index]) for index in notes[bisect.bisect_left(notes, end) :]):
         match = re.match(rf"\s*(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)", line)
         is_far = place >= MOST_AROUND and match is not None and match[1][0] in "*("  # of a list
         if match and not is_far and not re.fullmatch(r"(\*+)[^*]+\1", line.strip()):  # a text in italics

@@ -22,7 +22,10 @@ SHORT = {
     "seq_len": "length", "time": "time_s", "step_time": "step_s", "throughput": "rate", "accum": "accumulation",
 }  # fmt: skip
 LEAST_TURNED = 2  # quantities in a first column
-_OF_TWO = re.compile(r"(?i)speed-?up|improve|gain|change|delta|diff|saving|factor|ratio|notes?\b|faster|impact")
+_OF_TWO = re.compile(
+    r"(?i)\b(?:speed-?ups?|improve\w*|gains?|changes?|delta|diff\w*|savings?|factor|ratio|notes?|faster|impact)\b"
+    r""
+)
 MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
 
@@ -100,9 +103,10 @@ def _turned(table: Table) -> Table:
 def _with_quality(grid: Grid, every: Sequence[Grid]) -> Grid:
     """Return a table without a loss or a score with those that another table of the file gives for all of its rows."""
     names = [text.lower() for text in grid.columns[0].texts]
-    if any(grid.column(name) for name in LEARNT) or len({*names}) < 2:
+    if any(grid.column(name) for name in LEARNT) or len({*names}) < 2 or any(map(is_number, names)):
         return grid
-    for other in every:
+    heading = grid.columns[0].heading.lower()
+    for other in (each for each in every if each.columns[0].heading.lower() == heading):
         place = {text.lower(): row for row, text in enumerate(other.columns[0].texts)}
         learnt = [column for column in other.columns if column.quantity in LEARNT and not column.is_of_words]
         if learnt and len(place) == len(other.lines) and {*names} <= {*place}:
