@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from testbed.autotune.micro_batch import _step, _throw_away
 from testbed.distributed.mesh import MeshSizes
+from testbed.memory_model.buffers import buffers_of, held_by
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import DenseModel, Job, Layout, job_of_settings
 from testbed.memory_model.memory import (
@@ -26,6 +27,7 @@ from testbed.memory_model.memory import (
     smallest_number_of_devices,
 )
 from testbed.memory_model.model_states import model_state_bytes
+from testbed.memory_model.stages import stages_by_rank
 from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.planner.rows import own_rows
@@ -133,6 +135,10 @@ def test_the_fullest_rank_of_a_pipeline_is_at_an_end_of_those_alike(schedule, ra
     layout = Layout(pipeline=ranks, virtual_stages=virtual)
     it = job(run_type="pipeline", layout=layout, schedule=schedule, accumulation=12)
     assert memory_of(it).allocated == max(one.allocated for one in memory_of_ranks(it))
+    sharded = dataclasses.replace(layout, data=4, shard=4, zero_stage=3)
+    it = dataclasses.replace(it, run_type="mesh", layout=sharded)
+    for stages in stages_by_rank(it):
+        assert all(buffer.num_bytes >= 0 for buffer in buffers_of(it, held_by(it, stages)))
 
 
 def test_a_rank_with_both_ends_keeps_the_embedding_out_of_its_shards():

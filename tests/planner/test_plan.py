@@ -467,19 +467,32 @@ def test_a_schedule_is_for_meshes_that_have_stages(schedule):
 def test_fewer_devices_are_named_where_the_network_costs_more_than_they_bring(words, said):
     assert re.search(said, run_here(PLAN, "--model", "gpt2-medium", *words.split()).stdout)
     assert "of them" not in run_here(PLAN, "--model", "gpt2-medium", "--gpu", "l4", "--gpus", 8).stdout
+    assert "of them" not in run_here(PLAN, "--here", "--gpus", 4, "--global_batch_size", 15).stdout  # shares of cores
+    assert "7 of them" in run_here(PLAN, "--gpu", "h100-sxm", "--gpus", 8, "--global_batch_size", 7).stdout
+
+
+def test_a_batch_that_is_named_can_be_run_and_gains():
+    words = ["--gpu", "h100-sxm", "--gpus", 8, "--micro_batch_size_per_gpu", 25]
+    named = re.search(r"--global_batch_size (\d+) lets them", run_here(PLAN, *words, "--global_batch_size", 100).stdout)
+    assert named is not None
+    assert "Best: ddp" in run_here(PLAN, *words, "--global_batch_size", named[1]).stdout
+    words = ["--gpu", "rtx-4090", "--gpus", 3, "--model", "gpt2-xl", "--global_batch_size", 64]
+    assert "lets them run" not in run_here(PLAN, *words).stdout, "a pipeline is as fast"
 
 
 def test_offload_is_named_where_nothing_else_has_room():
     done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "a10g", "--gpus", 1)
-    assert done.returncode == 2 and "--run_type optimized --offload optimizer fits: ZeRO-" in done.stderr
+    assert done.returncode == 2 and "--run_type optimized --offload optimizer has room: ZeRO-" in done.stderr
     tight = run_here(PLAN, "--model", "gpt2-large", "--gpu", "t4", "--gpus", 1).stdout
-    assert re.search(r"fp16 would be .* tight\); with it --run_type optimized --offload optimizer fits", tight)
+    assert re.search(r"fp16 would be .* tight\); with it --run_type optimized --offload optimizer has room", tight)
 
 
 def test_bf16_that_a_device_does_not_have_is_not_compiled():
     done = run_here(PLAN, "--model", "gpt2-medium", "--gpu", "v100", "--gpus", 8, "--precision", "bf16")
     assert "--compile off" in done.stdout and "--compile on" not in done.stdout
     assert "--precision fp16 would be about" in done.stdout
+    done = run_here(PLAN, "--model", "gpt2", "--gpu", "v100", "--precision", "bf16", "--compile", "on")
+    assert done.returncode == 2 and "v100-16gb has no bf16" in done.stderr
 
 
 @pytest.mark.parametrize("flag", ["--context_parallel_size", "--pipeline_stages"])

@@ -47,6 +47,7 @@ class Held:
     table: int  # the head's matrix where the rank has one, or else the embedding's
     embeds: bool
     predicts: bool
+    blocks: int = 0  # that it has
     keeps_table: bool = False  # whole, where the rest lies in shards
 
 
@@ -62,6 +63,7 @@ def held_by(job: Job, stages: Sequence[Stage]) -> Held:
         table=part_of(model.vocab, tensor) * model.hidden if embeds or predicts else 0,
         embeds=embeds,
         predicts=predicts,
+        blocks=num_blocks,
         keeps_table=keeps_table_whole(job, stages),
     )
 
@@ -147,7 +149,7 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     """
     width = 2 if keeps_16_bits(job) else FP32
     reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
-    num_blocks = job.model.layers / job.layout.pipeline
+    num_blocks = held.blocks
     is_elsewhere = not job.model.tied or held.keeps_table
     root = held.elements - num_blocks * held.block - (held.table if is_elsewhere else 0)
     # in a pipeline micro batches alternate, and no stage frees what the next one needs again (torchtitan)

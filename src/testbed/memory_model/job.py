@@ -247,11 +247,13 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
         values: every flag, filled in.
     """
     job = _job_of(values, mesh, shape, machine.device.kind, machine.devices)
-    device = machine.device
-    is_without = values["compile"] is None and device.architecture in NO_TRITON  # --compile auto does not compile there
-    is_emulated = job.precision == "bf16" and device.kind == "cuda" and "bf16" not in device.peak_flops
-    # inductor leaves what multiplies in a bf16 that the device does not have to PyTorch's own kernels
-    return replace(job, compiled=False) if is_without or is_emulated else job
+    is_without = machine.device.architecture in NO_TRITON or emulates_bf16(job.precision, machine.device)
+    return replace(job, compiled=False) if values["compile"] is None and is_without else job
+
+
+def emulates_bf16(precision: str, device: Device) -> bool:
+    """Return whether a GPU has no bf16 of its own, for which PyTorch compiles nothing."""
+    return precision == "bf16" and device.kind == "cuda" and "bf16" not in device.peak_flops
 
 
 def job_of_settings(settings: RunSettings) -> Job:

@@ -16,7 +16,7 @@ from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.run_types import REFERENCE, STRATEGIES, run_types_with
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device
-from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, job_of
+from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, emulates_bf16, job_of
 from testbed.model.shape import ModelShape
 
 LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
@@ -193,6 +193,11 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
     Raises:
         InputError: the program refuses the mesh, the batch, or every micro batch.
     """
+    if values["compile"] and emulates_bf16(values["precision"], machine.device):
+        raise InputError(
+            f"--compile on with --precision bf16: {machine.device.name} has no bf16, and PyTorch compiles none for it; "
+            "leave --compile out, or give --precision fp16"
+        )
     ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
     values = {**values, **options_of_run_type(values, typed)}
     _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all

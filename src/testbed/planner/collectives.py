@@ -141,9 +141,12 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     ranks = layout.data * layout.context
     if ranks == 1 or (job.strategy is not None and not job.strategy.is_distributed and layout.data == 1):
         return []
-    held = model.parameters / layout.tensor
+    held, here = model.parameters / layout.tensor, float(model.layers)
     if layout.pipeline > 1:
-        held = max(elements_held(model, layout.tensor, stages) for stages in stages_by_rank(job))
+        held, here = max(
+            (elements_held(model, layout.tensor, stages), sum(len(stage.blocks) for stage in stages))
+            for stages in stages_by_rank(job)
+        )
     block = sum(map(math.prod, model.block_shapes()))
     weights, gradients = held * _wide(job), held * _gradient_width(job)
     passes = job.accumulation if layout.pipeline == 1 else 1.0
@@ -197,7 +200,8 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     if layout.zero_stage == 3:
         # What forward begins with is waited for, and what backward ends with: the embedding, and with it the rest of
         # FSDP's root unit, which stays gathered until its own backward pass.
-        root = max(0.0, held - blocks * block / layout.tensor) / (1 if model.tied else 2)
+        rest = max(0.0, held - here * block / layout.tensor)
+        root = rest if model.tied or layout.pipeline > 1 else rest / 2
         in_blocks = held - root
         twice = 2 if job.reshards else 1
         found = [

@@ -56,6 +56,8 @@ DAYS = {"d": 1.0, "h": 1 / 24, "m": 1 / 1440}
 MOST_IN_SWEEP = 64
 WORTH_SAYING = 1.2  # times as fast
 MUCH = 0.3  # of a step
+GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
+MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,22 +139,23 @@ class Question:
         found += [self._with_offload(best) if best.is_tight else None]
         return [hint for hint in found if hint]
 
-    @property
-    def _is_undivided(self) -> bool:
-        """Return whether the batch leaves out data parallelism on all devices."""
-        devices, batch = self.machine.devices, self.global_batch
-        return devices <= batch and bool(batch % devices) and "run_type" not in self.given
-
     def _batch_that_divides(self, best: PlannedRun) -> str | None:
-        """Return a batch that divides among the devices, and what it gains."""
-        devices, batch = self.machine.devices, _rounded(self.global_batch, [self.machine.devices])
-        if best.job.layout.data == devices or not self._is_undivided:
+        """Return a batch that lets data parallelism use all devices, and what it gains."""
+        devices = self.machine.devices
+        is_asked = "run_type" in self.given or best.job.layout.data == devices
+        if devices > self.global_batch or not self.global_batch % devices or is_asked or devices > MOST_TRIED:
             return None
+        batch = _rounded(self.global_batch, [devices * (self.given.get("micro_batch_size_per_gpu") or 1)])
         other = self._asked(batch).best()
-        gain = "" if isinstance(other, str) else f", {other.tokens_per_s / best.tokens_per_s:.3g} times the tokens/s"
+        if isinstance(other, str) or other.job.layout.data < devices:
+            return None
+        gain = other.tokens_per_s / best.tokens_per_s
+        if gain < GAIN:
+            return None
         return (
             f"A batch of {self.global_batch:,} sequences does not divide among {devices} devices, which leaves out "
-            f"ddp, ZeRO and fsdp on all of them; --global_batch_size {batch} lets them run{gain}"
+            f"ddp, ZeRO and fsdp on all of them; --global_batch_size {batch} lets them run, {three(gain)} times the "
+            "tokens/s"
         )
 
     def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
@@ -161,12 +164,12 @@ class Question:
 
     def _narrower_precision(self, best: PlannedRun) -> str | None:
         """Return what fp16 would gain where a device is no faster in what is taken; None where nothing."""
-        peaks, taken = self.machine.device.peak_flops, best.job.precision
+        peaks = self.machine.device.peak_flops
         if self.given.get("precision") not in (None, "auto", "bf16") or "fp16" not in peaks or "bf16" in peaks:
             return None
         other = self._asked(precision="fp16")
         fp16 = other.best()
-        if isinstance(fp16, str) or best.time.seconds < WORTH_SAYING * fp16.time.seconds or taken == "fp16":
+        if isinstance(fp16, str) or best.time.seconds < WORTH_SAYING * fp16.time.seconds:
             return None
         words = f"--precision fp16 would be about {best.time.seconds / fp16.time.seconds:.1f} times as fast"
         words += f" ({name_of(fp16.job)}{', tight' * fp16.is_tight})"
@@ -174,27 +177,35 @@ class Question:
         return words + (f"; with it {offloaded}" if offloaded else "")
 
     def _fewer_devices(self, best: PlannedRun) -> str | None:
-        """Return how much faster fewer devices are: where the network costs much of a step, one node or one device;
-        where the batch does not divide, the most that it divides among."""
-        machine, numbers = self.machine, set()
-        if sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds:
-            numbers |= {1, min(machine.per_node, machine.devices)}
-        if self._is_undivided:
-            whole = [number for number in range(1, machine.devices) if self.global_batch % number == 0]
-            numbers |= {max(number for number in whole if number <= machine.per_node or not number % machine.per_node)}
-        tried = [self.on(number).best() for number in numbers - {machine.devices}]
-        found = [run for run in tried if isinstance(run, PlannedRun)]
-        fewer = min(found, key=lambda run: run.time.seconds, default=best)
-        gain = best.time.seconds / fewer.time.seconds
-        if fewer is best or gain < 1:
+        """Return how much faster fewer devices are: where the network costs much of a step, one device or fewer nodes;
+        where the batch does not divide, the most that it divides among.
+
+        Cores are no devices that can be left out: with fewer ranks each has more of them.
+        """
+        machine = self.machine
+        if machine.device.kind == "cpu" or machine.devices > MOST_TRIED:
             return None
+        fewer = range(1, machine.devices)
+        whole = [number for number in fewer if number <= machine.per_node or not number % machine.per_node]
+        numbers = set()
+        if sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds:
+            halved = {machine.devices >> times for times in range(1, 7)}
+            numbers |= {1, machine.per_node, *halved} & {*whole}
+        if self.global_batch % machine.devices:
+            numbers.add(max(number for number in whole if self.global_batch % number == 0))
+        found = [run for run in (self.on(number).best() for number in sorted(numbers)) if isinstance(run, PlannedRun)]
+        first = min(found, key=lambda run: (run.is_tight, run.time.seconds), default=best)
+        gain = best.time.seconds / first.time.seconds
+        if gain < GAIN:
+            return None
+        name = f"{name_of(first.job)}{', tight' * first.is_tight}"
         return (
-            f"{fewer.machine.devices} of them ({name_of(fewer.job)}) would be {gain:.3g} times as fast, with "
-            f"{three(fewer.time.seconds)} s a step"
+            f"{first.machine.devices} of them ({name}) would be {three(gain)} times as fast, with "
+            f"{three(first.time.seconds)} s a step"
         )
 
     def _with_offload(self, best: PlannedRun) -> str | None:
-        """Return that DeepSpeed's offload has room, where nothing else does or what does is slower."""
+        """Return that DeepSpeed's offload has room, where nothing else has, and that it is not much slower."""
         asks = {"run_type": "optimized", "offload": "optimizer"}
         if self.machine.device.kind == "cpu" or self.work is None or any(name in self.given for name in asks):
             return None
@@ -204,7 +215,7 @@ class Question:
         if best.fits and found.time.seconds > WORTH_A_TRY * best.time.seconds:
             return None
         flags = " ".join(f"--{name} {value}" for name, value in asks.items())
-        return f"{flags} fits: {name_of(found.job)}, {three(found.time.seconds)} s a step"
+        return f"{flags} has room: {name_of(found.job)}, {three(found.time.seconds)} s a step"
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
@@ -311,7 +322,8 @@ def caveats_of(choices: Sequence[Choice]) -> list[str]:
         if isinstance(choice.best, PlannedRun):
             firsts.setdefault(choice.question.machine.device.name, choice)
     said: dict[str, None] = {}
-    for each in [*firsts.values(), *(choice for _, choice in _winners(choices) if choice)]:
+    told = [*firsts.values(), *(choice for _, choice in _winners(choices) if choice)]
+    for each in {id(choice): choice for choice in told}.values():
         assert isinstance(each.best, PlannedRun)
         tight = ["It fits only tightly"] if each.best.is_tight else []
         for hint in [*each.question.hints(each.best), *advice([each.best]), *tight]:
