@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import blended_transform_factory
 
 from testbed.analysis.charts.bars import draw_stacks
 from testbed.analysis.charts.style import STYLE, WARNING_COLOUR, figure_with_footer, rows_on
@@ -80,7 +81,14 @@ def _stack(axis: Axes, rows: Bars, colours: Mapping[str, str], totals: Sequence[
     unnamed = dict.fromkeys(name for row in rows for name in row if name not in colours)
     others = dict(itertools.zip_longest(unnamed, OTHERS[: len(unnamed)], fillvalue="#222222"))
     draw_stacks(axis, rows, {**colours, **others}, totals, _two_digits, limit)
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=8.5, borderaxespad=0.2)
+    figure = axis.get_figure()
+    assert figure is not None
+    # from the figure's left edge on, above the labels too: long names of meshes leave the axis itself little width
+    place = blended_transform_factory(figure.transFigure, axis.transAxes)
+    axis.legend(
+        loc="lower left", bbox_to_anchor=(0.01, 1), bbox_transform=place, ncols=4, frameon=False, fontsize=8.5,
+        borderaxespad=0.2,
+    )  # fmt: skip
 
 
 def _two_digits(value: float) -> str:
