@@ -372,32 +372,6 @@ def test_the_sweep_has_a_row_for_every_number():
     assert [line.split()[0] for line in rows] == ["8", "16", "32", "64"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--gpu", "h100-sxm", "--gpus", 7], ["448 x 1,024 tokens", "Best: ddp"]),  # not 512, which 7 does not divide
-        (["--gpu", "h100-sxm", "--gpus", 56], ["448 x 1,024 tokens"]),
-        (["--gpu", "t4"], ["--precision fp16 would be about"]),
-        (["--gpu", "mi300x"], ["No published run on mi300x is known"]),
-        (
-            ["--gpu", "h100-sxm", "--gpus", 512, "--global_batch_size", 512],
-            ["The batch is too small for so many devices"],
-        ),
-        (["--gpu", "gb200", "--gpus", 128], ["--nnodes 32 --nproc-per-node 4 ", "--compile o"]),
-        (["--gpu", "h100-sxm", "--gpus", 7, "--global_batch_size", 512, "--run_type", "pipeline"], ["costs most"]),
-        (["--gpu", "h100-sxm", "--gpus", 7, "--global_batch_size", 512], ["--global_batch_size 448 lets them"]),
-    ],
-)
-def test_advice_that_can_be_followed(words, said):
-    done = run_here(PLAN, "--model", "gpt2", *words)
-    assert done.returncode == 0, done.stderr
-    for each in said:
-        assert each in done.stdout
-    own = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80")
-    for absent in ("fp16 would", "No published run", "too small", "is tight", "does not divide"):
-        assert absent not in own.stdout
-
-
 def test_long_sequences_are_cut_by_context_ranks_without_being_asked():
     """And what fits on the devices that were asked for is not sent to fewer."""
     words = ["--model", "gpt2-xl", "--gpu", "h100-sxm", "--gpus", 8, "--global_batch_size", 8]
@@ -406,105 +380,6 @@ def test_long_sequences_are_cut_by_context_ranks_without_being_asked():
     assert " context" not in run_here(PLAN, *words).stdout.partition("Memory per device")[0]
     done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "t4", "--gpus", 7, "--run_type", "tensor")
     assert done.returncode == 2 and "nothing can be planned" in done.stderr
-
-
-def test_a_comparison_says_what_a_plan_of_each_kind_would():
-    kinds = ["--gpu", "t4,v100,h200", "--gpus", 8, "--tokens", "10B"]
-    done = run_here(PLAN, "--model", "gpt2", *kinds)
-    assert "8 x t4: --precision fp16 would be about 5" in done.stdout
-    assert "8 x v100-16gb: --precision fp16 would be about" in done.stdout
-    assert "8 x h200: No published run on h200 is known" in done.stdout
-
-
-def test_a_batch_is_small_by_the_tokens_of_a_data_rank():
-    """Llama 3 trained well with 1,024 tokens a GPU (arXiv:2407.21783, table 4); here are 256 sequences a data rank."""
-    words = ["--model", "llama3-405b", "--gpu", "h100-sxm", "--gpus", 4096, "--global_batch_size", 2048]
-    assert "too small" not in run_here(PLAN, *words).stdout
-    assert "too small" in run_here(PLAN, "--model", "gpt2", "--gpu", "h100-sxm", "--gpus", 4096).stdout
-
-
-def test_deepspeed_alone_holds_the_whole_model_on_a_device():
-    words = ["--gpu", "a100-40", "--gpus", 64, "--num_layers", 60, "--num_heads", 56, "--embedding_size", 7168]
-    done = run_here(PLAN, *words, "--run_type", "optimized", "--zero_stage", 3)
-    assert done.returncode == 2 and "DeepSpeed puts the whole model on each device before it cuts it" in done.stderr
-    done = run_here(PLAN, *words, "--run_type", "fsdp")
-    assert done.returncode == 0 and "Best: fsdp" in done.stdout
-
-
-def test_what_a_flag_leaves_out_is_said_where_nothing_else_fits():
-    words = ["--num_layers", 40, "--num_heads", 40, "--embedding_size", 5120, "--gpus", 64, "--gpu", "h100"]
-    done = run_here(PLAN, *words, "--matmul", "fp8", "--mixed_precision", "native")
-    assert done.returncode == 2 and "--mixed_precision belongs to --run_type fsdp, optimized" in done.stderr
-    done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "h100", "--gpus", 8, "--mixed_precision", "native", "--top", 0)
-    assert "not possible: ddp: --mixed_precision belongs" in done.stdout and "Best: " in done.stdout
-    done = run_here(PLAN, "--model", "gpt2", "--gpu", "h100", "--gpus", 1, "--run_type", "optimized")
-    assert "on one device does what baseline does" in done.stderr and "--offload optimizer" in done.stderr
-
-
-def test_meshes_are_tried_with_schedules_that_idle_less():
-    words = ["--model", "llama3-70b", "--gpu", "h200", "--gpus", 1024, "--global_batch_size", 2048, "--top", 0]
-    assert re.search(r"mesh .* stages x .*, interleaved_1f1b", run_here(PLAN, *words).stdout)
-
-
-@pytest.mark.parametrize("schedule", ["zero_bubble", "interleaved_1f1b"])
-def test_a_schedule_is_for_meshes_that_have_stages(schedule):
-    words = ["--model", "gpt2-large", "--gpu", "a100-80", "--gpus", 8, "--pipeline_schedule", schedule]
-    done = run_here(PLAN, *words, "--top", 0)
-    assert done.returncode == 0, done.stderr
-    assert f", {schedule}" in done.stdout and not done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            "--gpu l4 --gpus 12 --gpus_per_node 4 --network 50mbit",
-            r"4 of them \(\S+\) would be \d+(\.\d+)? times as fast",
-        ),
-        ("--gpu rtx-3090 --gpus 2 --gpus_per_node 1 --network 100mbit", r"1 of them \(baseline\) would be"),
-    ],
-)
-def test_fewer_devices_are_named_where_the_network_costs_more_than_they_bring(words, said):
-    assert re.search(said, run_here(PLAN, "--model", "gpt2-medium", *words.split()).stdout)
-    assert "of them" not in run_here(PLAN, "--model", "gpt2-medium", "--gpu", "l4", "--gpus", 8).stdout
-    assert "of them" not in run_here(PLAN, "--here", "--gpus", 4, "--global_batch_size", 15).stdout  # shares of cores
-    assert "7 of them" in run_here(PLAN, "--gpu", "h100-sxm", "--gpus", 8, "--global_batch_size", 7).stdout
-
-
-def test_a_batch_that_is_named_can_be_run_and_gains():
-    words = ["--gpu", "h100-sxm", "--gpus", 8, "--micro_batch_size_per_gpu", 25]
-    named = re.search(r"--global_batch_size (\d+) lets them", run_here(PLAN, *words, "--global_batch_size", 100).stdout)
-    assert named is not None
-    assert "Best: ddp" in run_here(PLAN, *words, "--global_batch_size", named[1]).stdout
-    words = ["--gpu", "rtx-4090", "--gpus", 3, "--model", "gpt2-xl", "--global_batch_size", 64]
-    assert "lets them run" not in run_here(PLAN, *words).stdout, "a pipeline is as fast"
-
-
-def test_offload_is_named_where_nothing_else_has_room():
-    done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "a10g", "--gpus", 1)
-    assert done.returncode == 2 and "--run_type optimized --offload optimizer has room: ZeRO-" in done.stderr
-    tight = run_here(PLAN, "--model", "gpt2-large", "--gpu", "t4", "--gpus", 1).stdout
-    assert re.search(r"fp16 would be .* tight\); with it --run_type optimized --offload optimizer has room", tight)
-
-
-def test_bf16_that_a_device_does_not_have_is_not_compiled():
-    done = run_here(PLAN, "--model", "gpt2-medium", "--gpu", "v100", "--gpus", 8, "--precision", "bf16")
-    assert "--compile off" in done.stdout and "--compile on" not in done.stdout
-    assert "--precision fp16 would be about" in done.stdout
-    done = run_here(PLAN, "--model", "gpt2", "--gpu", "v100", "--precision", "bf16", "--compile", "on")
-    assert done.returncode == 2 and "v100-16gb has no bf16" in done.stderr
-
-
-@pytest.mark.parametrize("flag", ["--context_parallel_size", "--pipeline_stages"])
-def test_a_mesh_that_does_not_divide_is_missing_with_the_reason(flag):
-    done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "h100-sxm", "--gpus", 128, flag, 3)
-    assert re.search(f"not possible: mesh: {flag} 3 .*does not divide the 128 ranks", done.stdout)
-
-
-def test_another_run_type_is_named_where_the_asked_one_fits_on_no_number_of_devices():
-    words = ["--num_layers", 96, "--num_heads", 96, "--embedding_size", 12288, "--gpu", "h100-sxm", "--gpus", 512]
-    done = run_here(PLAN, *words, "--run_type", "optimized", "--zero_stage", 3)
-    assert done.returncode == 2 and "leave --run_type optimized out" in done.stderr
 
 
 def test_a_sweep_in_which_nothing_fits_fails():

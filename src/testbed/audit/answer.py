@@ -37,7 +37,7 @@ ROUNDING, MOST_ROUNDED = 0.01, 0.05  # of a claimed ratio: always, and at most b
 APART = 1.15  # two ratios of one pair of runs
 WEAK = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
 ITERATION = "time of one iteration"
-_TO_A_TARGET = re.compile(
+_TO_ONE_TARGET = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the )?(?:[\d.]+ ?%?|target|loss|accuracy|quality|convergence)"
 )
 
@@ -109,7 +109,7 @@ def _in_question(claim: Claim, claimed: float | None, ratios: Sequence[Measure])
     first = ratios[0] if ratios else None
     if claimed is None or first is None or _is_what_was_claimed(claimed, first, roughness(claim)):
         return first
-    of_job = [each for each in ratios[1:] if _TO_A_TARGET.search(each.name) and not claim.other.first.is_of_iteration]
+    of_job = [each for each in ratios[1:] if _TO_ONE_TARGET.search(each.name) and not claim.other.first.is_of_iteration]
     return next((each for each in of_job if _is_what_was_claimed(claimed, each, roughness(claim))), first)
 
 

@@ -280,8 +280,8 @@ def _batches(claim: Claim) -> tuple[Value, Value]:
 
 
 def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
-    """Return whether two names are of two devices: A100 is an NVIDIA A100 80GB, of which one says less. What counts
-    them, as 8xA100 or a slice v4-32 of TPUs, is no part of a name."""
+    """Return whether two names are of different devices. A100 matches NVIDIA A100 80GB. A count is ignored, as in
+    8xA100 or the TPU slice v4-32."""
     names = (re.sub(r"^\d+ ?x ?|(?<=\bv\d)-\d+$|(?<=\bv\d[ep])-\d+$", "", str(name).lower()) for name in (a, b))
     plain = [re.sub(r"nvidia|tesla|geforce|[^a-z0-9]", "", name) for name in names]
     return plain[0] not in plain[1] and plain[1] not in plain[0]

@@ -149,12 +149,11 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     """
     width = 2 if keeps_16_bits(job) else FP32
     reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
-    num_blocks = held.blocks
     is_elsewhere = not job.model.tied or held.keeps_table
-    root = held.elements - num_blocks * held.block - (held.table if is_elsewhere else 0)
+    root = held.elements - held.blocks * held.block - (held.table if is_elsewhere else 0)
     # in a pipeline micro batches alternate, and no stage frees what the next one needs again (torchtitan)
     reshards = job.reshards and job.layout.zero_stage == 3 and job.layout.pipeline == 1
-    blocks = min(num_blocks, 3) if reshards else num_blocks
+    blocks = min(held.blocks, 3) if reshards else held.blocks
     yield Buffer("gathered embeddings", width * root, (*FORWARD, *BACKWARD), width * held.table)
     yield Buffer("gathered blocks", width * blocks * held.block, (*FORWARD, "backward"), width * held.block)
     yield Buffer("reduced blocks", (width + reduces_in) * held.block, ("backward",), FP32 * held.block)

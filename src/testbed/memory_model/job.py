@@ -252,7 +252,7 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
 
 
 def emulates_bf16(precision: str, device: Device) -> bool:
-    """Return whether a GPU has no bf16 of its own, for which PyTorch compiles nothing."""
+    """Return whether the GPU lacks native bf16. PyTorch does not compile bf16 kernels for it."""
     return precision == "bf16" and device.kind == "cuda" and "bf16" not in device.peak_flops
 
 

@@ -153,13 +153,14 @@ def _products(
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
     asked = {name: given[name] for name in ("pipeline_schedule", "sequence_parallel") if given.get(name) is not None}
-    for choice in itertools.product(*sizes.values(), MESH_SCHEDULES):
+    schedules = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else MESH_SCHEDULES
+    for choice in itertools.product(*sizes.values(), schedules):
         *sized, schedule = choice
         found = dict(zip(sizes, sized, strict=True))
         tensor, stages, context, _ = sized
         if stages > 1:
             found["pipeline_schedule"] = schedule
-        elif schedule != MESH_SCHEDULES[0]:
+        elif schedule != schedules[0]:
             continue
         data, left = divmod(devices, tensor * stages * context)
         if left:

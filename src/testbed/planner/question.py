@@ -163,7 +163,7 @@ class Question:
         return dataclasses.replace(self, global_batch=global_batch or self.global_batch, given={**self.given, **given})
 
     def _narrower_precision(self, best: PlannedRun) -> str | None:
-        """Return what fp16 would gain where a device is no faster in what is taken; None where nothing."""
+        """Return the speed-up of --precision fp16 on a device without native bf16; None if there is none."""
         peaks = self.machine.device.peak_flops
         if self.given.get("precision") not in (None, "auto", "bf16") or "fp16" not in peaks or "bf16" in peaks:
             return None

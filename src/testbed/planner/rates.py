@@ -36,9 +36,8 @@ OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for c
 ATTENTION_BACKWARD = 2.5  # of the forward pass, where nothing was kept of the T x T matrices
 KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
 FUSED = ("megatron", "llm.c")  # frameworks whose kernels join several elementwise steps
-EAGER_CASTS = (
-    6.0  # times as many, where the maximum, the scale, the clamp and the cast are kernels of their own: a count
-)
+# Times as many bytes where the maximum, the scale, the clamp and the cast are kernels of their own: a count
+EAGER_CASTS = 6.0
 CAST_BYTES = {"fp8": 5.0, "mxfp8": 7.0, "nvfp4": 8.0, "fp4": 8.0}  # to bring an operand to few bits, both ways round
 
 
