@@ -11,6 +11,7 @@ import pytest
 from support.programs import run_here
 
 from testbed.audit.claims import FAILS, NOTE, audit
+from testbed.audit.readers import read_reported
 from testbed.audit.tables.columns import figure_of, quantity_of
 from testbed.audit.tables.read import columns_named
 from testbed.errors import InputError
@@ -474,8 +475,15 @@ def test_sentences_about_peaks_and_methods_say_nothing_of_the_figures(tmp_path, 
 
 def test_a_loss_of_another_study_belongs_to_no_row(tmp_path):
     rows = table("GPUs | tokens/s | Speedup", "1 | 1000 | 1.0x", "2 | 1950 | 1.95x")
-    other = table("Layers | Val loss", "1 | 3.0", "2 | 3.2")
-    assert audit([saved(tmp_path, f"{rows}\n\nAnother study.\n\n{other}")]) == []
+    for heading in ("Layers", "GPUs"):
+        other = table(f"{heading} | Val loss", "1 | 3.0", "2 | 3.2")
+        assert audit([saved(tmp_path, f"{rows}\n\nAnother study.\n\n{other}")]) == []
+
+
+def test_a_configuration_is_no_ratio(tmp_path):
+    turned = table("Metric | Configuration A | Configuration B", "Tokens/s | 1000 | 1500", "GPUs | 1 | 1")
+    (found,) = read_reported([saved(tmp_path, turned)])
+    assert [len(grid.lines) for grid in found.details["grids"]] == [2]
 
 
 def test_powers_of_ten_are_no_ranges():

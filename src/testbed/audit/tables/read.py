@@ -24,7 +24,6 @@ SHORT = {
 LEAST_TURNED = 2  # quantities in a first column
 _OF_TWO = re.compile(
     r"(?i)\b(?:speed-?ups?|improve\w*|gains?|changes?|delta|diff\w*|savings?|factor|ratio|notes?|faster|impact)\b"
-    r""
 )
 MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
