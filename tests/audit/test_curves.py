@@ -96,3 +96,15 @@ def test_what_a_trainer_saves_of_its_whole_call_is_compared(tmp_path):
     paths[0].write_text('{"eval_loss": 1.0}')
     with pytest.raises(InputError, match="it has no 'train_runtime'"):
         audit([paths[0]])
+
+
+def test_the_batch_of_a_process_in_a_state_is_compared(tmp_path):
+    """Two states of one folder are said to differ, and two that are typed are no comparison of the precision alone."""
+    for name, batch in (("fp16", 8), ("fp32", 32)):
+        end = {"step": 90, "train_loss": 3.1, "train_runtime": 200.0, "train_samples_per_second": 4.0}
+        rows = [{"step": 50, "loss": 3.5}, {"step": 90, "loss": 3.0}, end]
+        (tmp_path / name).mkdir()
+        state = {"global_step": 90, "log_history": rows, "train_batch_size": batch}
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps(state))
+    found = [each.message for each in audit([tmp_path])]
+    assert any("batch size 8 against 32" in message for message in found), found

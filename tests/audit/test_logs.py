@@ -266,3 +266,28 @@ def test_a_printed_batch_does_not_excuse_equal_losses(tmp_path):
     second = {"losses": [2.3204553] * 2, "val_loss": 2.283445405960083, "printed": deepspeed_lines(2)}
     found = audit(wandb_pair(tmp_path, 2, second, printed=deepspeed_lines(1)))
     assert any("every rank trained on identical batches" in f.message for f in found if f.severity == FAILS)
+
+
+def test_stalls_in_a_log_are_noted_where_its_mean_is_of_them(tmp_path):
+    path = tmp_path / "run.log"
+    for stalled_ms, notes in ((9000, 1), (1600, 0)):
+        times = [stalled_ms if step % 4 == 0 else 1500 for step in range(30)]
+        path.write_text("".join(f"iter {step}: loss 3.{99 - step}, time {ms}.00ms\n" for step, ms in enumerate(times)))
+        found = [each for each in audit([path]) if "over twice the median" in each.message]
+        assert len(found) == notes and all("7 of 29 lines" in each.message for each in found)
+
+
+def test_a_log_of_epochs_is_read_whatever_printed_it(tmp_path):
+    """An epoch is no step, and the loss is the training's."""
+    path = tmp_path / "train.log"
+    for line in (
+        "Epoch {} | val loss 9.9 | loss {:.2f} | epoch time {:.1f}s",
+        "[GPU0] epoch: {} loss={:.2f}, took {:.1f} sec",
+    ):
+        path.write_text("".join(line.format(at, 5 - at / 10, 20 + at) + "\n" for at in range(9)))
+        (run,) = read_reported([path])
+        assert (run.form, run.time_s, run.time_meaning) == ("per-epoch log", 24.5, "time of one epoch")
+        assert (run.train_loss, run.optimizer_steps) == (4.2, None)
+    path.write_text("Each epoch takes time.\nEpoch 3 is best.\n")
+    with pytest.raises(InputError, match="is not a known log"):
+        read_reported([path])

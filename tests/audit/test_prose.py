@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from testbed.audit.claims import FAILS, audit
+from testbed.audit.claim_page import claim_page
+from testbed.audit.claims import FAILS, answered, audit, audit_and_count
 from testbed.audit.finding import Rule
 
 TABLE = """
@@ -55,7 +56,7 @@ def test_a_claim_that_its_rows_do_not_carry_is_found(tmp_path, text, said):
         "FlashTrain is up to 2.9x faster than DDP.",
         "FlashTrain is 2-3x faster than DDP.",
         "FlashTrain needs 2.9x less memory than DDP, and is faster.",
-        "FlashTrain is 2.9x faster.",  # than what?
+        "FlashTrain is 2.1x faster.",  # than what?
         "Inference of FlashTrain is 2.9x faster than DDP.",
         "The backward pass of FlashTrain is 2.9x faster than DDP's.",
         "We expect FlashTrain to be 2.9x faster than DDP on H100.",
@@ -112,6 +113,92 @@ def test_a_line_after_a_heading_and_items_of_a_list_are_sentences_of_their_own(t
     )
     found = [each.runs[0].rpartition(":")[2] for each in audit([path]) if "the text says" in each.message]
     assert found == ["2", "4"]
+
+
+QUOTED = {
+    "two batches": "With FlashTrain there was room for a batch of 128; DDP ran with 16.",
+    "another machine": "DDP's row is quoted from its authors, who used 8 V100; ours ran on A100s.",
+    "what a time holds": "The FlashTrain figure excludes the first epoch and compilation.",
+    "a run that failed": "The FlashTrain job was stopped at step 3,150, when its loss became NaN.",
+    "a note": "[^1]: --seq-len 512 for FlashTrain.",
+    "a simulator": "The numbers of ZeRO-2 are simulated.",
+}
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_a_sentence_that_decides_is_quoted_beside_the_ratio(tmp_path, name):
+    """Nothing is concluded from it: a page and its answer show it, whatever else they find."""
+    path = tmp_path / "README.md"
+    path.write_text(f"# Fast\n{TABLE}\n{QUOTED[name]}\n", encoding="utf-8")
+    _, _, _, checked = audit_and_count([path])
+    assert [text.partition('"')[2].rstrip('"') for text in checked.quotes] == [QUOTED[name]]
+    asked = answered([path], None, ("DDP", "FlashTrain (ours)"))
+    assert asked is not None and (QUOTED[name] in "".join(asked.quotes)) == (name != "a simulator")  # of another row
+    assert ("The text says" in claim_page(asked)) == bool(asked.quotes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["FlashTrain is a library for everyone.", "FlashTrain is 2x faster than DDP.", "Install it with pip.",
+     "# FP8 against BF16 on H100"],
+)  # fmt: skip
+def test_a_sentence_that_decides_nothing_is_not_quoted(tmp_path, text):
+    path = tmp_path / "README.md"
+    path.write_text(f"# Fast\n{TABLE}\n{text}\n", encoding="utf-8")
+    assert audit_and_count([path])[3].quotes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Training goes from 10.4 h to 6.2 h, a reduction of 62 %.", "40% less"),
+        ("A step went from 412 to 188 ms (2.9x).", "2.19 times"),
+        ("We went from 1,000 tokens/s to 1,500 tokens/s, 80 % more.", "50% more"),
+        ("On average it is 2.6x faster.", "the mean of `speedup` is 2.03"),
+    ],
+)
+def test_the_figures_of_a_sentence_are_held_against_each_other(tmp_path, text, words):
+    path = tmp_path / "README.md"
+    rows = "| Model | speedup |\n|---|---|\n| a | 1.8x |\n| b | 2.0x |\n| c | 2.3x |\n"
+    path.write_text(f"# Fast\n{text}\n\n{rows}")
+    (finding,) = audit([path])
+    assert words in finding.message and finding.severity == FAILS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Training goes from 10.4 h to 6.2 h, 40 % less.",
+        "Training goes from 10.4 h to 6.2 h, 60 % of it.",
+        "Training goes from 10.4 h to 6.2 h, a speed-up of 1.7x.",
+        "Training goes from 10.4 h to 6.2 h at an efficiency of 95 %.",
+        "Memory falls from 10.4 GB to 6.2 GB, and it is 2.9x faster.",
+        "It goes from 8 GPUs to 16 GPUs, 1.9x faster.",
+        "On average it is 2x faster.",
+        "We cut 10.4 h to 6.2 h for 20 % of the budget.",
+    ],
+)
+def test_figures_that_go_together_or_are_of_something_else_are_left_alone(tmp_path, text):
+    path = tmp_path / "README.md"
+    rows = "| Model | speedup |\n|---|---|\n| a | 1.8x |\n| b | 2.0x |\n| c | 2.3x |\n"
+    path.write_text(f"# Fast\n{text}\n\n{rows}")
+    assert [each for each in audit([path]) if each.rule == Rule.FOLLOWS] == []
+
+
+def test_a_row_that_is_no_faster_than_any_other_is_noted_in_its_section(tmp_path):
+    path = tmp_path / "README.md"
+    for title, count in (("", 1), ("## Elsewhere\n", 0)):
+        path.write_text(f"# Fast\n{TABLE}\n{title}FlashTrain improves throughput by 190 %.\n")
+        found = [each for each in audit([path]) if "the text says" in each.message]
+        assert len(found) == count and all("its figures give 2x" in each.message for each in found)
+
+
+def test_numbers_of_devices_name_their_rows(tmp_path):
+    path = tmp_path / "README.md"
+    rows = "| workers | sec / epoch |\n|---|---|\n| 1 | 148.0 |\n| 2 | 78.3 |\n| 8 | 27.1 |\n"
+    for factor, count in ((6.8, 1), (5.4, 0)):
+        path.write_text(f"# Fast\nWith 8 workers it reaches a {factor}x speed-up over one worker.\n\n{rows}")
+        assert len([each for each in audit([path]) if "the text says" in each.message]) == count
 
 
 def test_a_long_page_takes_no_quadratic_time(tmp_path):

@@ -12,7 +12,8 @@ from support.programs import run_here
 
 from testbed.audit.claims import FAILS, NOTE, audit
 from testbed.audit.readers import read_reported
-from testbed.audit.tables.columns import figure_of, quantity_of
+from testbed.audit.tables.columns import quantity_of
+from testbed.audit.tables.figures import figure_of
 from testbed.audit.tables.read import columns_named
 from testbed.errors import InputError
 
@@ -305,9 +306,28 @@ HTML = """# Results
 """
 
 
+DRAWN = """
++------+----------+----------+
+| GPUs | tokens/s | Speed-up |
++======+==========+==========+
+| 1    | 100      | 1.0x     |
++------+----------+----------+
+| 2    | 190      | 2.9x     |
+|      |          |          |
++------+----------+----------+
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "text", "line", "words"),
     [
+        ("a.rst", DRAWN, 7, "Speed-up 2.9x does not follow"),
+        (
+            "a.txt",
+            "\n".join(line for at, line in enumerate(DRAWN.splitlines()) if at not in (5, 7)),
+            6,
+            "2.9x does not",
+        ),
         ("a.md", HTML, 5, "Speed-up 2.9x does not follow"),
         ("a.csv", "# 8 nodes\n# bf16\ngpus,tokens/s,speedup\n1,100,1.0\n2,190,2.9\n", 5, "speedup 2.9 does not follow"),
         (
@@ -424,6 +444,18 @@ SEEN = {
                                ("projected", "measured")),
     "one GPU beside two": (table("Pool | 1 GPU steps/s | 2 GPUs steps/s | Speedup", "64 | 45,510 | 108,646 | 2.387x"),
                            "more than linear", ("108,646 | 2.387x", "80,000 | 1.758x")),
+    "micro batches": (table("run | micro bs | accum | devices | sec/step | speedup", "all | 4 | 8 | 2 | 41.2 | 1.0x",
+                            "none | 4 | 2 | 2 | 6.9 | 5.97x"), "global batch size 64 against 16",
+                      ("4 | 2 |", "4 | 8 |")),
+    "S(N) and E(N)": (table("A100s | epoch (s) | S(N) | E(N)", "4 | 622 | 1.0 | 1.00", "8 | 318 | 1.96 | 0.98",
+                            "32 | 121 | 5.14 | 1.05"), "E(N) 1.05 does not follow", ("1.05", "0.64")),
+    "a first row without a result": (table("strategy | samples/s | speedup", "DDP | OOM | -", "ZeRO-3 | 1.9 | 1.0x",
+                                           "TP=8 | 8.4 | 4.4x"), "the first row was not measured: OOM",
+                                     ("OOM | -", "1.5 | 0.79x")),
+    "relative to another table": ("### A (1.5B)\n\n" + table("System | tokens/s", "Megatron | 41,100", "Ours | 44,600")
+                                  + "\n### B (355M)\n\n"
+                                  + table("System | tokens/s | vs Megatron", "Ours | 171,500 | 4.17x"),
+                                  "of another table: model 1.5B against 355M", ("B (355M)", "B (1.5B)")),
     "times in the cells": (table("GPU | Original | Optimized | Speedup", "A | ~8 min | ~3 min | 2.7x",
                                  "B | ~20 min | ~9 min | 2.2x", "C | 15 min | ~12 min | 4.2x"),
                            "does not follow", ("4.2x", "1.2x")),

@@ -60,6 +60,7 @@ class Answer:
     also: tuple[str, ...] = ()  # unknown values that are worth knowing and do not decide
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    quotes: tuple[str, ...] = ()  # sentences of the text that bear on the two rows
     read: tuple[str, ...] = ()  # what the headings of a table were taken for
 
     @property

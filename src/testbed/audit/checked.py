@@ -13,6 +13,7 @@ from testbed.audit.reported import Reported
 from testbed.audit.tables.columns import Column, Grid
 from testbed.audit.tables.read import FORM
 from testbed.audit.tables.rules import all_of, checks_of
+from testbed.audit.tables.sentences import quotes_on
 from testbed.sweep.state import SWEEP_FILE
 
 QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
@@ -30,6 +31,7 @@ class Checked:
     skipped: tuple[str, ...] = ()
     rows: int = 0
     rules: int = 0  # of tables, that had a figure to check
+    quotes: tuple[str, ...] = ()  # sentences that bear on rows of tables
 
     @property
     def in_words(self) -> str:
@@ -43,10 +45,9 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
     """Return what could be checked in `items`; `nothing_read` are files of `paths` that say nothing."""
     runs = [item for item in items if item.form != FORM]
     figures = sum(_of_run(item, len(runs) > 1) for item in runs)
-    tables: list[tuple[Reported, Grid]] = [
-        (item, grid) for item in items if item.form == FORM for grid in item.details["grids"]
-    ]
-    counts = [checks_of(item, grid) for item in items if item.form == FORM for grid in all_of(item)]
+    files = [item for item in items if item.form == FORM]
+    tables: list[tuple[Reported, Grid]] = [(item, grid) for item in files for grid in item.details["grids"]]
+    counts = [checks_of(item, grid) for item in files for grid in all_of(item)]
     apart: dict[tuple[str, str, str], int] = {}  # file, and what two columns are of -> the first row
     for item in items:
         for grid in item.details.get("pairs", ()):
@@ -64,6 +65,9 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
         tuple(map(str, skipped)),
         sum(len(grid.lines) for _, grid in tables),
         max((rules for _, rules in counts), default=0),
+        tuple(
+            f"{item.name}, {text}" for item in items if item.form == FORM for text in quotes_on(item.details["quotes"])
+        ),
     )
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from testbed.audit.answer import FALLS, OPEN, Answer
 from testbed.audit.conditions import in_words, strategy_of
-from testbed.audit.page import without_folder, wrapped
+from testbed.audit.page import QUOTED, without_folder, wrapped
 from testbed.audit.reported import Side
 
 LONGEST_VALUE = 30
 SILENT = 20  # conditions that neither side says
+IN_JSON = ("reasons", "instead", "ask", "also", "notes", "quotes", "read")  # of an Answer, as they are
 SHOWN = 6  # reasons, and notes
 
 
@@ -41,6 +42,10 @@ def claim_page(answer: Answer) -> str:
                 lines += wrapped(f"- {sentence}", "  ", "    ")
             if len(sentences) > SHOWN:
                 lines.append(f"  and {len(sentences) - SHOWN} more (--details)")
+    if answer.quotes:
+        lines += ["", f"{QUOTED}:"]
+        for quote in answer.quotes:
+            lines += wrapped(f"- {quote}", "  ", "    ")
     if answer.ask or answer.also:
         lines.append("")
     if answer.ask and answer.verdict == OPEN:
@@ -89,5 +94,8 @@ def answer_in_json(answer: Answer) -> dict[str, Any]:
             for each in answer.conditions
         ],
         "findings": [asdict(finding) for finding in answer.findings],
-        **{name: list(getattr(answer, name)) for name in ("reasons", "instead", "ask", "also", "notes", "read")},
+        **{
+            name: list(getattr(answer, name))
+            for name in ("reasons", "instead", "ask", "also", "notes", "quotes", "read")
+        },
     }

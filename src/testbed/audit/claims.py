@@ -25,6 +25,7 @@ from testbed.audit.reported import Claim, Reported, Side
 from testbed.audit.tables.read import FORM as TABLE
 from testbed.audit.tables.rows import claim_of, row_named
 from testbed.audit.tables.rules import TABLE_RULES
+from testbed.audit.tables.sentences import quotes_on
 from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
 from testbed.sweep.state import sweeps_above
@@ -89,7 +90,8 @@ def answered(
         words = tuple(f"{name}: {columns_in_words(grid)}" for name, grid in read.items() if name in tables)
         found = (finding for item in items for rule in TABLE_RULES for finding in rule(item))
         figures = [each for each in found if each.rule in OF_FIGURES and {base.name, other.name} & {*each.runs}]
-        return replace(answer(claim_of(base, other), claimed, figures), read=words)
+        quotes = tuple(text for item in items for text in _quotes_on(item, base, other))
+        return replace(answer(claim_of(base, other), claimed, figures), read=words, quotes=quotes)
     if len(paths) != 2 or columns:
         return None
     if paths[0].absolute() == paths[1].absolute():
@@ -99,6 +101,17 @@ def answered(
         return None
     protocols = {item.protocol for side in sides for item in side[0].runs}
     return answer(Claim(sides[0][0], sides[1][0], protocols.pop() if len(protocols) == 1 else None), claimed)
+
+
+def _quotes_on(item: Reported, base: Side, other: Side) -> list[str]:
+    """Return the sentences of a file beside its tables that bear on two of their rows."""
+    meant = {
+        (at, row)
+        for at, grid in enumerate(item.details["grids"])
+        for row, line in enumerate(grid.lines)
+        if f"{item.name}:{line}" in (base.name, other.name)
+    }
+    return quotes_on(item.details["quotes"], meant) if meant else []
 
 
 def audit_runs(

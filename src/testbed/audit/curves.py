@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from testbed.audit.printed_setup import counts_of, said_in
@@ -36,6 +37,8 @@ CURVES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 QUANTITY_OF = {name: quantity for quantity, names in CURVES.items() for name in names}
 MOST_STEPS = 1e15
+ENOUGH_LINES = 10  # of times, to tell stalls from chance
+STALLED = 1.1  # the mean over the median
 LOOKED_FOR = {
     "number of ranks": "world_size",
     "global batch": "global_batch_size",
@@ -51,7 +54,7 @@ Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
 def read_trainer_state(path: Path) -> list[Reported]:
     """Read what the Trainer of transformers saves with its checkpoints and at the end of a run.
 
-    Ranks and batch are not in the file.
+    Ranks and accumulation are not in the file.
 
     Raises:
         InputError: it is another kind of file.
@@ -65,6 +68,8 @@ def read_trainer_state(path: Path) -> list[Reported]:
     curves = curves_in((row.get("step"), name, value) for row in rows if row is not end for name, value in row.items())
     steps = number(state.get("global_step"))
     known = {"optimizer_steps": int(steps)} if steps and 0 < steps < MOST_STEPS else {}
+    batch = number(state.get("train_batch_size"))  # of one process; versions before 4.31 do not save it
+    known |= {"micro_batch_size": int(batch)} if batch and 0 < batch < MOST_STEPS else {}
     return [reported_of(path, STATE, curves, **known, **_of_call(end))]
 
 
@@ -206,10 +211,22 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
         "losses": tuple(losses),
     } | known
     unread = tuple(words for words, name in LOOKED_FOR.items() if fields.get(name) is None)
+    slow = _slow_lines([value for _, value in curves.get("iteration_s", [])][num_skipped:])
     run = Reported(path=path, name=str(path), form=form, unread=unread, **fields)
+    run = replace(run, details=run.details | {"slow_lines": slow}) if slow else run
     if not run.has_figures:
         raise InputError(f"{path} {SAYS_NOTHING}")
     return run
+
+
+def _slow_lines(times_s: Sequence[float]) -> tuple[int, int, float, float] | None:
+    """Return how many times are over twice the median, of how many, and mean and median; None: the mean is near."""
+    times_s = [time_s for time_s in times_s if math.isfinite(time_s)]
+    if len(times_s) < ENOUGH_LINES:
+        return None
+    middle, mean = median(times_s), fmean(times_s)
+    slow = sum(time_s > 2 * middle for time_s in times_s)
+    return (slow, len(times_s), mean, middle) if slow and mean > STALLED * middle else None
 
 
 def number(value: object, nan_too: bool = False) -> float | None:

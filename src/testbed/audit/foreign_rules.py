@@ -162,6 +162,17 @@ def rate_agrees_with_time(item: Reported) -> Iterator[Finding]:
         )
 
 
+def iterations_take_alike(item: Reported) -> Iterator[Finding]:
+    """Note the lines of a log that take over twice the median, where its mean is of them."""
+    if slow := item.details.get("slow_lines"):
+        count, lines, mean_s, median_s = slow
+        yield item.notes(
+            Rule.STEP_CLOCK,
+            f"{count:,} of {lines:,} lines take over twice the median: the mean of an iteration, {mean_s:.4g} s, is of "
+            f"stalls, the median is {median_s:.4g} s",
+        )
+
+
 def losses_are_numbers(item: Reported) -> Iterator[Finding]:
     at_end = list(takewhile(lambda point: math.isnan(point[1]), reversed(item.losses)))
     if at_end:
@@ -200,6 +211,7 @@ FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     batch_is_the_product_of_its_factors: ANY,
     mfu_is_of_its_device: ANY,
     rate_agrees_with_time: logs.FORMS,
+    iterations_take_alike: ANY,
     losses_are_numbers: ANY,
     scaling_report_compares_like_with_like: ("scaling report",),
     what_could_not_be_read: ANY,

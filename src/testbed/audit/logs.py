@@ -53,6 +53,7 @@ class Program:
     protocol: str | None = None
     time_meaning: str = "time of one iteration"
     rate_unit: str = "tokens/s"
+    counts_steps: bool = True  # else its lines are of epochs
     instruments: Mapping[str, str] = field(default_factory=dict)  # pattern -> what it says that slows the run down
 
 
@@ -245,7 +246,24 @@ PROGRAMS = (
         rate_unit="samples/s",
     ),
 )
-FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
+# a program that is not known, whose lines say what an epoch took: "Epoch 3 | loss 2.39 | epoch time 22.7 s"
+_EPOCH = r"(?im)^\W{0,3}(?:\[[^\]\n]{1,60}\] ?)?epoch[ =:#\[(]{0,4}(\d{1,6})\b"
+OF_EPOCHS = Program(
+    "per-epoch",
+    mark=_EPOCH + r"[^\n]{0,300}?(?:time|took|elapsed)[^\n\d]{0,12}\d+(?:\.\d+)?[ ,|]?(?:s|sec|seconds)?\b",
+    line=_EPOCH + r"(?=[^\n]{0,300}?(?:time|took|elapsed)[^\n\d]{0,12}\d)",
+    figures={
+        "loss": r"(?i)(?<!val[ _])(?<!valid[ _])(?<!validation[ _])(?<!test[ _])\bloss[ =:]{0,4}(\S+?)(?=[,;|\s]|$)",
+        "s": rf"(?i)\b(?:epoch[ _])?(?:time|took|elapsed)(?: taken| elapsed)?[ =:]{{0,4}}{NUMBER}"
+        r" ?(?:s|sec\w*)?(?=[,;|\s]|$)",
+        "rate": rf"(?i)(?:samples|images|img|examples)/s(?:ec)?[ =:]{{0,4}}{NUMBER}",
+    },
+    header={"world_size": rf"(?i)\b(?:num_gpus|world[ _]size|ngpus)[ =:]{{1,4}}{COUNT}"},
+    rate_unit="samples/s",
+    time_meaning="time of one epoch",
+    counts_steps=False,
+)
+FORMS = tuple(f"{program.name} log" for program in (*PROGRAMS, OF_EPOCHS))
 KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
@@ -294,7 +312,7 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         curves,
         num_skipped=1,
         **{"peak_flops": program.peak_flops} | known,
-        optimizer_steps=lines[-1][0] + 1 - program.first_step if lines else None,
+        optimizer_steps=lines[-1][0] + 1 - program.first_step if lines and program.counts_steps else None,
         time_meaning=program.time_meaning,
         protocol=program.protocol,
         instruments=(*instruments, *(words for each, words in program.instruments.items() if re.search(each, others))),

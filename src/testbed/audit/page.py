@@ -26,6 +26,8 @@ SHOWN_RUNS = 2
 SHOWN_TABLES = 10
 SHOWN_SKIPPED = 10
 SHOWN_UNKNOWN = 40
+QUOTED = "The text says, and no column does; read it before you quote a ratio"
+SHOWN_QUOTES = 4
 ASKED_FIRST = ("global batch size", "precision", "number of ranks")  # without which no two rates compare
 
 
@@ -59,6 +61,11 @@ def _what_was_checked(checked: Checked) -> list[str]:
         lines += wrapped(words, "", "  ")
     if len(checked.columns) > SHOWN_TABLES:
         lines.append(f"and {len(checked.columns) - SHOWN_TABLES} more tables")
+    if checked.quotes:
+        lines += ["", f"{QUOTED}:"]
+        for quote in checked.quotes[:SHOWN_QUOTES]:
+            lines += wrapped(f"- {quote}", "  ", "    ")
+        lines += [""] * bool(checked.skipped)
     if checked.skipped:
         skipped = f"skipped {counted(len(checked.skipped), 'file')} that the audit does not read"
         lines += wrapped(f"{skipped}: {_runs(checked.skipped, SHOWN_SKIPPED)}", "", "  ")

@@ -147,6 +147,8 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
         found = [logs.as_it_ran(run, ends, text) for run in curves.read_printed_trainer(path, text)]
     elif re.search("wandb: Run summary|elapsed_time_per_iteration", text):
         found = earlier.wandb_log_runs(path, text)
+    elif re.search(logs.OF_EPOCHS.mark, text[:LOOKED_AT]):
+        found = [logs.read_log(path, text, logs.OF_EPOCHS)]
     else:
         raise InputError(
             f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has no table with a "

@@ -1,4 +1,4 @@
-"""Name what a column of a table holds, by its exact heading or by `--columns`, and read its figures.
+"""Name what a column of a table holds, by its exact heading or by `--columns`.
 
 A heading that is not in QUANTITIES is not guessed: the column is not read, and the page says so.
 """
@@ -6,8 +6,10 @@ A heading that is not in QUANTITIES is not guessed: the column is not read, and 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from testbed.audit.reported import (
     COMPILED,
@@ -23,6 +25,7 @@ from testbed.audit.reported import (
     STRATEGY,
     WARM_UP,
 )
+from testbed.audit.tables.figures import LONGEST, SECONDS, SIGNS, SUFFIXES, Figure, figure_of, last_place, plain
 from testbed.audit.tables.grid import Table, warning_in
 
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
@@ -34,8 +37,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
-    "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "local batch size", "batch/gpu",
-                              "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
+    "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "micro bs", "micro bsz", "local batch size",
+                              "batch/gpu", "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
                               "micro batch size/gpu", "per gpu batch size", "batch size per rank", "bsz/gpu",
                               "bs/gpu", "per gpu batch", "gpu batch", "per device batch", "per device batch size")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
@@ -67,9 +70,10 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
     "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
-                           "gain", "x", "acceleration", "faster by", "s(p)")),
+                           "gain", "x", "acceleration", "faster by", "s(p)", "s(n)")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
-                             "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
+                             "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency",
+                             "e(p)", "e(n)")),
     "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
                             "bits/byte")),
     "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl",
@@ -155,12 +159,11 @@ IN_WORDS = {
 }  # fmt: skip
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
 # what a sentence beside a table may say of all its rows
+SHORTEST_NAME = 3  # characters, of a row in a text
+OF_NAMES = r"[a-z][\w+-]{3,}"  # words of a name that may stand for it
 OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "micro_batch")
-LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
-_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
-            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
 # a heading's unit, where its words are not known: of a rate, or of a time
 _OF_RATE = re.compile(
     r"(?:^|[\W_])([a-z]{2,12})"
@@ -168,10 +171,7 @@ _OF_RATE = re.compile(
     r"|(?:^|[\W_])(im(?:age|g)s?|tok(?:en)?s?|samples?|seqs?)_s(?![a-z])"
 )
 # in a cell; in a heading "m" may be millions
-_SECONDS_OF_CELL = {**_SECONDS, "m": 60.0, "minute": 60.0, "hour": 3600.0, "hrs": 3600.0, "day": 86400.0, "second": 1.0,
-                    "secs": 1.0, "\N{CJK UNIFIED IDEOGRAPH-79D2}": 1.0, "\u5206\u949f": 60.0, "\u5206": 60.0,
-                    "\u5c0f\u65f6": 3600.0, "\u5929": 86400.0}  # fmt: skip
-_OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(_SECONDS)})(?![a-z0-9])")
+_OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(SECONDS)})(?![a-z0-9])")
 _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
@@ -202,37 +202,6 @@ _OF_NO_RUN = re.compile(
     r"|per param"
 )
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
-_SIGNS = str.maketrans({
-    "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
-    "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-", "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
-})  # fmt: skip
-_NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
-# A bound is no figure, and one that the source marks with a footnote or as an estimate is not held against it.
-_MARKED = re.compile(r"[<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
-ROUGH = 0.15  # by which "~8 min" may be off, either way
-_ABOUT = re.compile(r"(?i)^(?:~|approx\w*\.?|about|around|ca\.?|c\.) ?(?=\d)")
-_RANGE = re.compile(
-    r"(?!\d[\d.]*e[-+]?\d)(\d+(?:\.\d+)?) ?([a-z]{0,7}) ?(?:-|~|to) ?(\d+(?:\.\d+)?(?: ?[a-zµ]{1,8})?(?: [a-z]+)?)",
-    re.I,
-)
-WIDEST = 3  # of a range, its end over its begin
-# 6 h 38 min
-_SPOKEN = re.compile(
-    r"(?:(\d{1,3}) ?d(?:ays?)?,? ?)?(?:(\d{1,3}) ?h(?:ours?|rs?)?,? ?)?"
-    r"(?:(\d{1,3}) ?m(?:in(?:utes?|s)?)?,? ?)?(?:(\d{1,2}) ?s(?:ec(?:onds?)?)?)?",
-    re.I,
-)
-_REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
-_SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A positive number, and the lowest and highest that rounding or cutting off would print the same."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -264,6 +233,36 @@ class Grid:
     def figure(self, quantity: str, row: int) -> Figure | None:
         column = self.column(quantity)
         return column.figures[row] if column else None
+
+    def name(self, row: int) -> str:
+        """Return the words of a row's first cell; "" where that is a figure."""
+        first = self.columns[0]
+        return "" if first.figures[row] or first.is_of_words else first.texts[row].lower()
+
+    @cached_property
+    def names(self) -> dict[str, tuple[int, ...]]:
+        """Return what a text may call rows, longer names first: the first cell, or "8 gpus" where that is a count."""
+        found: dict[str, tuple[int, ...]] = {}
+        for row in range(len(self.lines)):
+            names = {self.name(row), re.sub(r"\s*\([^()]*\)", "", self.name(row)).strip(), *self._counted(row)}
+            for name in names:
+                if len(name) >= SHORTEST_NAME and re.search("[a-z]", name):
+                    found[name] = (*found.get(name, ()), row)
+        return dict(sorted(found.items(), key=lambda each: -len(each[0])))
+
+    @cached_property
+    def own_words(self) -> dict[str, int]:
+        """Return the row of each word that the first cell of this row alone has."""
+        words = [{*re.findall(OF_NAMES, self.name(row))} for row in range(len(self.lines))]
+        count = Counter(word for each in words for word in each)
+        return {word: row for row, each in enumerate(words) for word in each if count[word] == 1}
+
+    def _counted(self, row: int) -> set[str]:
+        first, text = self.columns[0].heading.lower(), self.columns[0].texts[row]
+        if not re.fullmatch(r"\d{1,5}", text) or not re.fullmatch(r"[a-z]{3,12}s", first):
+            return set()
+        one = first.removesuffix("s")
+        return {f"{text} {first}", f"{text} {one}", *([f"one {one}", f"single {one}"] if text == "1" else [])}
 
 
 def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
@@ -328,7 +327,7 @@ def by_unit(heading: str) -> tuple[str, float, str] | None:
         kinds = {"tok": token, "it": "step_rate", "its": "step_rate", "ste": "step_rate", "ite": "step_rate"}
         return kinds.get(what, "device_token_rate" if is_of_one else "sample_rate"), scale, rate[0]
     if time := _OF_TIME.search(name):
-        return ("step_s" if re.search("step|iter", name) else "time_s"), _SECONDS[time[1]], time[0]
+        return ("step_s" if re.search("step|iter", name) else "time_s"), SECONDS[time[1]], time[0]
     return None
 
 
@@ -377,7 +376,7 @@ def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
     A setting with several values in the text, or with a column of the table, is left out.
     """
     taken = {column.quantity or column.word for column in columns}
-    around = table.around.translate(_SIGNS)
+    around = table.around.translate(SIGNS)
     found = []
     for name in OF_ALL_ROWS:
         if name not in taken and (text := only(IN_WORDS[name], around)):
@@ -408,13 +407,15 @@ def quantity_of(heading: str) -> str | None:
     if len(heading) > LONGEST:
         return None
     name, unit = _canonical(heading)
+    if f"{name}({unit})" in _HEADING:
+        return _HEADING[f"{name}({unit})"]
     name = name if name in _HEADING else re.sub(r"^(?:avg\.?|average|mean|median|measured|achieved|overall) ", "", name)
     name = re.sub(rf"^(?:{_DEVICES.lower()}) (?=gpus?$)", "", name)
     name = "gpus" if re.fullmatch(rf"(?:number of |of )?(?:{_DEVICES.lower()})s", name) else name
     if name not in _HEADING and not unit:  # train hours, and not GPU hours
         words = _with_unit_behind(name)
         name, unit = words if QUANTITIES.get(_HEADING.get(words[0], ""), ("time",))[0] == "time" else (name, unit)
-    if name in ("step", "iter", "iteration") and unit in _SECONDS:
+    if name in ("step", "iter", "iteration") and unit in SECONDS:
         return "step_s"
     name = re.sub(r"(?<=[a-z]) [bm]$", "", name.rstrip(".")) if name not in _HEADING else name  # tokens_trained_b
     name = name if name in _HEADING else re.sub(r"^(?:final|best|max\.?) ", "", name.replace("valid. ", "valid "))
@@ -423,7 +424,7 @@ def quantity_of(heading: str) -> str | None:
             r"(?:val\w*|eval\w*|test|dev|test clean|dev clean) (wer|cer|ppl|perplexity|f1|bleu)", name
         )
         name = quality[1] if quality else name
-    if (name in OF_TIME_ALONE and unit not in _SECONDS) or (unit == "%" and _HEADING.get(name) == "devices"):
+    if (name in OF_TIME_ALONE and unit not in SECONDS) or (unit == "%" and _HEADING.get(name) == "devices"):
         return None
     if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
         return _HEADING[unit]
@@ -433,7 +434,7 @@ def quantity_of(heading: str) -> str | None:
 def _with_unit_behind(name: str) -> tuple[str, str]:
     """Return a heading that ends with a unit of time, and the unit: "train hours"; "seconds" alone is a time."""
     first, _, last = name.rpartition(" ")
-    return (first or "time", last) if last in _SECONDS else (name, "")
+    return (first or "time", last) if last in SECONDS else (name, "")
 
 
 def _is_ratio_to(heading: str, cells: Sequence[str], is_of_speed: bool) -> bool:
@@ -473,28 +474,6 @@ def _canonical(heading: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else (name, "")
 
 
-def is_number(text: str) -> bool:
-    return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
-
-
-def plain(cell: str) -> str:
-    """Return a cell's text without its markup."""
-    text = re.sub(r"<[^<>]*>", " ", cell)
-    text = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", text).replace("&nbsp;", " ").replace("\\", "").translate(_SIGNS)
-    text = re.sub(r"\*\*|__|`|\$", "", text.replace("\u5355\u5361", "1 GPU").replace("\u53cc\u5361", "2 GPUs"))
-    return re.sub(r"^\*([^*]+)\*$", r"\1", text.strip()).strip()
-
-
-def is_rough(cell: str) -> bool:
-    """Return whether a figure is written as about so much, or as a range."""
-    return _ABOUT.match(cell) is not None or _RANGE.fullmatch(cell) is not None
-
-
-def is_reference(cell: str) -> bool:
-    """Return whether a cell of a ratio says that its row is what the others are divided by."""
-    return _REFERENCE.fullmatch(cell) is not None
-
-
 def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: float | None = None) -> Column:
     texts = tuple(plain(cell) for cell in cells)
     if quantity is None:
@@ -511,88 +490,15 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
     is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", name) is not None
     unit = "ms" if is_in_ms else unit or _with_unit_behind(name)[1]
     unit = unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
-    scale = _SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
+    scale = SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
     scale = scale if seconds is None else seconds
     if kind == "number" and (times := re.search(r"(?i)(?:_([bm])|\(([bm])\))$", heading)):
-        scale *= _SUFFIXES[(times[1] or times[2]).lower()]
+        scale *= SUFFIXES[(times[1] or times[2]).lower()]
     if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
-        scale *= _SUFFIXES[thousands[1].lower()]
-    last = _last_place(read)
+        scale *= SUFFIXES[thousands[1].lower()]
+    last = last_place(read)
     figures = [figure_of(text, kind, scale, last) for text in read]
     if kind == "share" and scale == 1 and not any("%" in text for text in texts):
         scale = 0.01 if any(figure and figure.value > 1.5 for figure in figures) else 1.0  # of percent without its sign
         figures = [figure_of(text, kind, scale, last) for text in texts]
     return Column(heading, quantity, tuple(figures), texts)
-
-
-def _last_place(texts: Sequence[str]) -> float:
-    """Return the place to which the whole numbers of a column are rounded: the zeros at the end of all of them."""
-    matches = (re.match(r"[1-9][\d,]*(?![\d.])", text[:LONGEST]) for text in texts)
-    whole = [match[0].replace(",", "") for match in matches if match]
-    return 10.0 ** min((len(digits) - len(digits.rstrip("0")) for digits in whole), default=0)
-
-
-def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1.0) -> Figure | None:
-    """Return the figure of a cell; None: empty, text, marked as an estimate, or several numbers.
-
-    `kind` is count (exact), number, time (in seconds), share or factor. `scale` is the unit of the heading.
-    """
-    text = text.strip()
-    if kind == "count":  # a footnote changes no number of devices
-        text = re.sub(r"(?:\\?\*|[†‡§¹²³⁴]|\[\^\w+\])+$", "", text)
-    if len(text) > LONGEST or _MARKED.search(text):
-        return None
-    if kind != "count" and (about := _ABOUT.match(text)):
-        figure = figure_of(text[about.end() :], kind, scale, last_of_whole)
-        return figure and Figure(figure.value, figure.low * (1 - ROUGH), figure.high * (1 + ROUGH))
-    if kind != "count" and (ends := _RANGE.fullmatch(text)):
-        low, high = (figure_of(end, kind, scale, last_of_whole)
-                     for end in (f"{ends[1]} {ends[2] or ends[3].lstrip('0123456789.')}", ends[3]))  # fmt: skip
-        is_range = low is not None and high is not None and low.value < high.value <= WIDEST * low.value
-        return Figure((low.value * high.value) ** 0.5, low.low, high.high) if low and high and is_range else None
-    if kind == "time" and (clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text.strip())):
-        seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
-        return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
-    spoken = _SPOKEN.fullmatch(text.strip()) if kind == "time" else None
-    if spoken and sum(part is not None for part in spoken.groups()) > 1:
-        sizes = [(int(part), size) for part, size in zip(spoken.groups(), (86400, 3600, 60, 1), strict=True) if part]
-        whole = float(sum(part * size for part, size in sizes))
-        return Figure(whole, max(whole - sizes[-1][1], 0.01 * whole), whole + sizes[-1][1]) if whole else None
-    text = re.sub(r"(?<=\d) (?=\d{3}(?:\D|$))", "", text)  # 4 310
-    text = re.sub(r"\([^()]*\)", "", text).strip()
-    text = re.sub(r"^x ?(?=\d)", "", text) if kind == "factor" else text
-    text = re.sub(r"^(\+?\d+),(\d{1,2}|\d{4,})(?!\d|,)", r"\1.\2", text)  # 2,9 is 2.9, and 2,900 is not
-    match = _NUMBER.match(text)
-    if not match:
-        return None
-    if kind == "factor" and re.fullmatch(r"\+\d+(?:\.\d+)? ?%", text):  # +41 % is 1.41 times
-        share, last = float(text.rstrip("% ")) / 100, 0.01 * 10.0 ** -len(text.rstrip("% ").partition(".")[2])
-        return Figure(1 + share, 1 + share - last, 1 + share + last)
-    digits, power = match[1].replace(",", ""), int(match[2][1:]) if match[2] else 0
-    rest = text[match.end() :].strip().lower()
-    factor = _factor(rest, kind, scale)
-    if factor is None or len(digits) > 30 or abs(power) > 30:
-        return None
-    factor *= 10.0**power
-    value = float(digits) * factor
-    if not 0 < value < 1e30:
-        return None
-    last = 10.0 ** -len(digits.partition(".")[2]) if "." in digits else last_of_whole if factor == scale else 1.0
-    is_exact = kind == "count" and factor == 1
-    unit = 0.0 if is_exact else last * factor
-    return Figure(value, max(value - unit, 0.01 * value), value + unit)
-
-
-def _factor(rest: str, kind: str, scale: float) -> float | None:
-    """Return what a figure is multiplied by for what stands behind it; None: it is not a single figure."""
-    if re.search(r"\d", rest) or re.match(r"[-:+,~/]", rest):
-        return None
-    unit = re.match(r"%|[^\W\d_]*", rest)
-    word = unit[0] if unit else ""
-    if word == "%":
-        return 0.01 if kind == "share" else None  # +55 % is another convention than 1.55x, and 30 % of a model no size
-    if kind == "time":
-        return _SECONDS_OF_CELL.get(word) if word else scale
-    if word in _SUFFIXES and kind in ("number", "count"):
-        return _SUFFIXES[word]
-    return scale

@@ -1,4 +1,4 @@
-"""Read the tables of a Markdown file, or the one of a CSV file: headings, and rows with their lines."""
+"""Read the tables of a page (Markdown, HTML, drawn with + and -) or the one of a CSV file: headings, rows, lines."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ _OF_PAGE = re.compile(
     r"|\bstopped after (?:step|iteration) \d|\bscaled (?:up )?the (?:time|rate)s?\b"
     r"|\b(?:list|show|give|report)s? the (?:output|prediction|estimate)s? of\b"
 )
+_BORDER = re.compile(r"\s*\+(?:[-=]{2,}\+)+\s*")
 SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
 
@@ -79,7 +80,7 @@ def markdown_tables(text: str) -> list[Table]:
         )
         found.append(Table(header, noted, number, around))
         number = end + 1
-    return [*found, *html_tables(text)]
+    return [*found, *html_tables(text), *drawn_tables(text)]
 
 
 class _Html(HTMLParser):
@@ -117,14 +118,47 @@ def html_tables(text: str) -> list[Table]:
     for table in page.tables:
         rows = [Row(line, tuple(" ".join(cell.split()) for cell in cells)) for line, cells in table if cells]
         if len(rows) > 1:
-            first, last = rows[0].line, rows[-1].line
-            above, below = lines[first - 3 :: -1] if first > 2 else [], lines[last + 1 :]
-            around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
-            noted = _with_notes(
-                _as_wide(rows[1:], rows[0].cells), around, _marked_lines(lines, notes, last + 1), rows[0].cells
-            )
-            found.append(Table(rows[0].cells, noted, first, around))
+            found.append(_with_text(rows, lines, notes, rows[0].line - 3, rows[-1].line + 1))
     return found
+
+
+def _with_text(rows: list[Row], lines: list[str], notes: list[int], above_at: int, below_at: int) -> Table:
+    """Return a table whose first row is its header, with the text that ends above and begins below these lines."""
+    above, below = lines[above_at::-1] if above_at >= 0 else [], lines[below_at:]
+    around = f"{_paragraph(above)}\n{_paragraph(below)}\n{_title(above)}"
+    header = rows[0].cells
+    noted = _with_notes(_as_wide(rows[1:], header), around, _marked_lines(lines, notes, below_at), header)
+    return Table(header, noted, rows[0].line, around)
+
+
+def drawn_tables(text: str) -> list[Table]:
+    """Return the tables that are drawn with + and -, as in reStructuredText, or as tabulate and PrettyTable print."""
+    lines = text.splitlines()
+    notes = _may_be_notes(lines) if "+-" in text else []
+    found, at = [], 0
+    while at < len(lines):
+        end = at
+        while end < len(lines) and (_BORDER.fullmatch(lines[end]) or (end > at and lines[end].lstrip()[:1] == "|")):
+            end += 1
+        groups: list[list[Row]] = [[]]  # the lines between two borders
+        for number in range(at, end):
+            if _BORDER.fullmatch(lines[number]):
+                groups.append([])
+            else:
+                groups[-1].append(Row(number + 1, _cells(lines[number])))
+        groups = [group for group in groups if group]
+        if len(groups) > 1:
+            of_header, *others = groups
+            rows = [_joined(of_header), *(others[0] if len(others) == 1 else map(_joined, others))]
+            found.append(_with_text(rows, lines, notes, at - 1, end))
+        at = max(end, at + 1)
+    return found
+
+
+def _joined(lines: list[Row]) -> Row:
+    """Return the row of which some cells take several lines."""
+    parts = zip(*(row.cells for row in lines if len(row.cells) == len(lines[0].cells)), strict=True)
+    return Row(lines[0].line, tuple(" ".join(filter(None, cell)) for cell in parts))
 
 
 def _may_be_notes(lines: list[str]) -> list[int]:

@@ -7,30 +7,21 @@ table of the page carries it: its rows give less, or differ in what spoils a rat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from testbed.audit.answer import Answer, answer
 from testbed.audit.conditions import DIFFERS, OF_STRATEGY, in_words, is_another_strategy, kind_of
-from testbed.audit.finding import FAILS, Finding, Rule
+from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import roughness
 from testbed.audit.reported import Claim, Reported
-from testbed.audit.tables.columns import Grid, plain
+from testbed.audit.tables.columns import Grid
 from testbed.audit.tables.rows import claim_of, side_of
+from testbed.audit.tables.sentences import SPEED_UP, Spoken, named_rows
 
-SHORTEST_NAME = 3  # characters
-LONGEST_SENTENCE = 500
 ROUNDED, HEDGED = 0.05, 0.15  # by which rows may give less than "2x", and than "about 2x"
-_NUMBER = r"(?<![\w.,-])(\d{1,3}(?:\.\d{1,3})?)"
-_NO_SPEED = r"(?!mem|less|small|param|cheap|slow|fewer|larg|long|big|gpu|device|node|batch|context|cost|than|over)"
-_FACTOR = re.compile(
-    rf"{_NUMBER} ?x (?:{_NO_SPEED}[\w-]+ ){{0,3}}(?:as fast|faster|quicker|speed-?ups?|throughput)\b"
-    rf"|{_NUMBER} times (?:as fast|faster)\b"
-    rf"|\b(?:speed-?up|acceleration) of (?:\w+ ){{0,2}}{_NUMBER} ?x\b"
-    rf"|{_NUMBER} ?% (?:faster|(?:higher|more) (?:\w+ )?throughput)\b",
-    re.I,
-)
-OF_PERCENT = 4  # the last of the four
+OF_ANY = 0.15  # and than "2x" without a reference
+MOST_ROWS = 8  # of a table whose row may be compared with any other
 _ABOUT = re.compile(r"(?i)(?:\b(?:nearly|almost|about|around|roughly|approximately|close to|some)|[~]) ?(?:an? )?$")
 _AT_MOST = re.compile(r"(?i)\b(?:up to|at most|as much as) ?(?:an? )?$")
 _COMPARED = re.compile(r"(?i)\b(?:than|over|compared (?:to|with)|versus|vs\.?|relative to|against)\b\.?")
@@ -56,17 +47,19 @@ class Sentence:
     factor: float
     slack: float
     places: tuple[tuple[Grid, int, int], ...]  # table, row, reference
+    is_of_any: bool = False  # the sentence names no reference: the places are all that there could be
 
 
-def claims_in_text(text: str, grids: Sequence[Grid]) -> list[Sentence]:
+def claims_in(sentences: Iterable[Spoken], grids: Sequence[Grid]) -> list[Sentence]:
     """Return the sentences of a page that compare two rows of a table, or "ours" with one of a table of two."""
     found = []
-    for line, sentence in _sentences(text):
+    for line, sentence, section in sentences:
         factor = None if _OTHER.search(sentence) else _factor_in(sentence)
         if factor is not None:
             rows = [(grid, *two) for grid in grids if (two := _rows_in(sentence, grid))]
-            if rows:
-                found.append(Sentence(line, *factor, tuple(rows)))
+            alone = [] if rows else [each for grid in grids for each in _beside_any(sentence, section, grid)]
+            if rows or alone:
+                found.append(Sentence(line, *factor, tuple(rows or alone), is_of_any=not rows))
     return found
 
 
@@ -74,12 +67,30 @@ def text_claims_what_rows_show(item: Reported) -> Iterator[Finding]:
     """Answer each claim of the text by the rows that it names; one table that carries it is enough."""
     for said in item.details.get("said", ()):
         wrong = [_fault(item, said, *place) for place in said.places]
-        if all(wrong):
+        if said.is_of_any:
+            yield from _more_than_any(item, said)
+        elif all(wrong):
             grid, row, reference = said.places[0]
             rule, words, instead = wrong[0]  # type: ignore[misc]
             lines = f"lines {grid.lines[row]} and {grid.lines[reference]}"
             message = f"the text says {said.factor:g}x of {lines}: {words}"
             yield Finding(rule, (f"{item.name}:{said.line}",), message, FAILS, instead)
+
+
+def _more_than_any(item: Reported, said: Sentence) -> Iterator[Finding]:
+    """Note a speed-up without a reference that no other row of the table below it gives."""
+    most, at = 0.0, said.places[0]
+    for grid, row, reference in said.places:
+        claim = claim_of(side_of(item, grid, reference), side_of(item, grid, row))
+        question = answer(claim).in_question
+        if question is None or roughness(claim):
+            return
+        most, at = max((most, at), (question.ratio, (grid, row, reference)), key=lambda each: each[0])
+    grid, row, reference = at
+    if said.slack < 1 and most < said.factor * (1 - max(said.slack, OF_ANY)):
+        words = f"against line {grid.lines[reference]}, the slowest, its figures give {most:.3g}x"
+        message = f"the text says {said.factor:g}x of line {grid.lines[row]}: {words}"
+        yield Finding(Rule.FOLLOWS, (f"{item.name}:{said.line}",), message, NOTE)
 
 
 def _fault(item: Reported, said: Sentence, grid: Grid, row: int, reference: int) -> tuple[Rule, str, str | None] | None:
@@ -92,7 +103,7 @@ def _fault(item: Reported, said: Sentence, grid: Grid, row: int, reference: int)
     instead = found.instead[0].rstrip(".") if found.instead else None
     if question.ratio < said.factor * (1 - said.slack - roughness(claim)) and said.slack < 1:
         return Rule.FOLLOWS, f"their figures give {question.ratio_in_words} ({question.name})", instead
-    names = (_name_of(grid, reference), _name_of(grid, row))
+    names = (grid.name(reference), grid.name(row))
     if _is_what_is_compared(claim, found, names):
         return None
     reasons = [reason for reason in found.reasons if not reason.startswith(("B is slower", "No detectable"))]
@@ -116,60 +127,27 @@ def _is_what_is_compared(claim: Claim, found: Answer, names: tuple[str, str]) ->
     )
 
 
-def _sentences(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each sentence outside tables and code, with the line that it begins in, without its markup."""
-    begin, is_code = 1, False
-    parts: list[str] = []
-    for number, line in enumerate([*text.splitlines(), ""], start=1):
-        stripped = line.strip()
-        is_fence = stripped.startswith("```")
-        is_code ^= is_fence
-        ends = not stripped or is_code or is_fence or "|" in line
-        begins = ends or re.match(r"(?:[-*+>#]|\d+\.) ?", stripped) is not None
-        if begins and parts:
-            yield from _of_paragraph(parts, begin)
-            parts = []
-        if not ends:
-            begin = begin if parts else number
-            parts.append(stripped)
-            if stripped.startswith("#"):
-                yield from _of_paragraph(parts, begin)
-                parts = []
-
-
-def _of_paragraph(parts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
-    text = "\n".join(parts)
-    start, line, counted = 0, begin, 0
-    for end in re.finditer(r"(?<!\bvs)(?<!\bincl)(?<!\bapprox)[.!?](?=\s|$)|$", text):
-        raw = text[start : end.end()]
-        if raw.strip() and len(raw) <= LONGEST_SENTENCE:
-            first = start + len(raw) - len(raw.lstrip())
-            line, counted = line + text.count("\n", counted, first), first
-            yield line, plain(" ".join(raw.split()))
-        start = end.end()
-
-
 def _factor_in(sentence: str) -> tuple[float, float] | None:
     """Return the only speed-up that a sentence gives, and by how much less the rows may give; None: none, or more."""
-    found = list(_FACTOR.finditer(sentence))
+    found = list(SPEED_UP.finditer(sentence))
     if len(found) != 1 or len(re.findall(r"\d ?x\b", sentence)) > 1:
         return None
     match = found[0]
-    group = next(number for number in range(1, 5) if match[number])
-    number = float(match[group])
-    factor = 1 + number / 100 if group == OF_PERCENT else number
+    group = next(number for number, text in enumerate(match.groups(), start=1) if text)
+    number, is_percent = float(match[group]), "%" in match[0]
+    factor = 1 + number / 100 if is_percent else number
     before = sentence[: match.start(group)]
     if factor <= 1:
         return None
     if _AT_MOST.search(before):
         return factor, 1.0
-    last = 10.0 ** -len(match[group].partition(".")[2]) / (100 if group == OF_PERCENT else 1)
+    last = 10.0 ** -len(match[group].partition(".")[2]) / (100 if is_percent else 1)
     return factor, max(HEDGED if _ABOUT.search(before) else ROUNDED, 0.5 * last / factor)
 
 
 def _rows_in(sentence: str, grid: Grid) -> tuple[int, int] | None:
     """Return the row that is said to be faster, and the one that it is compared with."""
-    words, named = sentence.lower(), _named_rows(sentence.lower(), grid)
+    words, named = sentence.lower(), named_rows(sentence.lower(), grid)
     compared = list(_COMPARED.finditer(words))
     if len(compared) != 1 or not named or len({row for _, row in named}) > 2:
         return None
@@ -182,28 +160,10 @@ def _rows_in(sentence: str, grid: Grid) -> tuple[int, int] | None:
     return (others.pop() if others else 1 - against), against
 
 
-def _named_rows(words: str, grid: Grid) -> list[tuple[int, int]]:
-    """Return (place, row) of each name of a row in a sentence, longer names first; nothing where two rows share one."""
-    names: dict[str, set[int]] = {}
-    for row in range(len(grid.lines)):
-        cell = _name_of(grid, row)
-        for name in {cell, re.sub(r"\s*\([^()]*\)", "", cell).strip()}:
-            if len(name) >= SHORTEST_NAME and re.search("[a-z]", name):
-                names.setdefault(name, set()).add(row)
-    found = []
-    for name in sorted(names, key=len, reverse=True):
-        if name not in words:
-            continue
-        for match in re.finditer(rf"(?<![\w+-]){re.escape(name)}(?!\w|[+-]\w)", words):
-            if len(names[name]) > 1:
-                return []
-            (row,) = names[name]
-            found.append((match.start(), row))
-        words = words.replace(name, "_" * len(name))
-    return found
-
-
-def _name_of(grid: Grid, row: int) -> str:
-    """Return the words of a row's first cell; "" where that is a figure."""
-    first = grid.columns[0]
-    return "" if first.figures[row] or first.is_of_words else first.texts[row].lower()
+def _beside_any(sentence: str, section: range, grid: Grid) -> list[tuple[Grid, int, int]]:
+    """Return the only row that a sentence names with each other row as a reference, for a table of its section."""
+    named = {row for _, row in named_rows(sentence.lower(), grid)}
+    if len(named) != 1 or len(grid.lines) > MOST_ROWS or grid.lines[0] not in section or _COMPARED.search(sentence):
+        return []
+    (row,) = named
+    return [(grid, row, other) for other in range(len(grid.lines)) if other != row]

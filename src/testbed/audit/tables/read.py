@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, is_number, plain, quantity_of
+from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, quantity_of
+from testbed.audit.tables.figures import is_number, plain
 from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables, warning_in
-from testbed.audit.tables.prose import claims_in_text
+from testbed.audit.tables.prose import claims_in
 from testbed.audit.tables.rows import LEARNT
+from testbed.audit.tables.sentences import quotes_in, sentences_in
 from testbed.audit.tables.side_by_side import side_by_side
+from testbed.audit.tables.text_figures import sums_in
 from testbed.errors import InputError
 
 FORM = "table"
@@ -55,8 +58,15 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     if is_page and (warning := warning_in(text, is_page=True)):
         grids = tuple(grid if grid.warning else replace(grid, warning=warning) for grid in grids)
     pairs = tuple(grid_of(each, {}) for table in tables for each in side_by_side(table))
-    said = claims_in_text(text, grids) if is_page else []
-    details = {"grids": grids, "refused": refused, "pairs": pairs, "said": said}
+    spoken = list(sentences_in(text)) if is_page else []
+    details = {
+        "grids": grids,
+        "refused": refused,
+        "pairs": pairs,
+        "said": claims_in(spoken, grids),
+        "quotes": quotes_in(spoken, grids),
+        "sums": sums_in(spoken, grids),
+    }
     return [Reported(path=path, name=str(path), form=FORM, details=details)] if grids or pairs else []
 
 

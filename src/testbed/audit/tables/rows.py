@@ -21,7 +21,8 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
-from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid, is_rough, plain
+from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
+from testbed.audit.tables.figures import is_rough, plain
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
@@ -36,6 +37,10 @@ _ENDED = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|abor
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
 _COUNTS_RUNS = re.compile(r"(?i)#|no\.?|id|run id|job id|job|date|commit")
+# what a row worked on, in figures that are not read
+_OF_WORK = re.compile(
+    r"(?i)^(?:training |train |num )?(?:samples|images|examples|sequences|documents|epochs|data ?set size)\b(?!/)"
+)
 _FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)  # of a quantity that is not known
 
 
@@ -126,7 +131,10 @@ def said_of(grid: Grid, quantity: str, row: int | None = None, is_headed: bool =
 def _others(grid: Grid, row: int) -> dict[str, str]:
     """Return the words of a row under headings that are not understood, by heading."""
     columns = [column for column in grid.columns[1:] if not (column.quantity or column.word)]
-    are_words = (column for column in columns if not all(map(_FIGURE.fullmatch, column.texts)))
+    are_words = (
+        column for column in columns
+        if _OF_WORK.search(column.heading) or not all(map(_FIGURE.fullmatch, column.texts))
+    )  # fmt: skip
     return {column.heading: column.texts[row] for column in are_words if column.heading}
 
 

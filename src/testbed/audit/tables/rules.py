@@ -33,9 +33,11 @@ from testbed.audit.conditions import (
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures, roughness
 from testbed.audit.reported import MODEL, STATUS, Claim, Reported
-from testbed.audit.tables.columns import IN_WORDS, RESULTS, Figure, Grid, is_reference
+from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
+from testbed.audit.tables.figures import Figure, is_reference
 from testbed.audit.tables.prose import text_claims_what_rows_show
-from testbed.audit.tables.rows import RATIOS, claim_of, counts_nodes, devices_of, failure_of, said_of, side_of
+from testbed.audit.tables.rows import RATIOS, claim_of, counts_nodes, devices_of, failure_of, label_of, said_of, side_of
+from testbed.audit.tables.text_figures import figures_of_sentences_follow
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
 
@@ -53,6 +55,7 @@ ODD = ("devices", "model", "precision")  # which methods may be compared on, unl
 MOST_METHODS = 8  # rows of a table that sets methods side by side
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 LONGEST_NOTE = 160
+_RELATIVE_TO = re.compile(r"(?i)(?:vs\.?|versus|over|relative to|compared (?:to|with)) (?:the )?(\w[\w +.-]*\w)")
 _ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
 
 
@@ -299,6 +302,11 @@ def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
                 continue
             for pair in _pairs(item, grid, name):
                 yield from _against_reference(pair, name)
+            if reference and (failed := failure_of(grid, 0)):
+                said = (f"each {said_of(grid, name)} is relative to this row, for the first row was not measured: "
+                        f"{failed}")  # fmt: skip
+                yield Finding(Rule.POSSIBLE, (f"{item.name}:{grid.lines[reference]}",), said, NOTE)
+            yield from _relative_to_another_table(item, grid, name)
         yield from _not_measured(item, grid, bool(ratios))
         if not ratios:
             yield from _rows_of_other_work(item, grid)
@@ -306,6 +314,30 @@ def rows_compare_with_their_reference(item: Reported) -> Iterator[Finding]:
             for row in range(len(grid.lines)):
                 if row != fewest:
                     yield from _more_devices(Pair(item, grid, row, fewest))
+
+
+def _relative_to_another_table(item: Reported, grid: Grid, name: str) -> Iterator[Finding]:
+    """Note a ratio "vs NAME" whose NAME is a row of another table alone, where that was measured on other work."""
+    column = grid.column(name)
+    said = _RELATIVE_TO.search(column.heading) if column else None
+    if not column or not said:
+        return
+    meant = [
+        (each, row) for each in item.details["grids"] for row in range(len(each.lines))
+        if said[1].lower() in label_of(each, row).lower()
+    ]  # fmt: skip
+    if len(meant) != 1 or meant[0][0] is grid:
+        return
+    base = side_of(item, *meant[0])
+    for row in range(len(grid.lines)):
+        claim = claim_of(base, side_of(item, grid, row))
+        question, figure = next(measures(claim), None), column.figures[row]
+        if not question or not figure or not figure.low / SLACK <= question.ratio <= figure.high * SLACK:
+            continue
+        differ = [each.against for each in conditions(claim) if each.state == DIFFERS and each.spoils]
+        if differ:
+            message = f"{said_of(grid, name, row)} is relative to a row of another table: {'; '.join(differ)}"
+            yield Finding(Rule.EQUAL_WORK, (f"{item.name}:{grid.lines[row]}", base.name), message, NOTE)
 
 
 def _not_measured(item: Reported, grid: Grid, is_of_ratios: bool) -> Iterator[Finding]:
@@ -555,4 +587,5 @@ TABLE_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
     no_device_does_more_than_its_peak,
     rows_compare_with_their_reference,
     text_claims_what_rows_show,
+    figures_of_sentences_follow,
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from testbed.audit.tables.columns import IN_WORDS, QUANTITIES, RESULTS, by_unit, figure_of, only, plain, quantity_of
+from testbed.audit.tables.columns import IN_WORDS, QUANTITIES, RESULTS, by_unit, only, quantity_of
+from testbed.audit.tables.figures import figure_of, plain
 from testbed.audit.tables.grid import Row, Table
 
 COUNTS = ("micro_batch", "batch", "any_batch", "devices")

@@ -1,0 +1,205 @@
+"""Take the text of a page apart, and find the sentences that bear on a comparison of its rows.
+
+"With AMP there was room for 24 sequences" decides more than any column does, and no pattern reads it safely.
+So such a sentence is quoted beside the ratio, with what it is about, and nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from testbed.audit.reported import DEVICE
+from testbed.audit.tables.columns import IN_WORDS, OF_NAMES, Grid
+from testbed.audit.tables.figures import plain
+
+LONGEST_SENTENCE = 500
+MOST_QUOTED = 5
+NEAR = 15  # lines of a table
+_NUMBERS = r"(?:\d[\d,.]*k?|one|two|three|four|eight|sixteen|single)"
+_ANY = r"\d[\d,.]*"
+_NUMBER = r"(?<![\w.,-])(\d{1,3}(?:\.\d{1,3})?)"
+_NO_SPEED = r"(?!mem|less|small|param|cheap|slow|fewer|larg|long|big|gpu|device|node|batch|context|cost|than|over)"
+# the number of a speed-up is in one of its groups
+SPEED_UP = re.compile(
+    rf"{_NUMBER} ?x (?:{_NO_SPEED}[\w-]+ ){{0,3}}(?:as fast|faster|quicker|speed-?ups?|throughput)\b"
+    rf"|{_NUMBER} times (?:as fast|faster)\b"
+    rf"|\b(?:speed-?up|acceleration) of (?:\w+ ){{0,2}}{_NUMBER} ?x\b"
+    rf"|{_NUMBER} ?% (?:faster|(?:higher|more) (?:\w+ )?throughput)\b"
+    r"|\b(?:improv|increas|rais|boost|accelerat|speed)\w* (?:up )?(?:the )?(?:training |overall )?"
+    rf"(?:throughput |speed |training )?by {_NUMBER} ?(?:%|x)",
+    re.I,
+)
+# what a sentence may be about -> the phrases that say so; "*": any ending, "#": a number, " ": a hyphen too
+_PHRASES: dict[str, tuple[str, ...]] = {
+    "batch": ("batch*", "minibatch*", "microbatch*", "mini batch*", "micro batch*", "accumulat*",
+              "sequences per step", "samples per step", "sequences per gpu",
+              "samples per gpu", "images per gpu", "examples per step", "tokens per step", "tokens per update"),
+    "length": ("seq* len*", "sequence length*", "context length", "context window", "context of", "tokens long",
+               "truncated", "packed", "padd*", "seqlen"),
+    "resolution": ("#px", "# px", "#x#", "# x #", "resolution*", "crop*"),
+    "devices": ("p3*", "p4d*", "p5*", "another machine", "other machine", "older gpu*", "other gpu*", "another gpu",
+                "another cluster", "laptop", "workstation"),
+    "number of devices": ("# gpu*", "# node*", "# device*", "# worker*", "# host*", "# machine*", "# card*",
+                          "per gpu", "per device", "per rank", "per node", "sum over",
+                          "summed over", "sums over", "whole node", "each rank", "each gpu", "each device"),
+    "precision": ("fp8", "fp16", "fp32", "bf16", "tf32", "amp", "mixed precision", "half precision",
+                  "full precision", "single precision", "quantiz*"),
+    "what was learned": ("loss*", "perplexit*", "ppl", "accurac*", "bleu", "f1", "nan", "diverg*", "converg*",
+                         "quality", "underfit*", "early stop*", "stopped at", "stopped after"),
+    "where a figure is from": ("quoted", "taken from", "copied", "reported by", "reported in", "paper", "blog*",
+                               "previous *", "old*", "older *", "last version", "last release", "earlier version",
+                               "commit", "comes from", "come from", "prints", "v#",
+                               "last year", "last month", "reuse*"),
+    "whether it was measured": ("estimat*", "extrapolat*", "projected", "projection", "simulat*", "expected",
+                                "theoretical*", "assum*", "not measured", "not been measured", "not run",
+                                "modelled", "scaled up", "scaled from", "scaled by", "multiplied"),
+    "what the time holds": ("includ*", "exclud*", "warm up", "warmup", "warmed up", "compil*", "validation",
+                            "evaluation", "data load*", "dataload*", "checkpoint*", "start up", "profil*", "debug*",
+                            "first epoch*", "first step*", "forward only", "forward pass only", "frozen", "freez*",
+                            "lora"),
+    "a run that failed": ("oom", "out of memory", "crash*", "failed", "fails", "timeout*", "time outs", "timed out",
+                          "killed", "stall*", "throttl*", "shared with", "shared machine", "shared node", "busy"),
+}  # fmt: skip
+
+
+def _pattern(phrases: Iterable[str]) -> str:
+    found = (re.escape(phrase).replace(r"\*", r"[\w.-]*").replace(r"\ ", "[ -]") for phrase in phrases)
+    joined = rf"(?<!\w)(?<!\w-)(?:{'|'.join(found)})(?!\w)"
+    return joined.replace(r"v\#", r"v\d+\.\d[\w.]*").replace(r"\#x", rf"{_ANY}x").replace(r"\#", _NUMBERS)
+
+
+_ABOUT = {name: re.compile(_pattern(phrases), re.I) for name, phrases in _PHRASES.items()}
+_ABOUT["devices"] = re.compile(f"{_ABOUT['devices'].pattern}|{IN_WORDS[DEVICE].pattern}", re.I)
+_ALONE = ("where a figure is from", "whether it was measured", "a run that failed")  # that say enough of any figure
+# a row without its name
+_ROW = re.compile(
+    r"(?i)\b(?:baseline|reference|ours|former|latter|the (?:other|first|last|second|two|rest)|both|each|respectively"
+    r"|rows?|entries|columns?|against|versus|vs|while|whereas|instead of|rather than|only)\b"
+)
+_FIGURE = re.compile(
+    r"(?i)\b(?:numbers?|figures?|rows?|times?|timings?|rates?|results?|speed-?ups?|throughput|measure\w*|baseline|runs?"
+    r"|ran|table|column|job)\b"
+)
+_NOTE = re.compile(r"[*†‡§¹²³⁴]|\[\^?\w{1,20}\]")
+_VALUE = re.compile(rf"(?i)\b{_NUMBERS}\b")
+
+
+class Spoken(NamedTuple):
+    """A sentence, the line that it begins in, and the lines from the heading above it to the next."""
+
+    line: int
+    words: str
+    section: range
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A sentence of the text, what it is about, and the rows of each table (its place) that it names."""
+
+    line: int
+    words: str
+    about: tuple[str, ...]
+    rows: frozenset[tuple[int, int]]
+    is_near: bool  # to a table
+
+
+def quotes_in(sentences: Iterable[Spoken], grids: Sequence[Grid]) -> list[Quote]:
+    """Return the sentences outside tables that tell rows apart, or say what figures are: those that say most first."""
+    found = []
+    for line, sentence, _ in sentences:
+        if sentence.startswith("#"):
+            continue
+        about = {name: {match[0].lower() for match in pattern.finditer(sentence)} for name, pattern in _ABOUT.items()}
+        about = {name: values for name, values in about.items() if values}
+        if not about:
+            continue
+        named = frozenset((at, row) for at, grid in enumerate(grids) for row in _meant_rows(sentence.lower(), grid))
+        is_of_rows = bool(named) or _ROW.search(sentence) is not None or _NOTE.match(sentence) is not None
+        tells_apart = len(_VALUE.findall(sentence)) > 1 or any(len(values) > 1 for values in about.values())
+        is_of_figures = _FIGURE.search(sentence) is not None and (bool(named) or bool({*about} & {*_ALONE}))
+        is_of_figures |= is_of_rows and bool({*about} & {*_ALONE})
+        is_claim = SPEED_UP.search(sentence) is not None and not {*about} & {*_ALONE} - {"where a figure is from"}
+        if not is_claim and ((is_of_rows and tells_apart) or is_of_figures):
+            is_near = any(grid.lines[0] - NEAR <= line <= grid.lines[-1] + NEAR for grid in grids)
+            weight = 2 * len({row for _, row in named}) + len(about) + 2 * tells_apart + is_of_figures + 3 * is_near
+            found.append((weight, Quote(line, sentence, tuple(about), named, is_near)))
+    return [quote for _, quote in sorted(found, key=lambda each: -each[0])]
+
+
+def quotes_on(quotes: Iterable[Quote], meant: Set[tuple[int, int]] | None = None) -> list[str]:
+    """Return in words, in their order, the first quotes on the rows `meant`, or of all rows those near a table."""
+    kept = [quote for quote in quotes if (quote.is_near if meant is None else not quote.rows or quote.rows & meant)]
+    kept = kept[:MOST_QUOTED]
+    return [in_words(quote) for quote in sorted(kept, key=lambda quote: quote.line)]
+
+
+def in_words(quote: Quote) -> str:
+    return f'line {quote.line}, on {" and ".join(quote.about[:3])}: "{quote.words}"'
+
+
+def sentences_in(text: str) -> Iterator[Spoken]:
+    """Yield each sentence outside tables and code, without its markup."""
+    lines = text.splitlines()
+    titles = [0, *(number for number, line in enumerate(lines, start=1) if line.startswith("#")), len(lines) + 1]
+    sections = (range(*ends) for ends in itertools.pairwise(titles))
+    section = next(sections)
+    for line, words in _with_lines(lines):
+        while line >= section.stop:
+            section = next(sections)
+        yield Spoken(line, words, section)
+
+
+def _with_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    begin, is_code = 1, False
+    parts: list[str] = []
+    for number, line in enumerate([*lines, ""], start=1):
+        stripped = line.strip()
+        is_fence = stripped.startswith("```")
+        is_code ^= is_fence
+        ends = not stripped or is_code or is_fence or "|" in line
+        begins = ends or re.match(r"(?:[-*+>#]|\d+\.) ?", stripped) is not None
+        if begins and parts:
+            yield from _of_paragraph(parts, begin)
+            parts = []
+        if not ends:
+            begin = begin if parts else number
+            parts.append(stripped)
+            if stripped.startswith("#"):
+                yield from _of_paragraph(parts, begin)
+                parts = []
+
+
+def _of_paragraph(parts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
+    text = "\n".join(parts)
+    start, line, counted = 0, begin, 0
+    for end in re.finditer(r"(?<!\bvs)(?<!\bincl)(?<!\bapprox)[.!?](?=\s|$)|$", text):
+        raw = text[start : end.end()]
+        if raw.strip() and len(raw) <= LONGEST_SENTENCE:
+            first = start + len(raw) - len(raw.lstrip())
+            line, counted = line + text.count("\n", counted, first), first
+            yield line, plain(" ".join(raw.split()))
+        start = end.end()
+
+
+def named_rows(words: str, grid: Grid) -> list[tuple[int, int]]:
+    """Return (place, row) of each name of a row in a sentence, longer names first; nothing where two rows share one."""
+    found = []
+    for name, rows in grid.names.items():
+        if name not in words:
+            continue
+        for match in re.finditer(rf"(?<![\w+-]){re.escape(name)}(?!\w|[+-]\w)", words):
+            if len(rows) > 1:
+                return []
+            found.append((match.start(), rows[0]))
+        words = words.replace(name, "_" * len(name))
+    return found
+
+
+def _meant_rows(words: str, grid: Grid) -> set[int]:
+    """Return the rows that a sentence names, or a word of which no other row has."""
+    own = (grid.own_words.get(word) for word in re.findall(OF_NAMES, words))
+    return {row for _, row in named_rows(words, grid)} | {row for row in own if row is not None}
