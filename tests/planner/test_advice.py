@@ -62,7 +62,10 @@ def test_deepspeed_alone_holds_the_whole_model_on_a_device():
 def test_what_a_flag_leaves_out_is_said_where_nothing_else_fits():
     words = ["--num_layers", 40, "--num_heads", 40, "--embedding_size", 5120, "--gpus", 64, "--gpu", "h100"]
     done = run_here(PLAN, *words, "--matmul", "fp8", "--mixed_precision", "native")
-    assert done.returncode == 2 and "--mixed_precision belongs to --run_type fsdp, optimized" in done.stderr
+    assert done.returncode == 2 and "what is not multiplied in 8 bits runs in bf16 autocast" in done.stderr
+    words = ["--model", "gpt2-xl", "--gpu", "h200", "--gpus", 64, "--mixed_precision", "native"]
+    done = run_here(PLAN, *words, "--global_batch_size", 32)
+    assert done.returncode == 2 and "--global_batch_size 32 is not a multiple" in done.stderr
     done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "h100", "--gpus", 8, "--mixed_precision", "native", "--top", 0)
     assert "not possible: ddp: --mixed_precision belongs" in done.stdout and "Best: " in done.stdout
     done = run_here(PLAN, "--model", "gpt2", "--gpu", "h100", "--gpus", 1, "--run_type", "optimized")
@@ -133,3 +136,55 @@ def test_another_run_type_is_named_where_the_asked_one_fits_on_no_number_of_devi
     words = ["--num_layers", 96, "--num_heads", 96, "--embedding_size", 12288, "--gpu", "h100-sxm", "--gpus", 512]
     done = run_here(PLAN, *words, "--run_type", "optimized", "--zero_stage", 3)
     assert done.returncode == 2 and "leave --run_type optimized out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model gpt2-medium --gpu gb200 --gpus 1 --matmul fp8", r"--compile on would be 1\.\d+ times as fast"),
+        (
+            "--num_layers 96 --num_heads 96 --embedding_size 12288 --gpu b200 --gpus 512 --matmul fp8",
+            r"leaving --matmul fp8 out would be \d\.\d+ times as fast \(mesh",
+        ),
+        ("--model gpt2-xl --gpu l4 --gpus 8 --offload optimizer", r"--offload optimizer is ZeRO's alone.*: with it, "),
+        (
+            "--model gpt2 --gpu rtx4090 --gpus 8 --gpus_per_node 1 --network 100mbit --run_type pipeline",
+            r"1 of them \(baseline\) would be",
+        ),
+        ("--model gpt2-xl --gpu a100-80 --gpus 1 --mixed_precision native", r"Best: ZeRO-1 on 1 x"),
+    ],
+)
+def test_a_typed_flag_that_costs_more_than_it_brings_is_named(words, said):
+    done = run_here(PLAN, *words.split())
+    assert done.returncode == 0 and re.search(said, done.stdout), done.stdout[:2000] + done.stderr
+    assert (
+        "--matmul" not in run_here(PLAN, "--model", "gpt2-xl", "--gpu", "h100", "--matmul", "fp8").stdout.split("\n")[1]
+    )
+
+
+def test_another_schedule_is_named_where_the_typed_one_has_no_room():
+    words = ["--model", "gpt2-xl", "--gpu", "a10g", "--gpus", 12, "--gpus_per_node", 4, "--global_batch_size", 384]
+    done = run_here(PLAN, *words, "--run_type", "pipeline", "--pipeline_stages", 12, "--pipeline_schedule", "gpipe")
+    assert done.returncode == 2 and "Without --pipeline_schedule gpipe there is room: pipeline 12" in done.stderr
+
+
+@pytest.mark.parametrize("gpu", ["v100", "t4", "p100", "a100-40"])
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+def test_a_kernel_that_the_device_does_not_have_is_refused(gpu, kernel):
+    words = ["--model", "gpt2", "--gpu", gpu, "--gpus", 1, "--attention", kernel]
+    done = run_here(PLAN, *words, "--precision", "fp32" if gpu == "a100-40" else "fp16")
+    assert done.returncode == 2 and f"--attention {kernel}" in done.stderr
+    assert run_here(PLAN, "--model", "gpt2", "--gpu", "a100-40", "--attention", kernel).returncode == 0
+
+
+def test_a_batch_of_long_sequences_is_not_called_small():
+    """One sequence of 131,072 tokens a data rank: a larger batch brings 3 %."""
+    words = ["--model", "llama3-405b", "--seq_length", 131072, "--gpu", "h100-sxm", "--gpus", 2048]
+    assert "too small" not in run_here(PLAN, *words, "--global_batch_size", 32).stdout
+
+
+def test_what_is_nearly_full_is_said_with_another_that_is_not():
+    done = run_here(PLAN, "--model", "llama2-7b", "--gpu", "a100-40", "--gpus", 16, "--run_type", "fsdp")
+    found = re.search(r"It leaves (\S+) GiB, .*; fsdp.*, leaves (\S+) and takes (\S+) times as long", done.stdout)
+    is_near_full = re.search(r"needs (\S+) of (\S+) GiB", done.stdout)
+    assert is_near_full and (found is not None) == (float(is_near_full[1]) > 0.95 * float(is_near_full[2]))

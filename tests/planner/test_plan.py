@@ -564,3 +564,10 @@ def test_the_largest_micro_batch_leaves_a_schedule_what_it_needs():
 def test_a_huge_batch_is_planned_without_trying_each_number():
     job = candidates(MODEL_SIZES["gpt2"], 1024, 2**40, NODE, {"run_type": "ddp"})[0]
     assert largest_micro_batch(job, NODE.device) in (32, 64, 128)
+
+
+def test_context_ranks_hold_shards_too():
+    """4 context x 6 shards of 24 devices are no hybrid: the shards are over data and context ranks."""
+    words = ["--model", "mistral-7b", "--seq_length", 32768, "--gpu", "a100-80", "--gpus", 24]
+    done = run_here(PLAN, *words, "--context_parallel_size", 4, "--global_batch_size", 48)
+    assert "Best: mesh 4 context x 6 shards" in done.stdout

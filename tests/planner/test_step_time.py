@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.memory_model.devices import device_named, devices, network
@@ -19,7 +21,7 @@ from testbed.memory_model.model_states import elements_held
 from testbed.memory_model.stages import even_stages, stages_by_rank
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import MODEL_SIZES
-from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
+from testbed.planner.collectives import Traffic, data_traffic, far_boundaries, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
 from testbed.planner.fit import Fit, Measured, nominal_of
 from testbed.planner.machines import machine_named
@@ -202,6 +204,61 @@ def test_what_is_computed_again_is_what_the_model_computes_again(checkpointing: 
     assert repeated_shares(own).get("products", 0.0) == pytest.approx(again, abs=0.01)
 
 
+@pytest.mark.parametrize("checkpointing", ["selective", "block"])
+def test_attention_without_a_fused_kernel_is_computed_again(checkpointing: str):
+    """PyTorch's math kernel is made of batched products, which no checkpointing of src/gpt2.py keeps."""
+
+    def products(kind: str) -> float:
+        model = GPT2(dataclasses.replace(MODEL_SIZES["nano"], vocab_size=64), 0.0, kind)
+        ids = torch.zeros(1, 32, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(ids, ids).backward()
+        return counter.get_flop_counts()["Global"][torch.ops.aten.bmm]
+
+    own = replace(job(), run_type="ddp", attention="eager", recompute=RECOMPUTE[checkpointing])
+    again = (products(checkpointing) - products("none")) / (products("none") / 3)
+    assert repeated_shares(own)["attention"] == pytest.approx(again, abs=0.01) and again == 1
+    assert repeated_shares(replace(own, attention="flash")).get("attention", 0.0) == (checkpointing == "block")
+
+
+def test_muon_is_as_fast_as_the_units_of_its_dtype():
+    """bf16, or fp32 whatever else the run multiplies in (optim/optimizer.py)."""
+    own = replace(job(), run_type="ddp", optimizer="muon")
+    seconds = {
+        precision: DataSheetRates(device_named("h100-sxm")).optimizer_seconds(0.0, replace(own, precision=precision))
+        for precision in ("bf16", "fp8", "fp16", "fp32")
+    }
+    assert seconds["fp16"] == seconds["fp32"] > 10 * seconds["bf16"] and seconds["fp8"] == seconds["bf16"]
+
+
+@pytest.mark.parametrize("name", sorted(devices()))
+def test_no_attention_is_faster_than_matrix_products(name: str):
+    rates = DataSheetRates(devices()[name])
+    of = replace(job(), precision="bf16" if "bf16" in devices()[name].peak_flops else "fp32")
+    size = 8192
+    (product, _), _ = rates.layer_seconds(size, size, size, of)
+    forward, _ = rates.attention_seconds(of)
+    flops = 2 * of.micro_batch * MODEL.heads * MODEL.seq_length**2 * MODEL.head_dim
+    assert flops / forward < 2 * size**3 / product
+
+
+def test_two_devices_without_a_switch_use_the_link_between_them():
+    """An MI300X has seven links of 64 GB/s, one to each other of its node, and an H100 all of its own by a switch."""
+    for kind, slower in (("mi300x", 448 / 64), ("h100-sxm", 1.0)):
+        two, eight = (Traffic(kind="all_reduce", size=1e12, ranks=ranks) for ranks in (2, 8))
+        there = machine(8, kind)
+        assert (two.moved() / eight.moved()) * link_seconds(eight, there) * slower == pytest.approx(
+            link_seconds(two, there), rel=0.01
+        )
+
+
+def test_a_shard_takes_the_host_longer_than_a_whole_block():
+    rates = DataSheetRates(device_named("h100-sxm"))
+    whole = replace(job(data=8), run_type="ddp", compiled=True)
+    shards = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp", compiled=True)
+    assert rates.host_seconds(12, 0.0, shards) > 2 * rates.host_seconds(12, 0.0, whole) > 0
+
+
 def test_each_micro_batch_casts_the_weights_and_adds_up_their_gradients():
     """24 bytes for each element of a block: 6 to cast it, 6 to cast its gradient, 12 to add that to the others'."""
     own = replace(job(accumulation=64), run_type="ddp", compiled=True)
@@ -295,14 +352,19 @@ def test_a_pipeline_over_several_nodes_waits_for_the_network(schedule: str | Non
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("hop", [0.01, 0.3, 1.5, 5.0, 100.0])  # a forward pass takes 1, a backward pass 2
-def test_a_pipeline_waits_for_its_hops_as_one_played_through_does(schedule: str, ranks: int, hop: float):
+@pytest.mark.parametrize("of_node", [1, 2, 4])
+def test_a_pipeline_waits_for_its_hops_as_one_played_through_does(schedule: str, ranks: int, hop: float, of_node: int):
+    """Stages of one node reach each other at once."""
     of = replace(job(pipeline=ranks, accumulation=64), schedule=schedule)
+    there = replace(machine(8 * ranks), per_node=of_node)
+    hops = [hop if is_far else 0.0 for is_far in far_boundaries(of, there)]
+    assert sum(hops) == hop * (ranks // of_node if ranks > of_node else 0)
     computing = (64 + ranks - 1) * 3
-    whole = computing + exposed_hops_seconds(of, hop, 3.0)
-    assert whole == pytest.approx(played_through(schedule, ranks, 64, hop), rel=0.1)
+    whole = computing + exposed_hops_seconds(of, hops, 3.0)
+    assert whole == pytest.approx(played_through(schedule, ranks, 64, hops), rel=0.1)
 
 
-def played_through(schedule: str, ranks: int, micro_batches: int, hop: float) -> float:
+def played_through(schedule: str, ranks: int, micro_batches: int, hops: Sequence[float]) -> float:
     """Return the end of a step, each pass begun when its input is there. A rank's messages leave one after the other,
     and its passes do not wait for them."""
     orders = []
@@ -326,13 +388,13 @@ def played_through(schedule: str, ranks: int, micro_batches: int, hop: float) ->
         free[rank] = start + (1.0 if way == "forward" else 2.0)
         to = rank + (1 if way == "forward" else -1)
         if 0 <= to < ranks:
-            link_free[rank] = max(free[rank], link_free[rank]) + hop
+            link_free[rank] = max(free[rank], link_free[rank]) + hops[min(rank, to)]
             arrived[to, way, number] = link_free[rank]
     return max(free)
 
 
 def test_without_a_schedule_each_micro_batch_crosses_every_boundary_alone():
-    assert exposed_hops_seconds(job(pipeline=4, accumulation=8), 1.0, 99.0) == 8 * 3 * 2
+    assert exposed_hops_seconds(job(pipeline=4, accumulation=8), [1.0] * 4, 99.0) == 8 * 3 * 2
 
 
 def test_a_ring_grows_with_its_ranks_and_a_tree_with_their_logarithm():

@@ -50,8 +50,9 @@ RULES: tuple[Rule, ...] = (
     ({"backend": "nccl", "device": "cpu"}, "NCCL moves data between GPUs; use --backend gloo or auto"),
     ({"mixed_precision": "native", "precision": ("auto", "fp32", "fp16")},
      "it is about how bf16 is used; give --precision bf16"),
-    ({"zero_stage": 0, "precision": "fp16"},
-     "DeepSpeed's optimizer for that pair begins Adam at step 2 and trains differently; use --zero_stage 1, or bf16"),
+    *(({"zero_stage": 0, "precision": "fp16", **of},
+       f"DeepSpeed's optimizer for that pair begins Adam at step 2 and trains differently; use {other}, or bf16")
+      for of, other in (({"optimizer": "muon"}, "ddp"), ({}, "--zero_stage 1"))),
     ({"zero_stage": 0, "mixed_precision": "native"},
      "DeepSpeed's optimizer for that pair begins Adam at step 2 and trains differently; use --zero_stage 1, or "
      "--mixed_precision autocast"),
@@ -113,6 +114,8 @@ ON_DEVICE: tuple[Rule, ...] = (
     ({"backend": "gloo", "device": "cuda", "run_type": lambda entry: not entry.gloo_on_cuda},
      "gloo averages and broadcasts tensors on a GPU, and nothing else; use "
      + ", ".join(run_types_with(gloo_on_cuda=True)) + ", or --backend nccl"),
+    ({"attention": ("flash", "cudnn"), "precision": "fp32", "device": "cuda"},
+     "those kernels of a GPU take 16 bits alone; use --attention efficient, or --precision bf16"),
     ({"context_parallel_size": _is_several, "context_parallel_method": "ring", "precision": "fp32", "device": "cuda"},
      "the ring needs the flash kernel, which a GPU has for 16 bits alone; use --context_parallel_method allgather, or "
      "--precision bf16"),

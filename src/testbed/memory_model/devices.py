@@ -53,6 +53,7 @@ class Device:
     context_bytes: float = 1.0e9  # that a process takes before its model: CUDA's context, its kernels, NCCL's buffers
     per_node: int = 8  # devices of one host, as it is sold
     link_domain: int = 0  # devices that `within_node` joins where they are more: NVL72 joins 18 hosts
+    peer_bytes_per_s: float = 0.0  # between two devices of a node, where no switch joins them; 0: a switch does
     within_node: Link | None = None
     between_nodes: Link | None = None  # the usual network of such nodes
 
@@ -90,6 +91,7 @@ def devices() -> dict[str, Device]:
             architecture=entry["architecture"],
             per_node=entry["per_node"],
             link_domain=entry.get("link_domain", 0),
+            peer_bytes_per_s=1e9 * entry.get("peer_gb_per_s", 0.0),
             within_node=_within(entry),
             between_nodes=nodes,
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from testbed.config.compatibility import check_on_device
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type, spread_over_ranks
@@ -22,6 +23,7 @@ from testbed.model.shape import ModelShape
 LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
 MESH_SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")  # gpipe takes as long as 1f1b, and more memory
+WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -114,11 +116,13 @@ def _options(
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of a run type that it is worth to try, as flags.
 
-    Left out: on one device all but the plain program, and ZeRO with --offload; tensor ranks across nodes where a node
-    has several devices; --shard_size that crosses nodes unless it is all; offloading, unless it is asked for.
+    Left out: on one device all but the plain program, and ZeRO with --offload or in native bf16; tensor ranks across
+    nodes where a node has several devices; --shard_size that crosses nodes unless it is all; offloading, unless it is
+    asked for.
     """
     devices, per_node = machine.devices, min(machine.joined, machine.devices)
-    if _why_not(run_type, machine) or (devices == 1 and run_type != REFERENCE and not given.get("offload")):
+    does_more = given.get("offload") or given.get("mixed_precision") == "native"  # than the plain program
+    if _why_not(run_type, machine) or (devices == 1 and run_type != REFERENCE and not does_more):
         return
     within = _divisors(per_node if per_node > 1 else devices)[1:]
     varied: dict[str, Sequence[Any]] = {
@@ -199,6 +203,11 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
             f"--compile on with --precision bf16: {machine.device.name} has no bf16, and PyTorch compiles none for it; "
             "leave --compile out, or give --precision fp16"
         )
+    if values["attention"] in ("flash", "cudnn") and machine.device.architecture in WITHOUT_FLASH:
+        raise InputError(
+            f"--attention {values['attention']}: PyTorch has that kernel from compute capability 8.0 on, and "
+            f"{machine.device.name} has less; leave --attention out"
+        )
     ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
     values = {**values, **options_of_run_type(values, typed)}
     _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
@@ -217,6 +226,7 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
             settled, _ = spread_over_ranks({**values, "micro_batch_size_per_gpu": micro_batch}, ranks)
         except InputError:
             continue  # a schedule that needs more micro batches: a smaller one has them
+        check_on_device(settled)
         yield job_of(settled, mesh, shape, machine)
 
 

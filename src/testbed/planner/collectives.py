@@ -6,6 +6,7 @@ Ranks are laid out tensor, context, data, pipeline from the nearest to the farth
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.memory_model.job import Job, Machine
@@ -95,9 +96,10 @@ def context_traffic(job: Job, blocks: float) -> list[Traffic]:
 def pipeline_traffic(job: Job) -> list[Traffic]:
     """An activation to the next stage, or its gradient back, as often as a rank sends one on average per micro batch.
 
-    Stages are the outermost axis, and all wait for the slowest hop: it leaves the node as soon as the whole pipeline
-    does, however little of a node one stage fills. So the ranks are those of the pipeline. Once per step, ranks that
-    hold the two ends of a tied embedding add up its gradient; in a zero-bubble schedule's V it is one rank.
+    Stages are the outermost axis. The slowest hop leaves the node as soon as the whole pipeline does, however little of
+    a node one stage fills, so its ranks are those of the pipeline; which hops leave it, `far_boundaries` tells. Once
+    per step, ranks that hold the two ends of a tied embedding add up its gradient; in a zero-bubble schedule's V it is
+    one rank.
     """
     layout, model = job.layout, job.model
     if layout.pipeline == 1:
@@ -119,10 +121,23 @@ def mean_hops(job: Job) -> float:
     return 2.0 * (layout.pipeline * layout.virtual_stages - 1 - _is_v(job)) / layout.pipeline
 
 
-def busiest_hops(job: Job) -> float:
-    """Return how many the rank sends that sends most: one in the middle. Of two ranks, each has an end."""
-    layout = job.layout
-    return mean_hops(job) if layout.pipeline == 2 else 2.0 * layout.virtual_stages
+def far_boundaries(job: Job, machine: Machine) -> list[bool]:
+    """Return whether each pipeline rank's next one is in another node, the last one's next being the first."""
+    stages = job.layout.pipeline
+    of_node = max(1, machine.joined // (job.layout.devices // stages))
+    return [(stage + 1) % of_node == 0 and stages > of_node for stage in range(stages - 1)] + [stages > of_node]
+
+
+def busiest_seconds(job: Job, hops: Sequence[float]) -> float:
+    """Return how long the rank that sends longest sends for one micro batch.
+
+    Args:
+        hops: seconds of a hop from each pipeline rank to the next, the last one's next being the first.
+    """
+    rounds, *_, last = job.layout.virtual_stages, *hops
+    goes_round = rounds > 1 and not _is_v(job)  # from the last rank to the first stage of the next round
+    ahead = [rounds * hop for hop in hops[:-1]] + [(rounds - 1) * last * goes_round]
+    return max(sent + back for sent, back in zip(ahead, [ahead[-1], *ahead[:-1]], strict=True))
 
 
 def _is_v(job: Job) -> bool:

@@ -8,8 +8,9 @@ slowest stage of a pipeline, which idles for (p - 1) / v micro batches (Narayana
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,10 +21,10 @@ from testbed.memory_model.model_states import elements_held
 from testbed.memory_model.stages import stages_by_rank
 from testbed.planner.collectives import (
     Traffic,
-    busiest_hops,
+    busiest_seconds,
     context_traffic,
     data_traffic,
-    mean_hops,
+    far_boundaries,
     pipeline_traffic,
     tensor_traffic,
 )
@@ -149,13 +150,13 @@ REPEATED: Mapping[str, Mapping[str, float]] = {
 def repeated_shares(job: Job) -> Mapping[str, float]:
     """Return by part how much of a block's forward pass is computed again.
 
-    src/gpt2.py's selective checkpointing keeps all products and attention. Its other kind (non-reentrant) stops as soon
-    as what backward needs is there, and nothing needs the block's last product.
+    src/gpt2.py's selective checkpointing keeps all products of linear layers and fused attention. Its other kind
+    (non-reentrant) stops as soon as what backward needs is there, and nothing needs the block's last product.
     """
     if job.run_type is None or job.recompute == "none":
         return REPEATED.get(job.recompute, {})
     if job.recompute == "selective_op":
-        return {"elementwise": 1.0}
+        return {"elementwise": 1.0, "attention": float(job.attention == "eager")}
     again = 1 - job.model.hidden * job.model.ffn / job.model.block_matrix_parameters
     return {**REPEATED["full"], "products": again, "operands": again}
 
@@ -209,7 +210,9 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
         busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
         if traffic.kind == "p2p":
             parts["pipeline links"] += passes * traffic.times * busy
-            parts["pipeline links"] += exposed_hops_seconds(job, waiting, rates.window(traffic) * one_pass)
+            near = sum(rates.traffic_seconds(replace(traffic, ranks=2, stride=1), machine, one_pass)) - busy
+            hops = [waiting if is_far else min(near, waiting) for is_far in far_boundaries(job, machine)]
+            parts["pipeline links"] += exposed_hops_seconds(job, hops, rates.window(traffic) * one_pass)
         else:
             parts["pipeline links"] += busy + waiting
     blocks = max(share.blocks for share in shares)
@@ -251,29 +254,36 @@ def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> 
     return seconds
 
 
-def exposed_hops_seconds(job: Job, hop: float, hidden: float) -> float:
+def exposed_hops_seconds(job: Job, hops: Sequence[float], hidden: float) -> float:
     """Return what a step waits for the hops between pipeline stages.
 
     Filling and draining the pipeline waits for a hop of each boundary, there and back. In between a hop travels behind
     the passes of other micro batches, as far as the link of the busiest rank keeps up. GPipe sends all activations
-    first, behind forward passes, then all gradients. 1F1B keeps no more micro batches in flight than there are stages,
-    so that each waits for the hops of a round trip. Without a schedule each micro batch crosses every boundary alone.
+    first, behind forward passes, then all gradients. In 1F1B's order n + 1 micro batches go round over n boundaries in
+    turn, so that each waits for its share of the hops there and back. Without a schedule each micro batch crosses every
+    boundary alone.
 
     Args:
-        hop: seconds for one activation to the next stage.
+        hops: seconds for one activation from each rank to the next, the last one's next being the first.
         hidden: seconds of a micro batch's passes that hops can travel behind.
     """
-    others = job.layout.pipeline - 1
-    ends = 2 * others * hop
+    between, others = hops[:-1], job.layout.pipeline - 1
+    ends = 2 * sum(between)
     if job.schedule is None:
         return job.accumulation * ends
     if job.schedule == "gpipe":
-        ways = [hop - hidden / 3, hop - 2 * hidden / 3]  # a backward pass takes twice as long as a forward pass
-        return ends + job.accumulation * sum(max(FLOOR * hop, exposed) for exposed in ways)
-    sent = busiest_hops(job) * hop
+        slowest = max(between)
+        ways = [slowest - hidden / 3, slowest - 2 * hidden / 3]  # a backward pass takes twice as long as a forward pass
+        return ends + job.accumulation * sum(max(FLOOR * slowest, exposed) for exposed in ways)
+    sent = busiest_seconds(job, hops)
     steady = ends + job.accumulation * max(FLOOR * sent, sent - hidden)
     if job.schedule == "1f1b":
-        return max(steady, (job.accumulation + others) * mean_hops(job) * hop)
+        passed = [0.0, *itertools.accumulate(between)]
+        round_trips = (
+            2 * (passed[end] - passed[begin]) / (end - begin + 1)
+            for begin, end in itertools.combinations(range(others + 1), 2)
+        )
+        return max(steady, (job.accumulation + others) * max(round_trips))
     return steady
 
 

@@ -162,7 +162,7 @@ class PlannedRun:
             return (len(KEEPS),)
         stage = layout.zero_stage if entry.sends == "zero" else 0
         axes = sum(size > 1 for size in (layout.shard, layout.tensor, layout.context, layout.pipeline))
-        is_hybrid = layout.shard < layout.data
+        is_hybrid = layout.shard < layout.data * layout.context  # context ranks hold shards too
         return (KEEPS.index(entry.keeps), axes, SENDS.index(entry.sends), stage, is_hybrid, self.job.offload)
 
 
@@ -358,21 +358,28 @@ def advice(runs: Sequence[PlannedRun]) -> list[str]:
     job, device, said = run.job, run.machine.device, []
     tight = [other for other in runs if other.is_tight and not run.is_tight]
     fastest = min(tight, key=lambda other: other.time.seconds, default=run)
+    roomy = [other for other in runs if other.fits and not other.is_near_full]
+    if run.is_near_full and not run.is_tight and roomy:
+        other = min(roomy, key=lambda each: each.time.seconds)
+        said.append(
+            f"It leaves {run.spare_bytes / 2**30:.1f} GiB, which an error of the estimate may use up; "
+            f"{name_of(other.job)}, {settings_of(other.job)}, leaves {other.spare_bytes / 2**30:.1f} and takes "
+            f"{three(other.time.seconds / run.time.seconds)} times as long"
+        )
     if run.time.seconds > WORTH_A_TRY * fastest.time.seconds:
         gain = run.time.seconds / fastest.time.seconds
         said.append(
             f"{name_of(fastest.job)} would be {gain:.1f} times as fast and is tight: "
             "try whether it fits, with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
-    sequences = job.micro_batch * job.accumulation
     tokens = job.tokens_per_step / job.layout.data
-    if run.machine.devices > 1 and (sequences == 1 or tokens < FEW_TOKENS) and run.mfu < LOW_MFU:
+    if run.machine.devices > 1 and tokens <= FEW_TOKENS and run.mfu < LOW_MFU:
         said.append(
             f"The batch is too small for so many devices: {tokens:,.0f} tokens on each data rank. Take a larger "
             "--global_batch_size or fewer devices"
         )
     if device.kind == "cuda" and run.time.label.startswith("uncalibrated") and device.name not in _known_devices():
-        said.append(f"No published run on {device.name} is known, so its share of the peak is that of like devices")
+        said.append(f"No published run on {device.name} is known, so what it reaches of its peak is an estimate")
     return said
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.initial_shape import check_shape
-from testbed.config.run_types import PLAIN, REFERENCE
+from testbed.config.run_types import PLAIN, REFERENCE, STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
@@ -22,7 +22,7 @@ from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
-from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, advice, duration, name_of, plan, three
+from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, advice, duration, name_of, plan, settings_of, three
 from testbed.planner.step_time import BETWEEN, WITHIN, StepTime
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
@@ -128,16 +128,43 @@ class Question:
             words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}"
             typed = {name.replace("_", "-") for name in self.given} | set(self.given)
             left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed - {"run_type"})]
-            offloaded = self._with_offload(runs[0])
-            words += f". {offloaded}" if offloaded else ""
+            others = (self._with_offload(runs[0]), self._with_another_schedule())
+            words += "".join(f". {other}" for other in others if other)
             raise InputError(words + (f". Left out was: {left_out[0]}" if left_out else ""))
         return runs, refused
 
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
         found = [self._narrower_precision(best), self._batch_that_divides(best), self._fewer_devices(best)]
-        found += [self._with_offload(best) if best.is_tight else None]
+        found += [self._with_offload(best) if best.is_tight else None, self._without_8_bits(best)]
+        found += [self._unused_offload(best)]
         return [hint for hint in found if hint]
+
+    def _without_8_bits(self, best: PlannedRun) -> str | None:
+        """Return that a run is as fast without --matmul fp8, or that compiling makes up for the casts."""
+        if self.given.get("matmul") != "fp8":
+            return None
+        others = {"--compile on": self._asked(compile=True), "leaving --matmul fp8 out": self._without("matmul")}
+        for words, other in others.items():
+            found = other.best()
+            if not isinstance(found, str) and best.time.seconds > WORTH_SAYING * found.time.seconds:
+                return (
+                    f"{words} would be {three(best.time.seconds / found.time.seconds)} times as fast "
+                    f"({name_of(found.job)})"
+                )
+        return None
+
+    def _unused_offload(self, best: PlannedRun) -> str | None:
+        """Return why no run offloads where that was asked for."""
+        if self.given.get("offload") is None or best.job.offload != "none" or "run_type" in self.given:
+            return None
+        found = self._asked(run_type="optimized").best()
+        why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
+        return f"--offload {self.given['offload']} is ZeRO's alone, and this run does without: with it, {why}"
+
+    def _without(self, *names: str) -> Question:
+        """Return the same question without some of its flags."""
+        return dataclasses.replace(self, given={name: value for name, value in self.given.items() if name not in names})
 
     def _batch_that_divides(self, best: PlannedRun) -> str | None:
         """Return a batch that lets data parallelism use all devices, and what it gains."""
@@ -193,7 +220,9 @@ class Question:
             numbers |= {1, machine.per_node, *halved} & {*whole}
         if self.global_batch % machine.devices:
             numbers.add(max(number for number in whole if self.global_batch % number == 0))
-        found = [run for run in (self.on(number).best() for number in sorted(numbers)) if isinstance(run, PlannedRun)]
+        of_one = self._without("run_type", *STRATEGIES[self.given.get("run_type", REFERENCE)].options)
+        asked = ((of_one if number == 1 else self).on(number) for number in sorted(numbers))
+        found = [run for run in (each.best() for each in asked) if isinstance(run, PlannedRun)]
         first = min(found, key=lambda run: (run.is_tight, run.time.seconds), default=best)
         gain = best.time.seconds / first.time.seconds
         if gain < GAIN:
@@ -217,10 +246,21 @@ class Question:
         flags = " ".join(f"--{name} {value}" for name, value in asks.items())
         return f"{flags} has room: {name_of(found.job)}, {three(found.time.seconds)} s a step"
 
+    def _with_another_schedule(self) -> str | None:
+        """Return that a pipeline has room under another schedule than the typed one."""
+        schedule = self.given.get("pipeline_schedule")
+        found = self._without("pipeline_schedule").best() if schedule else ""
+        if isinstance(found, str):
+            return None
+        return f"Without --pipeline_schedule {schedule} there is room: {name_of(found.job)}, {settings_of(found.job)}"
+
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
-        plain = refused.get(REFERENCE) or refused.get(PLAIN)  # others have rules of their own on top
-        reason = plain or next(iter(refused.values()), "no run type runs on them")
+        typed = {name for name in self.given if any(name in entry.options for entry in STRATEGIES.values())}
+        having = {name: why for name, why in refused.items() if typed <= {*STRATEGIES[name].options}}
+        told = having or refused  # a run type without a typed flag has no other reason than that
+        plain = told.get(REFERENCE) or told.get(PLAIN)  # others have rules of their own on top
+        reason = plain or next(iter(told.values()), "no run type runs on them")
         return InputError(f"nothing can be planned for {self.devices_in_words}: {reason}")
 
     @property

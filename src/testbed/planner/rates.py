@@ -21,7 +21,9 @@ PRODUCT_SHARE |= {"cdna": 0.45}
 NARROW_SHARE = {"fp8": 0.65, "mxfp8": 0.65, "nvfp4": 0.5, "fp4": 0.5}
 # Of the peak in 16 bits, in fused causal attention with heads of 128. FlashAttention-2: 50 to 73 % of an A100 (Dao
 # 2023, arXiv:2307.08691), 35 % of an H100 (Shah et al. 2024, arXiv:2407.08608).
+# AMD's: an MI300X that is 15 % faster than an H100, as its makers claim of FlashAttention-2's forward pass.
 ATTENTION_SHARE = {"volta": 0.3, "turing": 0.3, "ampere": 0.55, "ada": 0.5, "hopper": 0.35, "blackwell": 0.42}
+ATTENTION_SHARE |= {"cdna": 0.3}
 CONTEXT_SHARE = 0.75  # of that on more than two context ranks, whose chunks are short: torchtitan's runs of 2024
 OTHER_SHARE = 0.6
 MEMORY_SHARE = 0.8  # of the memory's bandwidth, in elementwise kernels
@@ -35,6 +37,7 @@ OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for c
 
 ATTENTION_BACKWARD = 2.5  # of the forward pass, where nothing was kept of the T x T matrices
 KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
+SHARD_HOOKS = 50  # kernels that take the host as long as gathering a block, freeing it and sending its gradients
 FUSED = ("megatron", "llm.c")  # frameworks whose kernels join several elementwise steps
 # Times as many bytes where the maximum, the scale, the clamp and the cast are kernels of their own: a count
 EAGER_CASTS = 6.0
@@ -89,11 +92,14 @@ class DataSheetRates:
         if job.optimizer != "muon":
             return moving
         share = PRODUCT_SHARE.get(self.device.architecture, OTHER_SHARE)
-        return moving + orthogonalisation_flops(job) / (share * self.device.peak_of(job.precision))
+        dtype = "bf16" if job.precision in ("bf16", "fp8") else "fp32"  # as optim/optimizer.py computes
+        return moving + orthogonalisation_flops(job) / (share * self.device.peak_of(dtype))
 
     def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
-        kernels = blocks * KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
-        return max(0.0, kernels * LAUNCH - computing)
+        kernels = KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
+        if job.strategy is not None and job.layout.zero_stage == 3:
+            kernels += SHARD_HOOKS
+        return max(0.0, blocks * kernels * LAUNCH - computing)
 
     def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
         return 0.0, link_seconds(traffic, machine)
@@ -163,6 +169,8 @@ def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> f
     near = machine.within_node
     crosses = traffic.crosses_nodes(machine)
     speed, rings = near.bytes_per_s, 1 if traffic.kind == "p2p" else traffic.neighbours(machine)
+    if peer := machine.device.peer_bytes_per_s:  # few neighbours use few of a device's links
+        speed = min(speed, peer * max(1, rings - 1))
     if crosses:
         speed = min(speed, machine.between_nodes.bytes_per_s * rings)
     latency = near.latency_s + _hops_s(traffic, machine, rings)
