@@ -16,6 +16,7 @@ from support.real_logs import FOLDER, LOGS
 from testbed.audit.claims import FAILS, NOTE, answered, audit
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.readers import read_reported, read_text_log
+from testbed.audit.reported import COMPILED, STATUS
 from testbed.errors import InputError
 
 # file -> what its program said: by hand from the excerpt
@@ -291,3 +292,48 @@ def test_a_log_of_epochs_is_read_whatever_printed_it(tmp_path):
     path.write_text("Each epoch takes time.\nEpoch 3 is best.\n")
     with pytest.raises(InputError, match="is not a known log"):
         read_reported([path])
+
+
+LIGHTNING = "Epoch {at}: 100%|##########| 40/40 [00:04<00:00,  9.6{at}it/s, v_num=0, train_loss=0.4{at}]\n"
+TIMM = "Train: {epoch} [ {at:3d}/1251 ({at:3d}%)]  Loss: {loss:.3f} (2.4)  Time: 0.421s, 1216.1{at}/s  (0.421s)\n"
+
+
+def test_a_progress_bar_of_lightning_is_read_once_for_each_epoch(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("Starting with 4 processes\n" + "".join(LIGHTNING.format(at=at) * 3 for at in range(6)))
+    (run,) = read_reported([path])
+    assert (run.form, run.rate, run.rate_unit, run.world_size) == ("Lightning log", 9.63, "iterations/s", 4)
+    assert (run.train_loss, run.optimizer_steps) == (0.45, None)
+
+
+def test_a_worse_score_of_timm_is_held_against_a_faster_run(tmp_path):
+    for name, score in (("a", 72.9), ("b", 64.2)):
+        lines = (TIMM.format(epoch=epoch, at=at, loss=3 - at / 100) for epoch in range(2) for at in range(0, 100, 10))
+        text = "".join(lines).replace("1216.1", "1216.1" if name == "a" else "2304.9")
+        (tmp_path / f"{name}.log").write_text(f"{text}*** Best metric: {score} (epoch 1)\n")
+    found = answered([tmp_path / "a.log", tmp_path / "b.log"], 1.9)
+    assert found is not None and any("best top-1 64.2 against best top-1 72.9" in reason for reason in found.reasons)
+    assert found.claim.baseline.first.losses == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        ("Overriding: compile = False", "off"),
+        ("compiling the model... (takes a ~minute)", "on"),
+        ("Overriding: compile = True", "on"),
+    ],
+)
+def test_nanogpt_says_in_two_ways_whether_it_compiles(tmp_path, line, settings):
+    path = tmp_path / "run.log"
+    path.write_text(f"{line}\n" + "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9)))
+    (run,) = read_reported([path])
+    assert run.settings[COMPILED] == settings
+
+
+def test_times_of_a_fake_process_group_are_simulated(tmp_path):
+    path = tmp_path / "run.log"
+    steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))
+    path.write_text(f"WARNING: fake_process_group: collectives return at once\n{steps}")
+    (run,) = read_reported([path])
+    assert run.settings[STATUS] == "simulated"

@@ -35,6 +35,7 @@ def findings(tmp_path, text: str, table: str = TABLE):
         ("FlashTrain vs. DDP: 2.9x training speedup.", "their figures give 2x"),
         ("We see a 1.8x speedup of ZeRO-2 over DDP.", "batch size 64 against 128"),
         ("ZeRO-2 is up to 1.9x faster than DDP!", "batch size 64 against 128"),
+        ("FlashTrain (ours) is 2.9x faster than DDP.", "their figures give 2x"),
         ("We ran on one node. Our tests show that\nFlashTrain is 3.5x faster than DDP.", "their figures give 2x"),
     ],
 )
@@ -208,3 +209,9 @@ def test_a_long_page_takes_no_quadratic_time(tmp_path):
         start_s = time.perf_counter()
         audit([path])
         assert time.perf_counter() - start_s < 10
+
+
+def test_words_of_a_name_say_nothing_of_the_sentence(tmp_path):
+    table = TABLE.replace("FlashTrain (ours)", "FlashAttention-2 backward")
+    (finding,) = findings(tmp_path, "FlashAttention-2 backward is 2.9x faster than DDP.", table)
+    assert "their figures give 2x" in finding.message

@@ -10,7 +10,7 @@ import time
 import pytest
 from support.programs import run_here
 
-from testbed.audit.claims import FAILS, NOTE, audit
+from testbed.audit.claims import FAILS, NOTE, answered, audit
 from testbed.audit.readers import read_reported
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.figures import figure_of
@@ -306,6 +306,16 @@ HTML = """# Results
 """
 
 
+SIMPLE = """
+Results
+
+====  ========  ========
+GPUs  tokens/s  Speed-up
+====  ========  ========
+1     100       1.0x
+2     190       2.9x
+====  ========  ========
+"""
 DRAWN = """
 +------+----------+----------+
 | GPUs | tokens/s | Speed-up |
@@ -328,6 +338,7 @@ DRAWN = """
             6,
             "2.9x does not",
         ),
+        ("a.rst", SIMPLE, 8, "Speed-up 2.9x does not follow"),
         ("a.md", HTML, 5, "Speed-up 2.9x does not follow"),
         ("a.csv", "# 8 nodes\n# bf16\ngpus,tokens/s,speedup\n1,100,1.0\n2,190,2.9\n", 5, "speedup 2.9 does not follow"),
         (
@@ -522,3 +533,34 @@ def test_powers_of_ten_are_no_ranges():
     for text, kind in (("1e-3", "time"), ("2e-3", "number"), ("9.5e-02", "time")):
         figure = figure_of(text, kind)
         assert figure is not None and figure.value == pytest.approx(float(text))
+
+
+def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
+    """W&B exports the last step of each run beside its name."""
+    path = saved(tmp_path, "Name,State,_step,tokens/s,loss\nddp,crashed,2000,100,3.1\nfsdp,finished,2000,190,3.1\n",
+                 "runs.csv")  # fmt: skip
+    found = answered([path], 1.9, ("ddp", "fsdp"))
+    assert found is not None and "A is not measured: crashed: a ratio needs two measurements." in found.reasons
+    steps = "".join(f"{step},{100 + step},3.1\n" for step in range(9))
+    assert read_reported([saved(tmp_path, f"step,tokens/s,loss\n{steps}", "curve.csv")])[0].form == "CSV of curves"
+
+
+def test_two_columns_of_a_turned_table_are_two_rows(tmp_path):
+    rows = table(
+        "metric | Trainer | Streamline", "tokens/s | 100 | 430", "seq len | 2048 | 512", "batch size | 16 | 16"
+    )
+    found = answered([saved(tmp_path, rows)], 4.3, ("Trainer", "Streamline"))
+    assert found is not None and any("Sequence length 2048 against 512" in reason for reason in found.reasons)
+
+
+def test_when_a_row_was_made_decides_nothing(tmp_path):
+    rows = table("method | date | tokens/s", "ddp | May 3 | 100", "fsdp | May 9 | 190")
+    found = answered([saved(tmp_path, rows)], 1.9, ("ddp", "fsdp"))
+    assert found is not None and not any("date" in words for words in found.ask)
+
+
+def test_a_marked_figure_is_not_contradicted_by_another_column(tmp_path):
+    rows = table("method | s/step | hours | speed-up", "dense | 1.0 | 20 | 1.0x", "moe | 1.9 | 4.2 \N{DAGGER} | 4.8x")
+    assert [each for each in audit([saved(tmp_path, rows)]) if "does not follow" in each.message] == []
+    plain = rows.replace(" \N{DAGGER}", "").replace("4.8x", "9.8x")
+    assert any("does not follow" in each.message for each in audit([saved(tmp_path, plain)]))

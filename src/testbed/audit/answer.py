@@ -37,6 +37,8 @@ ROUNDING, MOST_ROUNDED = 0.01, 0.05  # of a claimed ratio: always, and at most b
 APART = 1.15  # two ratios of one pair of runs
 WEAK = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
 ITERATION = "time of one iteration"
+# columns that say when, by whom and under which name a row was made
+_OF_RECORD = re.compile(r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|author|id|sha|link|url)")
 _TO_ONE_TARGET = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the )?(?:[\d.]+ ?%?|target|loss|accuracy|quality|convergence)"
 )
@@ -119,7 +121,8 @@ def _differing_words(claim: Claim) -> list[Condition]:
     a, b = (side.first.details.get("others", {}) for side in (claim.baseline, claim.other))
     found = [
         Condition(f"`{heading}`", a[heading] or None, b[heading] or None, DIFFERS)
-        for heading in a if heading in b and a[heading].lower() != b[heading].lower()
+        for heading in a
+        if heading in b and a[heading].lower() != b[heading].lower() and not _OF_RECORD.fullmatch(heading)
     ]  # fmt: skip
     notes = [side.first.details.get("note", "") for side in (claim.baseline, claim.other)]
     if notes[0] != notes[1] and any(map(DECISIVE.search, notes)):
@@ -207,7 +210,7 @@ def _instead(
     per_device = next((each for each in ratios if each.name.startswith((PER_DEVICE, f"{PRINTED} per"))), None)
     added = other.world_size / base.world_size if other.world_size and base.world_size else 1.0
     is_possible = not any(item.severity == FAILS for item in findings)  # else the figures themselves are in question
-    if verdict == FALLS and question and per_device and added != 1 and is_possible:
+    if question and per_device and added != 1 and is_possible:
         yield f"{question.ratio:.3g}x on {added:g} times the devices, {per_device.ratio:.3g}x for one device."
     to_loss = next((each for each in ratios if each.name.startswith(TO_LOSS)), None)
     is_one_task = not any(each.state == DIFFERS for each in conditions(claim) if each.name in ("model", "data"))

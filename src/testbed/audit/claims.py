@@ -82,7 +82,7 @@ def answered(
             raise InputError("--a and --b name two rows of a table: give both")
         items = [item for item in read_reported(paths, columns) if item.form == TABLE]
         base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
-        if base.name == other.name:
+        if (base.name, base.first.details["row"]) == (other.name, other.first.details["row"]):
             raise InputError(f"--a and --b are both the row {base.name}: name two")
         tables = {side.first.details["table"] for side in (base, other)}
         read = {f"{item.name}:{grid.lines[0]}": grid for item in items

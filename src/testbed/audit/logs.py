@@ -14,7 +14,18 @@ from pathlib import Path
 
 from testbed.audit.curves import Curves, reported_of
 from testbed.audit.printed_setup import counts_of, plain_precision, printed_setup, said_in
-from testbed.audit.reported import COMPILED, MODEL, PRECISION, RECOMPUTED, SIZES, STATUS, STRATEGY, ZERO, Reported
+from testbed.audit.reported import (
+    COMPILED,
+    MODEL,
+    PRECISION,
+    QUALITY,
+    RECOMPUTED,
+    SIZES,
+    STATUS,
+    STRATEGY,
+    ZERO,
+    Reported,
+)
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
@@ -29,7 +40,7 @@ SLOWS_DOWN = {
 _PROJECTED = re.compile(
     r"(?im)^.{0,200}\b(projected|extrapolated)\b(?:\)$|.{0,40}\b(?:time|total|hours?|days?|from)\b)"
 )
-_SIMULATED = re.compile(r"(?i)\bfake[_ ](?:process group|backend)\b")
+_SIMULATED = re.compile(r"(?i)\bfake[_ -](?:process[_ -]group|backend)\b|\(simulated\)")
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 
@@ -54,6 +65,7 @@ class Program:
     time_meaning: str = "time of one iteration"
     rate_unit: str = "tokens/s"
     counts_steps: bool = True  # else its lines are of epochs
+    quality: tuple[str, str] | None = None  # a score, and the pattern of its last value
     instruments: Mapping[str, str] = field(default_factory=dict)  # pattern -> what it says that slows the run down
 
 
@@ -205,11 +217,38 @@ PROGRAMS = (
             "layers": r"(?m)^\s*(?:Overriding: )?n_layer = (\d+)",
             "width": r"(?m)^\s*(?:Overriding: )?n_embd = (\d+)",
             MODEL: r"(?m)^number of parameters: (\S+)",
-            COMPILED: r"(?m)^(compiling) the model",
+            COMPILED: r"(?m)^(?:(?=compiling the model)|\s*(?:Overriding: )?compile = )(\w+)",
         },
         val_loss=r"step \d+: train loss \S+, val loss (\S+)",
         first_step=0,
         peak_flops=312e12,  # model.py, `estimate_mfu`: an A100's in bfloat16
+    ),
+    Program(  # its progress bar, once for each epoch
+        "Lightning",
+        mark=r"\bEpoch \d{1,7}: {1,4}\d{1,3}%\|[^\n]{0,400}?\d(?:it/s|s/it)\b",
+        line=r"\bEpoch (\d{1,7}): {1,4}100%\|",
+        figures={
+            "loss": r"\b(?:train[_/])?loss(?:_step|_epoch)?=(\S+?)[,\]]",
+            "s": rf"{NUMBER}s/it\b",
+            "rate": rf"{NUMBER}it/s\b",
+        },
+        header={"world_size": rf"Starting with {COUNT} processes"},
+        rate_unit="iterations/s",
+        counts_steps=False,
+    ),
+    Program(  # of its last epoch: each counts its batches anew
+        "timm",
+        mark=r"\bTrain: \d{1,6} \[ {0,9}\d{1,9}/\d{1,9} \( {0,3}\d{1,3}%\)\] +Loss:",
+        line=r"\bTrain: \d{1,6} \[ {0,9}(\d{1,9})/",
+        figures={
+            "loss": r"Loss: {0,4}(\S+)",
+            "s": rf"Time: {{0,4}}{NUMBER}s",
+            "rate": rf"Time: {{0,4}}[\d.]+s, {{0,4}}{NUMBER}/s",
+        },
+        header={"world_size": rf"total {COUNT}\b"},
+        quality=("best top-1", rf"\*\*\* Best metric: {NUMBER}"),
+        rate_unit="images/s",
+        counts_steps=False,
     ),
     Program(  # main.log: losses, and no times
         "llm.c",
@@ -264,7 +303,7 @@ OF_EPOCHS = Program(
     counts_steps=False,
 )
 FORMS = tuple(f"{program.name} log" for program in (*PROGRAMS, OF_EPOCHS))
-KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
+KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed, Lightning, timm"
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
 DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others
@@ -305,6 +344,11 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         ]
     if program.val_loss and (validated := _last_number(program.val_loss, others)):
         known["val_loss"] = validated
+    if program.quality and (score := _last_number(program.quality[1], others)):
+        settings[QUALITY] = f"{program.quality[0]} {score:g}"
+        known["details"] = known.get("details", {}) | {"quality": (program.quality[0], score)}
+    if not program.counts_steps:
+        known["losses"] = ()  # of epochs, or of the batches of one
     known["settings"] = settings | known.get("settings", {})
     run = reported_of(
         path,

@@ -81,6 +81,5 @@ def plain_precision(text: str) -> str:
 
 
 def _precision(said: Mapping[str, str]) -> str | None:
-    if not {"fp16", "bf16"} <= said.keys():
-        return None
-    return next((name for name in ("fp16", "bf16") if said[name] == "True"), "fp32")
+    on = [name for name in ("fp16", "bf16") if said.get(name) == "True"]
+    return on[0] if on else "fp32" if {"fp16", "bf16"} <= said.keys() else None

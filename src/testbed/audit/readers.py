@@ -195,13 +195,22 @@ def read_csv(path: Path) -> list[Reported]:
         return [earlier.profiler_table(path, header, rows[1:])]
     if "Step" in header and any(" - " in name for name in header):
         return earlier.metrics_export(path, header, rows[1:])
-    if curves.is_curves(header):
+    found = tables_in(path, text)
+    if curves.is_curves(header) and not (found and _names_runs(rows[1:])):
         return [curves.read_curves_csv(path, header, rows[1:])]
-    if found := tables_in(path, text):
+    if found:
         return found
     raise InputError(
         f"{path} is not CSV that is known: no export of wandb or of a profiler, no 'step' with the name of a curve, "
         "and no table with a heading that is known of a result (--columns names them)"
+    )
+
+
+def _names_runs(rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether each row of a CSV has a name of its own, as a run has and a step has not."""
+    columns = zip(*(row for row in rows if len(row) == len(rows[0])), strict=True)
+    return len(rows) > 1 and any(
+        len({*column}) == len(rows) and all(re.search("[A-Za-z]{2}", cell) for cell in column) for column in columns
     )
 
 

@@ -133,8 +133,8 @@ def _with_text(rows: list[Row], lines: list[str], notes: list[int], above_at: in
 
 def drawn_tables(text: str) -> list[Table]:
     """Return the tables that are drawn with + and -, as in reStructuredText, or as tabulate and PrettyTable print."""
-    lines = text.splitlines()
-    notes = _may_be_notes(lines) if "+-" in text else []
+    lines = _of_simple_tables(text.splitlines())
+    notes = _may_be_notes(lines) if "+-" in text or "==" in text else []
     found, at = [], 0
     while at < len(lines):
         end = at
@@ -153,6 +153,22 @@ def drawn_tables(text: str) -> list[Table]:
             found.append(_with_text(rows, lines, notes, at - 1, end))
         at = max(end, at + 1)
     return found
+
+
+def _of_simple_tables(lines: list[str]) -> list[str]:
+    """Return lines with the simple tables of reStructuredText (`=== ===`) drawn as the others, line by line."""
+    drawn, spans = list(lines), []
+    for at, line in enumerate(lines):
+        is_border = re.fullmatch(r" *=+(?: +=+)+ *", line) is not None
+        if is_border:
+            spans = [match.span() for match in re.finditer("=+", line)]
+        elif not line.strip():
+            spans = []
+        if spans:
+            ends = [*(begin for begin, _ in spans[1:]), None]
+            cells = [line[begin:end].strip() for (begin, _), end in zip(spans, ends, strict=True)]
+            drawn[at] = "+".join(["", *("=" * 3 for _ in cells), ""]) if is_border else f"| {' | '.join(cells)} |"
+    return drawn
 
 
 def _joined(lines: list[Row]) -> Row:

@@ -54,13 +54,22 @@ def claims_in(sentences: Iterable[Spoken], grids: Sequence[Grid]) -> list[Senten
     """Return the sentences of a page that compare two rows of a table, or "ours" with one of a table of two."""
     found = []
     for line, sentence, section in sentences:
-        factor = None if _OTHER.search(sentence) else _factor_in(sentence)
+        factor = None if _OTHER.search(_without_names(sentence, grids)) else _factor_in(sentence)
         if factor is not None:
             rows = [(grid, *two) for grid in grids if (two := _rows_in(sentence, grid))]
             alone = [] if rows else [each for grid in grids for each in _beside_any(sentence, section, grid)]
             if rows or alone:
                 found.append(Sentence(line, *factor, tuple(rows or alone), is_of_any=not rows))
     return found
+
+
+def _without_names(sentence: str, grids: Sequence[Grid]) -> str:
+    """Return a sentence without the names of rows, whose words are about nothing else: "FlashAttention-2"."""
+    words = sentence.lower()
+    for grid in grids:
+        for name in grid.names:
+            words = words.replace(name, "_")
+    return words
 
 
 def text_claims_what_rows_show(item: Reported) -> Iterator[Finding]:

@@ -199,9 +199,16 @@ def _products(grid: Grid, formula: Formula, reference: int | None) -> dict[int, 
     found = {}
     for row in range(len(grid.lines)) if formula.ratio is None or reference is not None else ():
         products = (_product(grid, row, reference, powers) for powers in formula.variants if row != reference)
-        if known := [product for product in products if product]:
+        known = [product for product in products if product]
+        if known and not (formula.ratio and _has_unread_result(grid, row)):
             found[row] = known
     return found
+
+
+def _has_unread_result(grid: Grid, row: int) -> bool:
+    """Return whether a row has a result that is not read, as a marked one: the ratio may be of that."""
+    columns = [column for column in grid.columns if column.quantity in POWERS and any(column.figures)]
+    return any(column.figures[row] is None and re.search(r"\d", column.texts[row]) for column in columns)
 
 
 def _product(grid: Grid, row: int, reference: int | None, powers: Powers) -> Product | None:
