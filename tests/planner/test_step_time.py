@@ -242,6 +242,22 @@ def test_no_attention_is_faster_than_matrix_products(name: str):
     assert flops / forward < 2 * size**3 / product
 
 
+def test_tensor_ranks_send_what_the_program_sends():
+    """test_traffic.py counts it: in bf16 half of the sums, those of forward, are 2 bytes wide, the others 4."""
+    of = replace(job(tensor=2), run_type="tensor", precision="bf16")
+    sizes = {
+        name: tensor_traffic(each, 1.0)[0].size
+        for name, each in {
+            "bf16": of,
+            "fp32": replace(of, precision="fp32"),
+            "other": replace(of, run_type=None),
+            "cut": replace(of, layout=Layout(tensor=2, sequence_parallel=True)),
+        }.items()
+    }
+    assert sizes["bf16"] == 0.75 * sizes["fp32"] == 1.5 * sizes["other"]
+    assert sizes["cut"] == sizes["other"] * 7 / 6
+
+
 def test_two_devices_without_a_switch_use_the_link_between_them():
     """An MI300X has seven links of 64 GB/s, one to each other of its node, and an H100 all of its own by a switch."""
     for kind, slower in (("mi300x", 448 / 64), ("h100-sxm", 1.0)):

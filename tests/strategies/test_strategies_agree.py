@@ -22,6 +22,7 @@ from support.agreement import (
     case_flags,
     disagreements,
     distances,
+    rounding,
     run_cases,
     write_down,
 )
@@ -176,15 +177,16 @@ def test_a_strategy_goes_on_from_its_checkpoint_bit_for_bit(train, variant):
 def test_bf16_is_as_near_to_fp32_as_on_one_process(train, name):
     """bf16 keeps 8 bits, and a rank that rounds its part of a sum rounds elsewhere than one that computes all of it:
     two bf16 runs cannot agree more closely than each does with fp32. So the yardstick is the single process: how far
-    its bf16 run is from its fp32 run."""
-    run_type, flags, times = BF16[name]
+    its bf16 run is from its fp32 run. Of the losses it is the root mean square: the largest of seven is a draw, which
+    another split of the batch moves by 1.9 times in the single process too."""
+    run_type, flags = BF16[name]
     recipe = WHOLE_BATCHES if WHOLE_BATCHES in flags else ""
     exact, rounded = (train("baseline", 1, f"{start}{recipe}", "clipping") for start in ("", "--precision bf16 "))
     ranks = 4 if STRATEGIES[run_type].keeps == "axes" else 2 if STRATEGIES[run_type].is_distributed else 1
     actual = train(run_type, ranks, flags, "clipping")
-    found = distances(exact, actual)
-    for quantity, allowed in distances(exact, rounded).items():
-        assert found[quantity] <= times * allowed, quantity
+    found = rounding(exact, actual)
+    for quantity, allowed in rounding(exact, rounded).items():
+        assert found[quantity] <= 2 * allowed, quantity
     assert found["losses"] > 2 * TOLERANCE, "something was rounded to bf16"
     assert actual["windows"] == exact["windows"]
     assert ("compiled" in actual["built"]) == ("--compile" in flags)

@@ -50,6 +50,16 @@ def distances(expected: dict, actual: dict) -> dict[str, float]:
     return {**found, "weights": float(difference / np.linalg.norm(reference))}
 
 
+def rounding(exact: dict, rounded: dict) -> dict[str, float]:
+    """Root mean squares of what rounding does to the losses, that of validation among them, and to the norms; of the
+    weights the relative difference."""
+    losses = [[*run["losses"], run["val_loss"]] for run in (exact, rounded)]
+    norms = [run["grad_norms"] for run in (exact, rounded)]
+    found = {name: float(np.sqrt(np.mean(np.subtract(*two) ** 2))) for name, two in
+             (("losses", losses), ("grad_norms", norms))}  # fmt: skip
+    return {**found, "weights": distances(exact, rounded)["weights"]}
+
+
 def write_down(variant: str, clipping: str, actual: dict, found: dict[str, float]) -> None:
     """Add a line to the file that AGREEMENT_FILE names, for docs/results/meshes; nothing without it."""
     if path := os.environ.get("AGREEMENT_FILE"):

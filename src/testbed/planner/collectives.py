@@ -66,7 +66,9 @@ def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:
     if layout.tensor == 1:
         return []
     passes = 4.0 + (2.0 * job.recompute_share if job.recompute == "full" else 0.0) + 1.0 * layout.sequence_parallel
-    width = 4 if job.precision in ("fp32", "tf32") else 2
+    width = 4.0 if job.precision in ("fp32", "tf32") else 2.0
+    if job.run_type is not None and not job.has_16_bit_weights and not layout.sequence_parallel:
+        width = (width + 4) / 2  # forward adds products, backward the gradients of a stream in fp32
     size = width * job.micro_batch * job.model.seq_length / layout.context * job.model.hidden
     exposed = 0.5 if job.tensor_overlap else 1.0
     count = passes * blocks + 2  # the embedding, and the gradient of the head's input

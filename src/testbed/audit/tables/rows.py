@@ -195,7 +195,9 @@ def _first_words(grid: Grid, row: int) -> str:
 def failure_of(grid: Grid, row: int) -> str | None:
     """Return the cell that says that a row has no result: OOM, failed."""
     results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
-    of_status = [column for column in grid.columns if column.heading.lower() in ("status", "state", "result", "outcome")]
+    of_status = [
+        column for column in grid.columns if column.heading.lower() in ("status", "state", "result", "outcome")
+    ]
     for column in grid.columns:
         if column.quantity in LEARNT and _NO_LOSS.fullmatch(column.texts[row]):
             return f"a loss of {column.texts[row]}"
