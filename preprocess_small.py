@@ -184,7 +184,13 @@ def chosen_tokenizer(
     if given is None:
         name, reason = tokenizer.resolve_tokenizer(settings.tokenizer)
     else:
-        name, reason = tokenizer_file.load_tokenizer_file(given).name, f"from {given}"
+        own = tokenizer_file.load_tokenizer_file(given)
+        if own.end_of_text_id is None:
+            raise InputError(
+                f"--tokenizer {given} has single characters and no token that ends a document; train on the files that "
+                "nanoGPT's prepare.py makes, or name another tokenizer"
+            )
+        name, reason = own.name, f"from {given}"
     say(f"tokenizer: {name} ({reason})")
     settings.output_dir.mkdir(parents=True, exist_ok=True)
     if name == "gpt2":

@@ -125,6 +125,8 @@ def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[i
         raise InputError('--prompt is empty; give some text to begin with, for example --prompt "import "')
     try:
         return encode_prompt(tokenizer, text) if is_of_a_pair else tokenizer.encode(text)
+    except InputError as error:  # a character that the tokenizer lacks
+        raise InputError(f"--prompt: {error}") from None
     except UnicodeEncodeError:  # bytes of the command line that are not UTF-8 arrive as lone surrogates
         raise InputError("--prompt is not UTF-8 text; type it again") from None
 

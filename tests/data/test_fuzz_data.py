@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from support.characters import write_characters
 from support.corpus_cases import ALL, Documents, download
 from support.fuzz import OS_ERRORS, REFUSED, Reader, break_in_every_way
 from support.mutations import broken_bytes, broken_words
@@ -46,6 +47,19 @@ def read_tokens(folder: Path) -> None:
         if os.path.lexists(folder / name):
             file = open_token_file(folder / name, "--train_data_path")
             check_token_file(file, file.vocab_size)
+
+
+def characters(folder: Path) -> None:
+    ids = {character: number for number, character in enumerate("\n abcé世🙂")}
+    write_characters(folder, "abc é世🙂\n" * 20, ids, protocol=4)
+
+
+def read_characters(folder: Path) -> None:
+    file = open_token_file(folder / "train.bin", "--train_data_path")
+    if file.tokenizer != "gpt2":  # as without a meta.pkl
+        tokenizer = load_tokenizer(file.tokenizer, file.tokenizer_file)
+        assert tokenizer.vocab_size == file.vocab_size == len(tokenizer.byte_lengths())
+    check_token_file(file, 8)
 
 
 def tiny_pairs(folder: Path) -> None:
@@ -130,6 +144,7 @@ READERS = {
         read_tokens,
         broken=lambda content: odd_ids("<u4", 64, [69_999, 70_000, 2**31, 2**32 - 1]),
     ),
+    "meta.pkl of nanoGPT": Reader(characters, "meta.pkl", read_characters, broken=broken_bytes),
     "sidecar of pairs": Reader(tiny_pairs, "train_pairs.json", read_pair_tokens, is_named=False),
     "targets of pairs": Reader(
         tiny_pairs, "train_pairs.targets.bin", read_pair_tokens, broken=broken_bytes, outcomes=(REFUSED,)

@@ -16,11 +16,13 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
+from support.characters import write_characters
 from support.data_fixtures import gpt2_cache, random_unicode
 from support.programs import PROGRAM, REPOSITORY, TINY_MODEL, run_program
 from support.settings import stand_in
 
 from testbed.checkpoint.weights import export_weights
+from testbed.data.characters import tokenizer_json
 from testbed.data.pairs import encode_prompt
 from testbed.data.token_file import TokenFileWriter
 from testbed.data.tokenizer import gpt2_cache_name, load_gpt2_tokenizer
@@ -132,6 +134,25 @@ def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
     expected = ("def main" + sample["text"]).replace("\r\n", "\n").replace("\r", "\n")  # as a pipe is read
     assert again.stdout.startswith("def main") and expected.startswith(again.stdout.removesuffix("\n"))
     assert " tokens; the first after " in again.stderr
+
+
+def test_a_model_of_characters_is_asked_in_its_own(run_sample, tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    folder.mkdir()
+    write_characters(data, TEXT)
+    number = len(set(TEXT))
+    exported(folder, None, vocab_size=number, tokenizer=f"char:{number}", end_of_text_id=None)
+    write_always(folder, sorted(set(TEXT)).index("世"))
+    words = ["--checkpoint", folder, "--max_new_tokens", 5, "--temperature", 0, "--device", "cpu"]
+    code, _, said = run_sample(*words, "--prompt", "def")
+    assert code == 2 and f"reads ids of char:{number}" in said
+    code, text, said = run_sample(*words, "--prompt", "def", "--tokenizer_file", data / "meta.pkl")
+    assert (code, text) == (0, "def世世世世世\n"), said
+    (folder / "tokenizer.json").write_bytes(tokenizer_json(data / "meta.pkl"))
+    assert run_sample(*words, "--prompt", "def")[:2] == (0, text)
+    code, _, said = run_sample(*words, "--prompt", "Q")
+    assert code == 2 and said.startswith("sample.py: error: --prompt: 'Q' is none of the")
 
 
 def test_a_folder_opens_as_it_was_saved(checkpoint, data):

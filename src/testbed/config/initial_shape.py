@@ -14,9 +14,10 @@ from typing import Any
 
 from testbed.config.flag_types import LARGEST_COUNT
 from testbed.config.initial_file import MOST_PARAMETERS, is_file_of_another, shape_of_file, tokenizer_of_shape
+from testbed.data.characters import tokenizer_json
 from testbed.data.token_file import TokenFile
 from testbed.errors import InputError
-from testbed.io import not_a_folder, read_json, read_regular
+from testbed.io import not_a_folder, read_json
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.run_folder import TOKENIZER
 
@@ -60,7 +61,7 @@ def model_dimensions(
             f"{train_file.tokenizer}; {way_out}"
         )
     other = f"{train_file.path} is written with another {train_file.tokenizer}"
-    check_same_bpe(Path(values["init_from"]), train_file.tokenizer_file, start, other)
+    check_same_bpe(Path(values["init_from"]), train_file.tokenizer_file, start, other, way_out)
     base, size = dataclasses.asdict(starting), size_name(starting)
     for name in base:
         if shape[name] != base[name]:
@@ -84,6 +85,8 @@ def model_dimensions(
 def _tokenize_for(init_from: str, name: str | None) -> str:
     """Return how text becomes ids of the weights: with their own file, as "bpe:N" would train another BPE."""
     own = Path(init_from) / TOKENIZER
+    if name is not None and name.startswith("char:"):
+        return f"give data whose meta.pkl has the characters of {own}"
     if name == "gpt2" or own.is_file():
         return f"tokenize the text with preprocess_small.py --tokenizer {name if name == 'gpt2' else own}"
     return (
@@ -144,7 +147,7 @@ def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, wa
     if file is None or not file.is_file() or not own.is_file():
         return
     try:
-        if read_regular(file) == read_regular(own):
+        if tokenizer_json(file) == tokenizer_json(own):
             return
     except OSError as error:
         raise InputError(

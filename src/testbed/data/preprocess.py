@@ -211,10 +211,11 @@ def write_token_files(
         InputError: one side would have no document; or a file holds other data, and all files stay as they were.
     """
 
+    end = tokenizer.end_of_text_id
+    assert end is not None, "preprocess_small.py refuses a tokenizer that ends no text"
+
     def writer(path: Path) -> TokenFileWriter:
-        return TokenFileWriter(
-            path, tokenizer.vocab_size, tokenizer.name, tokenizer.end_of_text_id, tokenizer_file, source, has_targets
-        )
+        return TokenFileWriter(path, tokenizer.vocab_size, tokenizer.name, end, tokenizer_file, source, has_targets)
 
     sharded = None if shard_tokens is None else ShardWriter(train_path, writer, shard_tokens)
     with writer(val_path) as val, sharded or writer(train_path) as train:

@@ -2,8 +2,9 @@
 
 `train_small.bin` has no header: little-endian uint16 ids (uint32 when the vocabulary has more than 65,536 tokens), an
 end-of-text id after every document. `train_small.json` next to it is the sidecar. A .bin without a sidecar is read as
-GPT-2 uint16, which is what nanoGPT and its descendants write; behind the header of llm.c where it has that. A pattern
-such as `dir/*.bin` names many of them (shards.py).
+GPT-2 uint16, which is what nanoGPT and its descendants write; behind the header of llm.c where it has that. With
+nanoGPT's meta.pkl beside it, its ids are characters (characters.py). A pattern such as `dir/*.bin` names many of them
+(shards.py).
 
 In a file of pairs (format version 2) every document is a prompt and its reference, and `train_pairs.targets.bin` has a
 byte per token: 1 for what is to be learned, 0 for what is only read. A program that knows no targets would learn the
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.data.characters import META, characters_of_meta
 from testbed.data.disk_array import DiskArray, FileChanged
 from testbed.data.shards import (
     ShardedArray,
@@ -75,7 +77,7 @@ class TokenFile:
     vocab_size: int
     tokenizer: str | None
     tokenizer_file: Path | None
-    end_of_text_id: int
+    end_of_text_id: int | None  # None: no token ends a document
     num_documents: int | None
     sha256: str | None
     targets: DiskArray | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
@@ -339,9 +341,14 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         )
     if not has_sidecar and path.name.endswith(TARGETS_SUFFIX):
         raise InputError(f"{flag} {path} says which tokens of a file are learned; name the .bin next to it")
-    fields = read_sidecar(sidecar_file, flag) if has_sidecar else gpt2_fields()
-    dtype = np.dtype(fields["dtype"]).newbyteorder("<")
     header_bytes = 0 if has_sidecar else _header_of_llmc(path, num_bytes, flag)
+    if has_sidecar:
+        fields = read_sidecar(sidecar_file, flag)
+    elif header_bytes == 0 and os.path.lexists(path.parent / META):
+        fields = _fields_of_meta(path.parent / META, flag)
+    else:
+        fields = gpt2_fields()
+    dtype = np.dtype(fields["dtype"]).newbyteorder("<")
     num_bytes -= header_bytes
     if num_bytes % dtype.itemsize:
         raise InputError(
@@ -367,6 +374,21 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         targets=None if targets_file is None else _open_targets(path.parent / targets_file, num_tokens, flag),
         targets_sha256=fields["targets_sha256"],
     )
+
+
+def _fields_of_meta(path: Path, flag: str) -> dict[str, Any]:
+    """Return the fields that hold for a .bin of nanoGPT's characters. InputError: its meta.pkl cannot be used."""
+    try:
+        number = len(characters_of_meta(path))
+    except OSError as error:
+        raise InputError(
+            f"{flag}: {path}, which says what the tokens are, cannot be read ({error.strerror}); put nanoGPT's there, "
+            "or move it away where they are GPT-2's"
+        ) from None
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None
+    own = {"vocab_size": number, "tokenizer": f"char:{number}", "tokenizer_file": META, "end_of_text_id": None}
+    return gpt2_fields() | own
 
 
 def _data_sha256_again(token_file: TokenFile, touched: Tokens) -> str:

@@ -51,15 +51,16 @@ class Tokenizer(abc.ABC):
     """One tokenizer.
 
     Attributes:
-        name: "gpt2"; "bpe:N", a byte-level BPE by GPT-2's rules; or "json:N", any other tokenizer.json. N is
-            `vocab_size`.
+        name: "gpt2"; "bpe:N", a byte-level BPE by GPT-2's rules; "json:N", any other tokenizer.json; or "char:N", the
+            characters of nanoGPT's data (characters.py). N is `vocab_size`.
         vocab_size: the largest id + 1. In the first two, end-of-text is the last id.
+        end_of_text_id: None where no token ends a text.
         is_bytewise: a token stands for the same bytes wherever it is, so ids can be decoded one at a time.
     """
 
     is_bytewise = True
 
-    def __init__(self, name: str, vocab_size: int, end_of_text_id: int) -> None:
+    def __init__(self, name: str, vocab_size: int, end_of_text_id: int | None) -> None:
         self.name, self.vocab_size, self.end_of_text_id = name, vocab_size, end_of_text_id
 
     @abc.abstractmethod
@@ -83,7 +84,8 @@ class Tokenizer(abc.ABC):
         `is_bytewise`."""
         assert self.is_bytewise
         lengths = [len(self.decode_bytes([token])) for token in range(self.vocab_size)]
-        lengths[self.end_of_text_id] = 0
+        if self.end_of_text_id is not None:
+            lengths[self.end_of_text_id] = 0
         return np.array(lengths, dtype=np.int64)
 
     def has(self, token_id: int) -> bool:

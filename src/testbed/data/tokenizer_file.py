@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testbed.data import tokenizer_trial
+from testbed.data.characters import CharacterTokenizer, characters_of_json, tokenizer_json
 from testbed.data.tokenizer import (
     GPT2_PATTERN,
     LARGEST_BPE_VOCABULARY,
@@ -27,7 +28,7 @@ from testbed.data.tokenizer import (
     load_gpt2_tokenizer,
 )
 from testbed.errors import InputError, one_line
-from testbed.io import read_regular, write_text
+from testbed.io import write_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -79,8 +80,8 @@ def load_tokenizer(name: str, tokenizer_file: Path | None, text: str | None = No
     """
     if name == "gpt2":
         return load_gpt2_tokenizer()
-    if re.fullmatch(r"(bpe|json):\d{1,18}", name) is None:
-        raise InputError(f"the tokenizer {one_line(name, 100)} is none of gpt2, bpe:N and json:N")
+    if re.fullmatch(r"(bpe|json|char):\d{1,18}", name) is None:
+        raise InputError(f"the tokenizer {one_line(name, 100)} is none of gpt2, bpe:N, json:N and char:N")
     if tokenizer_file is None:
         raise InputError(f"tokenizer {name} needs its file, {tokenizer_file_name(name)} next to the token files")
     tokenizer = load_tokenizer_file(tokenizer_file, text)
@@ -99,7 +100,7 @@ def tokenizer_file_name(name: str, of_pairs: bool = False) -> str:
 
 
 def load_tokenizer_file(path: Path, text: str | None = None) -> Tokenizer:
-    """Load a tokenizer.json.
+    """Load a tokenizer.json, or nanoGPT's meta.pkl.
 
     Args:
         text: what the file held when it was read before; then it is not read again.
@@ -108,10 +109,12 @@ def load_tokenizer_file(path: Path, text: str | None = None) -> Tokenizer:
         InputError: the file cannot be read, holds no tokenizer, or one that is not implemented here.
     """
     try:
-        text = read_regular(path).decode("utf-8") if text is None else text
+        text = tokenizer_json(path).decode("utf-8") if text is None else text
     except (OSError, UnicodeDecodeError) as error:
         fault = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise InputError(f"the tokenizer file {path} cannot be read ({fault}); {_MAKE_AGAIN}") from error
+    if (characters := characters_of_json(_parsed(text))) is not None:
+        return CharacterTokenizer(characters, path)
     library = _read(path, text)
     content = json.loads(library.to_str())  # as the library understood it, with every field
     ranks = _ranks_by_gpt2_rules(library, content)
@@ -210,10 +213,7 @@ def _read(path: Path, text: str) -> tokenizers.Tokenizer:
     """
     import tokenizers
 
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None  # the library says what is wrong with it
+    content = _parsed(text)
     if _has_gpt2_rules(content):
         text = json.dumps(content)  # what was looked at: of a name that stands twice, another reader takes the first
     else:
@@ -233,6 +233,14 @@ def _read(path: Path, text: str) -> tokenizers.Tokenizer:
             f"the tokenizer file {path} has the id {largest}, and {LARGEST_BPE_VOCABULARY - 1} is the largest"
         )
     return library
+
+
+def _parsed(text: str) -> Any:
+    """Return what a JSON text holds; None where it is none, of which the library says what is wrong."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _try_apart(path: Path, text: str) -> None:

@@ -67,6 +67,7 @@ class Windows:
             for row, window in enumerate(windows):
                 tokens[row] = file.tokens[window * length : window * length + length + 1]
             return tokens, None
+        assert file.end_of_text_id is not None, "a file of pairs has a sidecar, which names it"
         tokens = np.full((num_rows, length + 1), file.end_of_text_id, dtype=np.int64)
         is_target = np.zeros((num_rows, length), dtype=bool)
         for row, window in enumerate(windows):

@@ -31,7 +31,10 @@ def prompts_of_pairs(
     pairs = list(read_pairs(path, "--bleu"))
     if not pairs:
         raise InputError(f"--bleu {path} holds no pairs; there is nothing to score")
-    prompts = [encode_prompt(tokenizer, pair.prompt) for pair in pairs]
+    try:
+        prompts = [encode_prompt(tokenizer, pair.prompt) for pair in pairs]
+    except InputError as error:  # a character that the tokenizer lacks
+        raise InputError(f"--bleu {path}: {error}") from None
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt) + max_new_tokens > positions:
             raise InputError(

@@ -72,10 +72,12 @@ def _question(content: Any, name: str, tokenizer: Tokenizer, positions: int) -> 
         label = int(label)
     if type(label) is not int or not 0 <= label < len(endings):
         raise InputError(f'{name} has the "label" {reprlib.repr(label)}, which is the place of none of its endings')
-    before = tokenizer.encode(context)
+    try:
+        before, *ids = [tokenizer.encode(text) for text in (context, *(f" {ending}" for ending in endings))]
+    except InputError as error:  # a character that the tokenizer lacks
+        raise InputError(f"{name}: {error}") from None
     found = []
-    for ending in endings:
-        own = tokenizer.encode(f" {ending}")
+    for ending, own in zip(endings, ids, strict=True):
         if not own or not before:
             raise InputError(f"{name}: {tokenizer.name} makes no token of the context or of an ending; leave it out")
         token_ids = (before + own)[-(positions + 1) :]

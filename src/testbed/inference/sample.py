@@ -35,7 +35,10 @@ def sample_text(
         if token_file.tokenizer is None:
             raise InputError(f"{token_file.path} names no tokenizer")
         tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file, tokenizer_text)
-        prompt = tokenizer.encode(settings.measuring.sample_prompt) or [tokenizer.end_of_text_id]
+        prompt, end = tokenizer.encode(settings.measuring.sample_prompt), tokenizer.end_of_text_id
+        if not prompt and end is None:
+            raise InputError(f"--sample_prompt is empty, and no token of {tokenizer.name} ends the text before it")
+        prompt = prompt if end is None else prompt or [end]
         room = settings.shape.max_position_embeddings - len(prompt)
         if room < 1:
             raise InputError(

@@ -28,6 +28,7 @@ from testbed.config.flags import DATA_SHA256
 from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.config.trained_run import of_the_run
+from testbed.data.characters import tokenizer_json
 from testbed.data.token_file import TokenFile, check_token_file
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
@@ -377,8 +378,8 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
     """
     file = token_file.tokenizer_file
     try:
-        return None if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # a run needs none
+        return None if file is None else tokenizer_json(file).decode("utf-8")
+    except (OSError, ValueError):  # a run needs none
         return None
 
 
