@@ -35,6 +35,7 @@ from testbed.inference.loading import (
     load_model,
     named_model,
     naming,
+    note_on,
     shape_of_config,
     tokenizer_of,
 )
@@ -93,10 +94,12 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
     with naming(flag):
         positions = shape_of_config(source).max_position_embeddings
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
+        note = note_on(source)
     prompt = ids_of_prompt(arguments.prompt, tokenizer, arguments.pair)
     trained = None if is_published(source) else trained_with(Path(source)).seq_length
     new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions, trained)
-    for warning in untrained_positions("prompt and text have", len(prompt) + new_tokens, trained):
+    warnings = untrained_positions("prompt and text have", len(prompt) + new_tokens, trained)
+    for warning in [*([note] if note else []), *warnings]:
         print(warning, file=sys.stderr)
 
     from testbed.autotune.device import device_type  # from here on torch is needed

@@ -18,7 +18,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.characters import write_characters
 from support.data_fixtures import gpt2_cache, random_unicode
-from support.programs import PROGRAM, REPOSITORY, TINY_MODEL, run_program
+from support.programs import (
+    PROGRAM,
+    REPOSITORY,
+    TINY_MODEL,
+    TINY_RUN,
+    data_flags,
+    python_command,
+    run_here,
+    run_program,
+)
 from support.settings import stand_in
 
 from testbed.checkpoint.weights import export_weights
@@ -153,6 +162,46 @@ def test_a_model_of_characters_is_asked_in_its_own(run_sample, tmp_path):
     assert run_sample(*words, "--prompt", "def")[:2] == (0, text)
     code, _, said = run_sample(*words, "--prompt", "Q")
     assert code == 2 and said.startswith("sample.py: error: --prompt: 'Q' is none of the")
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_sampled_from_its_newest_checkpoint(data, run_sample, tmp_path):
+    run = tmp_path / "run"
+    flags = [*TINY_RUN, *data_flags((data / "train.bin", data / "val.bin")), "--global_batch_size", "4"]
+    flags += [
+        "--max_train_steps",
+        "100000",
+        "--steps_per_print",
+        "1",
+        "--save_every",
+        "5",
+        "--checkpoint_path",
+        str(run),
+    ]
+    with subprocess.Popen([*python_command(), *flags], stdout=subprocess.PIPE, text=True) as program:
+        for line in program.stdout:
+            if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= 7:
+                program.send_signal(signal.SIGTERM)
+                break
+        program.stdout.read()
+    newest = max((run / "checkpoints").iterdir())
+    step = json.loads((newest / "checkpoint.json").read_text())["step"]
+    assert not (run / "model.safetensors").exists() and step >= 7
+    words = ["--prompt", "def main", "--temperature", 0, "--device", "cpu", "--max_new_tokens", 8]
+    code, text, said = run_sample("--checkpoint", run, *words)
+    assert code == 0 and text.startswith("def main"), said
+    assert f"note: {run} has not ended, so its newest checkpoint is taken, {newest}: " in said
+    assert f"the weights are those of step {step}\n" in said
+    exported_by_hand = tmp_path / "weights"
+    assert run_here("scripts/convert_checkpoint.py", "--from", run, "--to", exported_by_hand).returncode == 0
+    assert run_sample("--checkpoint", exported_by_hand, *words)[:2] == (0, text)
+    older = run / "checkpoints" / "step_000005"
+    code, _, said = run_sample("--checkpoint", older, *words)
+    assert code == 0 and f"note: {older} is a checkpoint: the weights are those of step 5" in said
+    next(newest.glob("*.distcp")).write_bytes(b"damaged")
+    code, text, said = run_sample("--checkpoint", run, *words)
+    assert (code, text) == (2, "") and "is damaged" in said and "name another checkpoint of the run" in said
 
 
 def test_a_folder_opens_as_it_was_saved(checkpoint, data):

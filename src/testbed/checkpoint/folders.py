@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from testbed.checkpoint.manifest import MANIFEST
+from testbed.config.initial_file import checked_shape
 from testbed.errors import InputError
 from testbed.io import read_json
+from testbed.model.shape import ModelShape
+from testbed.run_folder import CHECKPOINTS, METRICS
 
 DESCRIPTION = "checkpoint.json"
 STEP_FOLDER = re.compile(r"step_(\d+)")
 DAMAGED_FOLDER = re.compile(r"step_\d+\.damaged(\.\d+)?")
 DAMAGED, ABANDONED = ".damaged", ".abandoned"  # endings of folders that no start resumes from
+_SIZES = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings")
 VISIBLE_WITHIN_S = 60.0  # a network file system shows a folder's new files after at most this time
 FULL_STATE = "full_state"  # DeepSpeed's copy of the state that any strategy can load
 
@@ -93,6 +97,26 @@ def read_description(directory: Path) -> Checkpoint:
         if not is_kind or (name in least and not least[name] <= value < math.inf):
             raise InputError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
     return Checkpoint(directory, **{name: content[name] for name in kinds})
+
+
+def described_shape(checkpoint: Checkpoint) -> ModelShape:
+    """Return the shape of a checkpoint's model. InputError: its description says none."""
+    return checked_shape(f"its {DESCRIPTION}", tuple(checkpoint.settings.get(key) for key in _SIZES))
+
+
+def tokenizer_of_saved(folder: Path, name: str) -> str | None:
+    """Return the name of the tokenizer that a checkpoint's run was trained with; None where its record has none."""
+    record = read_json(folder / METRICS, f"{name}: {folder / METRICS}") if (folder / METRICS).is_file() else None
+    config = record.get("training_config") if isinstance(record, dict) else None
+    tokenizer = config.get("tokenizer") if isinstance(config, dict) else None
+    return tokenizer if isinstance(tokenizer, str) else None
+
+
+def checkpoint_in(path: Path) -> Path | None:
+    """Return the checkpoint that a path names: itself, or the newest of a run's folder. None: there is none."""
+    if (path / DESCRIPTION).is_file():
+        return path
+    return max(step_folders(path / CHECKPOINTS), key=lambda folder: int(folder.name[5:]), default=None)
 
 
 def random_state_file(rank: int) -> str:

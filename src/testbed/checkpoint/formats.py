@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from testbed.checkpoint import adamw_state
 from testbed.checkpoint.adamw_state import EMBEDDING, AdamWState, expected, fitted, unpadded
-from testbed.checkpoint.of_run import checkpoint_in, read_state
+from testbed.checkpoint.folders import checkpoint_in, tokenizer_of_saved
+from testbed.checkpoint.of_run import read_state
 from testbed.checkpoint.universal import read_universal
 from testbed.checkpoint.weights import read_initial_weights, write_weights
 from testbed.config.initial_file import (
@@ -41,7 +42,7 @@ from testbed.io import open_regular, read_json, replacing
 from testbed.model.gpt2 import PREFIX
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.model.tensor_archive import check_finite, check_plain, load_tensors
-from testbed.run_folder import METRICS, TOKENIZER
+from testbed.run_folder import TOKENIZER
 
 FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
 GPT2_END = 50256
@@ -102,7 +103,7 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
         if kind == FOLDER:
             saved = checkpoint_in(path)
             if saved is not None and (with_optimizer or saved == path):
-                return _read_saved(saved, name)
+                return _read_saved(saved, name, with_optimizer)
             return _read_folder(path, name, with_optimizer)
         with open_regular(path) as file:
             found = _read_nanogpt(file, name) if kind == NANOGPT else _read_llmc(file, name)
@@ -153,14 +154,10 @@ def _read_universal(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
     return Checkpoint(weights, shape, tokenizer, end, text, (note,) if note else (), optimizer)
 
 
-def _read_saved(folder: Path, name: str) -> Checkpoint:
-    weights, shape, optimizer, note = read_state(folder, name)
+def _read_saved(folder: Path, name: str, with_optimizer: bool) -> Checkpoint:
+    weights, shape, optimizer, note = read_state(folder, name, with_optimizer)
     run = folder.absolute().parent.parent  # perhaps: a checkpoint may lie alone
-    record = read_json(folder / METRICS, f"{name}: {folder / METRICS}") if (folder / METRICS).is_file() else None
-    config = record.get("training_config") if isinstance(record, dict) else None
-    tokenizer = config.get("tokenizer") if isinstance(config, dict) else None
-    end, text = _of_tokens(run, name) if (run / "config.json").is_file() else (None, None)
-    tokenizer = tokenizer if isinstance(tokenizer, str) else None
+    tokenizer, (end, text) = tokenizer_of_saved(folder, name), _of_tokens(run, name)
     return Checkpoint(weights, shape, tokenizer, end, text, (note,), optimizer)
 
 
@@ -171,7 +168,8 @@ def _of_tokens(folder: Path, name: str) -> tuple[int | None, str | None]:
         text = own.read_text(encoding="utf-8") if own.is_file() else None
     except UnicodeDecodeError:
         raise InputError(f"{name}: {TOKENIZER} is not UTF-8 text") from None
-    config = read_json(folder / "config.json", f"{name}: config.json")
+    is_there = (folder / "config.json").is_file()  # a run that was stopped has none
+    config = read_json(folder / "config.json", f"{name}: config.json") if is_there else None
     end = config.get("eos_token_id") if isinstance(config, dict) else None
     return end if type(end) is int else None, text
 

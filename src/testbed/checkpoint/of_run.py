@@ -9,29 +9,22 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.checkpoint.adamw_state import EMBEDDING, MOMENTS, AdamWState, check_moments, expected, one_step, rates_of
-from testbed.checkpoint.folders import DESCRIPTION, FULL_STATE, read_description, step_folders
+from testbed.checkpoint.folders import FULL_STATE, described_shape, read_description
 from testbed.checkpoint.manifest import why_damaged
-from testbed.config.initial_file import checked_shape
 from testbed.distributed.process_group import root_cause
 from testbed.errors import InputError, one_line
 from testbed.io import is_within
 from testbed.model.shape import ModelShape
-from testbed.run_folder import CHECKPOINTS
 from testbed.strategies import state_files
 
-_SIZES = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings")
 _RATES = ("learning_rate", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay")
 
 
-def checkpoint_in(path: Path) -> Path | None:
-    """Return the checkpoint that a path names: itself, or the newest of a run's folder. None: there is none."""
-    if (path / DESCRIPTION).is_file():
-        return path
-    return max(step_folders(path / CHECKPOINTS), key=lambda folder: int(folder.name[5:]), default=None)
-
-
-def read_state(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], ModelShape, AdamWState | None, str]:
-    """Return the weights of a checkpoint, the model's shape, AdamW's state (None: another optimizer), and a note on it.
+def read_state(
+    folder: Path, name: str, with_optimizer: bool = True
+) -> tuple[dict[str, torch.Tensor], ModelShape, AdamWState | None, str]:
+    """Return the weights of a checkpoint, the model's shape, AdamW's state (None: another optimizer, or not
+    `with_optimizer`), and a note on it.
 
     Raises:
         InputError: one sentence that begins with `name`: it is damaged, or holds no whole model.
@@ -41,7 +34,7 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], ModelS
             raise InputError(f"it is damaged: {fault}; name another checkpoint of the run")
         described = read_description(folder)
         settings, is_adamw = described.settings, described.settings.get("optimizer") == "adamw"
-        shape = checked_shape("its checkpoint.json", tuple(settings.get(key) for key in _SIZES))
+        shape = described_shape(described)
         files = folder / FULL_STATE if (folder / FULL_STATE).exists() else folder
         if not is_within(files, folder):
             raise InputError(f"{FULL_STATE} is a link that leads out of the checkpoint")
@@ -49,7 +42,9 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], ModelS
         needed = shape.num_parameters * (12 if is_adamw else 4)
         if held < needed:  # before memory is taken
             raise InputError(f"its tensors have {held:,} bytes, the model that checkpoint.json names needs {needed:,}")
-        state = _read(files, shape, is_adamw)
+        state = _read(files, shape, is_adamw and with_optimizer)
+        if not with_optimizer:
+            return state["model"], shape, None, f"the weights are those of step {described.step} in {folder}"
         if not is_adamw:
             return state["model"], shape, None, f"{folder}: its optimizer is not AdamW, so it begins anew"
         of_optimizer = state["optimizer"]

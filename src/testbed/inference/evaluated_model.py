@@ -16,9 +16,11 @@ from testbed.data.tokenizer import Tokenizer
 from testbed.data.tokenizer_file import load_tokenizer
 from testbed.errors import InputError
 from testbed.inference.loading import (
+    folder_of,
     is_published,
     named_model,
     naming,
+    note_on,
     shape_of_config,
     tokenizer_name,
     tokenizer_of,
@@ -67,7 +69,9 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     """
     flag, source = named_model(arguments)
     with naming(flag):
-        shape, reads = shape_of_config(source), tokenizer_name(source)
+        shape, reads, note = shape_of_config(source), tokenizer_name(source), note_on(source)
+    if note is not None:
+        print(note, flush=True)
     model, positions = f"{flag} {source}", shape.max_position_embeddings
     run = TrainedRun() if is_published(source) else trained_with(Path(source))
     trained = run.seq_length
@@ -96,7 +100,7 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
             f"--stride {stride} is longer than the window of {window} tokens, so targets would be left out"
         )
     max_windows = max(1, TOKENS_READ // window) if arguments.max_windows is None else arguments.max_windows or None
-    out = _output(arguments, Path() if is_published(source) else Path(source))
+    out = _output(arguments, Path() if is_published(source) else folder_of(source))
     tokenizer = _tokenizer_for(arguments, source, data)
     if data is not None and tokenizer is not None:
         _check_tokenizer(tokenizer, data, model)

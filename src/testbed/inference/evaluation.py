@@ -21,6 +21,7 @@ from testbed.inference.cached_model import CachedModel
 from testbed.inference.evaluated_model import EvaluatedModel
 from testbed.inference.latency import latency_fields, time_in_turn
 from testbed.inference.load_test import SHARES_OF_CAPACITY, Traffic, load_test
+from testbed.inference.loading import unfinished
 from testbed.inference.multiple_choice import ending_nats, multiple_choice
 from testbed.inference.perplexity import perplexity, perplexity_ratio, scored_bytes, sliding_windows, window_nats
 from testbed.inference.prompts import draw_prompt
@@ -69,9 +70,9 @@ def first_record(command_line: str, device: torch.device, subject: EvaluatedMode
 
 
 def _weights_sha256(subject: EvaluatedModel, model: GPT2) -> str:
-    """Return the hash of the weights' file; of published weights, whose file is not at hand, the hash of the tensors
-    in the order of their names."""
-    if subject.directory is not None:
+    """Return the hash of the weights' file; of published weights, whose file is not at hand, and of a checkpoint the
+    hash of the tensors in the order of their names."""
+    if subject.directory is not None and unfinished(subject.source) is None:
         with (subject.directory / "model.safetensors").open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     digest = hashlib.sha256()

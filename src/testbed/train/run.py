@@ -301,6 +301,8 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     )
     trackers = ending.trackers = Trackers(settings, tracked, is_writer=is_rank_0, say=console.say)
     tokenizer_text = tokenizer_of_data(checked.train_file) if is_rank_0 else None
+    if tokenizer_text is not None:  # now, as a run that is stopped leaves checkpoints alone
+        write_text(directory / run_folder.TOKENIZER, tokenizer_text)
 
     rss_before_model = resident_bytes()
     try:
