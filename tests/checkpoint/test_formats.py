@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import zipfile
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -245,3 +247,26 @@ def test_the_sizes_of_a_pt_are_read_without_its_numbers(tmp_path, ours):
     write_checkpoint(tmp_path / "ckpt.pt", ours)
     with mock.patch("torch._C.PyTorchFileReader.get_storage_from_record", side_effect=AssertionError("numbers")):
         assert shape_of_file(tmp_path / "ckpt.pt") == SHAPE
+
+
+def test_a_start_maps_the_weights_of_a_pt_and_leaves_its_moments(tmp_path, ours, monkeypatch):
+    write_checkpoint(path := tmp_path / "ckpt.pt", ours)
+    before = path.read_bytes()
+    monkeypatch.setattr("testbed.checkpoint.adamw_state.of_torch", None)  # would be called
+    weights = read_start(str(path), ours.shape)
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    assert lines and all(line.split()[1].endswith("p") for line in lines), "private: what is written is not the file's"
+    weights["h.0.ln_1.weight"].zero_()
+    assert path.read_bytes() == before
+
+
+def test_a_compressed_tensor_is_refused(tmp_path, ours):
+    write_checkpoint(path := tmp_path / "ckpt.pt", ours)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    smallest = min((name for name in members if "/data/" in name), key=lambda name: len(members[name]))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content, zipfile.ZIP_DEFLATED if name == smallest else zipfile.ZIP_STORED)
+    with pytest.raises(InputError, match="compressed"):
+        read_start(str(path), ours.shape)

@@ -106,7 +106,7 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
                 return _read_saved(saved, name, with_optimizer)
             return _read_folder(path, name, with_optimizer)
         with open_regular(path) as file:
-            found = _read_nanogpt(file, name) if kind == NANOGPT else _read_llmc(file, name)
+            found = _read_nanogpt(file, name, with_optimizer) if kind == NANOGPT else _read_llmc(file, name)
     except OSError as error:
         raise InputError(f"{name} cannot be read ({error.strerror or error})") from None
     for key, tensor in found.weights.items():
@@ -180,9 +180,9 @@ def _of_gpt2(shape: ModelShape) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "end_of_text_id": GPT2_END if tokenizer else None}
 
 
-def _read_nanogpt(file: BinaryIO, name: str) -> Checkpoint:
+def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint:
     """Read what nanoGPT's train.py saves: {"model": state dict, "model_args": sizes, ...}."""
-    content, num_bytes = load_tensors(file, name), file.seek(0, os.SEEK_END)
+    content, num_bytes = load_tensors(file, name, is_mapped=True), file.seek(0, os.SEEK_END)
     shape = nanogpt_shape(content, name)
     model, sizes = content["model"], content["model_args"]
     optimizer = content.get("optimizer")
@@ -205,7 +205,7 @@ def _read_nanogpt(file: BinaryIO, name: str) -> Checkpoint:
         notes.append(f"{without} biases that nanoGPT left out (--bias=False) are zeros, and are trained from here on")
     state = None
     try:
-        state = adamw_state.of_torch(optimizer, held, shape)
+        state = adamw_state.of_torch(optimizer, held, shape) if with_optimizer else None
     except InputError as error:  # the weights are worth having without it
         notes.append(f"the optimizer's state is left out: {error}")
     return Checkpoint(weights, shape, **_of_gpt2(shape), notes=tuple(notes), optimizer=state)

@@ -33,13 +33,17 @@ _FAULTS = (
 )
 
 
-def load_tensors(file: BinaryIO, name: str, also: tuple[Any, ...] = (), map_location: Any = "cpu") -> Any:
+def load_tensors(
+    file: BinaryIO, name: str, also: tuple[Any, ...] = (), map_location: Any = "cpu", is_mapped: bool = False
+) -> Any:
     """Return the content of an archive.
 
     Args:
         file: seekable.
         name: what it is called in a sentence.
         also: further classes that it may name, as for torch.serialization.safe_globals.
+        is_mapped: leave the numbers in the file until they are looked at: the ranks of a host then share one copy of
+            them. The file must not be cut while they are in use.
 
     Raises:
         InputError: one sentence that begins with `name`: it is damaged, or holds what it must not.
@@ -49,7 +53,9 @@ def load_tensors(file: BinaryIO, name: str, also: tuple[Any, ...] = (), map_loca
         _check_members(file)
         file.seek(0)
         with torch.serialization.safe_globals(list(also)):
-            return torch.load(file, map_location=map_location, weights_only=True)
+            # PyTorch maps by a name; this one is of the file that was checked, whatever has its path by now
+            source = f"/proc/self/fd/{file.fileno()}" if is_mapped else file
+            return torch.load(source, map_location=map_location, weights_only=True, mmap=is_mapped)
 
 
 def check_finite(tensor: torch.Tensor, name: str) -> None:
@@ -90,6 +96,8 @@ def _check_members(file: BinaryIO) -> None:
         size = file.seek(0, 2)
         if sum(member.file_size for member in members) > size:
             raise InputError("its members are larger than the file, so they are compressed or a lie")
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise InputError("its members are compressed, which torch.save does not do")
         describing = [member for member in members if member.filename.endswith(".pkl")]
         if sum(member.file_size for member in describing) > MOST_DESCRIBING_BYTES:
             raise InputError("what describes its tensors is too large")
