@@ -24,8 +24,9 @@ from testbed.io import open_regular, replacing
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import check_finite
+from testbed.run_folder import OPTIMIZER
 
-FILE = "optimizer.safetensors"  # beside model.safetensors: exp_avg.NAME, exp_avg_sq.NAME and step, in our layout
+FILE = OPTIMIZER  # exp_avg.NAME, exp_avg_sq.NAME and step, in our layout
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EMBEDDING = "wte.weight"
 Tensors = dict[str, torch.Tensor]

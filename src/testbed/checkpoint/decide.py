@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import run_folder
-from testbed.checkpoint import folder_owner
+from testbed.checkpoint import converted, folder_owner
 from testbed.checkpoint.changed_settings import (
     changes_of_data,
     changes_of_work,
@@ -139,6 +139,10 @@ def _fitting_start(
     """
     folder, directory = found.folder, Path(settings.checkpointing.checkpoint_path)
     assert folder is not None
+    if run_folder.is_converted(folder):
+        checkpoint = converted.described(folder, settings)
+        _check_steps_left(checkpoint, settings)
+        return Start(sha256, checkpoint, is_other_run=True, steps_done=steps_done)
     checkpoint = read_description(folder)
     copy = read_metrics(folder / run_folder.METRICS)
     is_other_run = not is_checkpoint_of(directory, folder)

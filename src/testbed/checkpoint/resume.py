@@ -134,7 +134,8 @@ def _take_folder(directory: Path, settings: RunSettings, start: Start, found: Fo
 
 def record(start: Start, recorder: RunRecorder) -> None:
     """Take over what earlier starts recorded, and record how this one begins. Only rank 0 has anything to record."""
-    if start.metrics is None:
+    metrics = {} if start.metrics is None and recorder.is_writer and start.is_other_run else start.metrics
+    if metrics is None:
         return
     checkpoint, segment = start.checkpoint, recorder.starts.current
     segment["resumed_from"] = str(checkpoint.directory) if checkpoint else None
@@ -143,11 +144,12 @@ def record(start: Start, recorder: RunRecorder) -> None:
         recorder.starts.begin_after(start.step)
         if start.steps_done > start.step:  # this start again, and what it had done before its first checkpoint
             segment.update(lost_steps=start.steps_done - start.step, lost_s=None)
-        recorder.note_other_mathematics(f"steps 1 to {start.step} trained in run {start.metrics['run_id']}")
+        trained = f"in run {metrics['run_id']}" if metrics else "elsewhere, and converted"
+        recorder.note_other_mathematics(f"steps 1 to {start.step} trained {trained}")
     elif checkpoint is None:
-        recorder.restore(start.metrics, 0, start.steps_done, elapsed_s=0.0, useful_wall_s=0.0)
+        recorder.restore(metrics, 0, start.steps_done, elapsed_s=0.0, useful_wall_s=0.0)
     else:
-        recorder.restore(start.metrics, start.step, start.steps_done, checkpoint.elapsed_s, checkpoint.useful_wall_s)
+        recorder.restore(metrics, start.step, start.steps_done, checkpoint.elapsed_s, checkpoint.useful_wall_s)
         if start.is_record_cut_off:
             segment.update(lost_steps=None, lost_s=None)
     if of_work := changes_of_work(start.setting_changes):

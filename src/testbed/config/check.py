@@ -76,6 +76,7 @@ def check_run(asked: ParsedFlags, launch: Launch, planner: Planner | None = None
     resumed, file = with_recorded_flags(asked)
     if file is not None:
         return _resolve_resumed(resumed, file, launch)
+    asked = resumed
     if asked.values["run_type"] == AUTO:
         return with_automatic_run_type(asked, launch, _resolve, planner)
     if asked.values["choice"] is not None:

@@ -21,7 +21,7 @@ from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.table import FLAGS, GROUPS, flags_where
 from testbed.errors import InputError, one_line
 from testbed.io import read_json
-from testbed.run_folder import EFFECTIVE_CONFIG
+from testbed.run_folder import EFFECTIVE_CONFIG, is_converted
 
 DATA_SHA256 = "data_sha256"  # in effective_config.json, beside the flags
 # What --resume does not take from the run's record: where the run lies now, where this start is to stop, and what only
@@ -193,6 +193,8 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
         file is not a record of a run.
     """
     file = _record_of(asked)
+    if file is None and is_converted(asked.values["resume"]) and "init_from" not in asked.explicit:
+        return asked.configured_with({"init_from": asked.values["resume"]}), None  # which says the model's shape
     if file is None:
         return asked, None
     content = read_json(file, f"--resume: {file}")

@@ -144,7 +144,7 @@ class Checkpointing:
         OUTPUT, default=False, of_one_start=True)
     resume: str | None = flag(  # auto, or the path of a checkpoint or a run
         "auto, or bare flag: continue the run in --checkpoint_path from its newest valid checkpoint; start a new run if "
-        "there is none; exit with 0 if it is complete. PATH: continue from this checkpoint or run; another run's begins a new run in "
+        "there is none; exit with 0 if it is complete. PATH: continue from this checkpoint or run; another run's, or a folder of convert_checkpoint.py, begins a new run in "
         "--checkpoint_path. See docs/checkpoints.md (default: begin, and refuse a folder that holds a run)",
         OUTPUT, const="auto", metavar="auto|PATH", of_one_start=True)
     allow_setting_change: bool = flag(

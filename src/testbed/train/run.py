@@ -287,6 +287,10 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     resume.record(start, recorder)  # before anything can fail: what was recorded must not be lost
     console = Console(settings, start.step, is_speaking=is_rank_0)
     notes = [*of_the_run(settings, start.sha256), *checked.notes, *notes]
+    if start.checkpoint is None and run_folder.is_converted(init_from := settings.model.init_from):
+        notes.append(
+            f"note: --init_from {init_from} takes the weights alone; --resume {init_from} goes on with their AdamW"
+        )
     for line in [*notes, *warnings_of_locks(settings.training.run_type), *launch_warnings(settings, launch)]:
         console.say(line)
     if is_rank_0:

@@ -1,0 +1,98 @@
+"""--resume of a folder that convert_checkpoint.py wrote: its step, weights and AdamW's state go on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from support.programs import (
+    TINY_MODEL,
+    TINY_RUN,
+    data_flags,
+    deepspeed_command,
+    python_command,
+    run_here,
+    run_program,
+    torchrun_command,
+)
+from support.settings import refusal, settings_of
+
+from testbed.checkpoint import converted
+from testbed.checkpoint.adamw_state import FILE, MOMENTS, AdamWState, Rates, expected
+from testbed.checkpoint.formats import Checkpoint, write_checkpoint
+from testbed.errors import InputError
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+
+ENOUGH = 1e-5
+STOP, STEPS = 6, 12
+PORT = 29_771
+
+
+@pytest.fixture
+def folder(tmp_path, token_files):
+    """A converted folder for the data of the tests, of a model that was updated five times."""
+    vocabulary = settings_of(token_files).model.vocab_size
+    shape = ModelShape(2, 2, 32, vocabulary, 64)
+    moments = {name: {key: torch.zeros(each.shape) for key, each in expected(shape).items()} for name in MOMENTS}
+    state = AdamWState(moments, 5, Rates(beta1=0.8))
+    write_checkpoint(tmp_path / "converted", Checkpoint(GPT2(shape).state_dict(), shape, optimizer=state))
+    return tmp_path / "converted"
+
+
+def test_its_shape_is_that_of_the_run(folder, token_files, capsys):
+    settings = settings_of(token_files, "--resume", str(folder))
+    assert (settings.model.init_from, settings.model.embedding_size) == (str(folder), 32)
+    checkpoint = converted.described(folder, settings)
+    assert (checkpoint.step, checkpoint.world_size) == (5, 0)
+    assert "was made with --adam_beta1 0.8" in capsys.readouterr().out
+    assert "does not fit the weights" in refusal(token_files, "--resume", str(folder), "--embedding_size", "64")
+
+
+def test_what_cannot_go_on_is_refused(folder, token_files):
+    with pytest.raises(InputError, match=r"AdamW's state, and this start has --optimizer muon"):
+        converted.described(folder, settings_of(token_files, "--resume", str(folder), "--optimizer", "muon"))
+    settings = settings_of(token_files, "--resume", str(folder))
+    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-8])
+    with pytest.raises(InputError, match=rf"^--resume {folder}: {FILE} cannot be used"):
+        converted.described(folder, settings)
+
+
+def losses(folder) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in json.loads((folder / "training_metrics.json").read_text())["steps"]}
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_training_goes_on_as_if_it_had_not_been_converted(token_files, tmp_path):
+    data = [
+        *data_flags(token_files),
+        "--global_batch_size",
+        "4",
+        "--max_train_steps",
+        str(STEPS),
+        "--sample_tokens",
+        "0",
+    ]
+
+    def train(command: list[str], name: str, *words: str) -> None:
+        done = run_program([*command, *words, "--checkpoint_path", str(tmp_path / name)])
+        assert done.returncode == 0, done.stderr
+
+    train([*python_command(), *TINY_RUN, *data], "whole", "--save_every", str(STOP))
+    saved = tmp_path / "whole" / "checkpoints" / f"step_{STOP:06d}"
+    for source, to in ((saved, tmp_path / "ckpt.pt"), (tmp_path / "ckpt.pt", tmp_path / "converted")):
+        assert run_here("scripts/convert_checkpoint.py", "--from", source, "--to", to).returncode == 0
+    words = [*TINY_RUN[len(TINY_MODEL) :], *data, "--resume", str(tmp_path / "converted")]  # not its shape
+    uninterrupted = losses(tmp_path / "whole")
+    for name, command in {
+        "baseline": python_command(),
+        "fsdp": torchrun_command(2),
+        "optimized": deepspeed_command(2, PORT),
+    }.items():
+        train([*command, *words], name, "--run_type", name)
+        after = losses(tmp_path / name)
+        assert after.keys() == set(range(STOP + 1, STEPS + 1))
+        assert max(abs(after[step] - uninterrupted[step]) for step in after) < ENOUGH
+        assert not list((tmp_path / name / "checkpoints").glob(".*"))
