@@ -3,6 +3,7 @@
 
     python scripts/sample.py --checkpoint checkpoint/baseline --prompt "def main("
     python scripts/sample.py --checkpoint checkpoint/baseline --prompt "import " --temperature 0   # greedy
+    python scripts/sample.py --checkpoint checkpoint/baseline --prompt "import " --num_samples 5   # seeds 0 to 4
     python scripts/sample.py --from_pretrained gpt2 --prompt "The meaning of life is" --top_p 0.9  # published weights
 
 The text goes to the standard output, how long it took to the standard error.
@@ -14,6 +15,7 @@ Exit code: 0 the text ended (end-of-text, --max_new_tokens, or the model's last 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import sys
@@ -28,7 +30,7 @@ from testbed.config.flag_types import not_negative, positive
 from testbed.config.trained_run import trained_with, untrained_positions
 from testbed.data.pairs import SEPARATOR, encode_prompt
 from testbed.data.tokenizer import Tokenizer
-from testbed.errors import Failure, InputError, printable
+from testbed.errors import Failure, InputError, counted, printable
 from testbed.inference.loading import (
     add_model_flags,
     is_published,
@@ -65,6 +67,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     flag("--top_k", type=not_negative, default=50, metavar="TOKENS", help=top_k)
     top_p = "of these, draw from the fewest whose probabilities reach this (default: from all)"
     flag("--top_p", type=float, metavar="SHARE", help=top_p)
+    several = "continue the prompt so often, each with the next seed, under lines that number them (default: 1)"
+    flag("--num_samples", type=positive, default=1, metavar="N", help=several)
     flag("--seed", type=int, default=0, help="the same seed draws the same text (default: 0)")
     return parser.parse_args(words)
 
@@ -90,6 +94,11 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
     """Check all that was typed, load the model, write the text."""
     with naming("--", between=""):
         sampling = Sampling(arguments.temperature, arguments.top_k or None, arguments.top_p, arguments.seed)
+    if arguments.num_samples > 1 and sampling.temperature == 0:
+        raise InputError(
+            f"--num_samples {arguments.num_samples} with --temperature 0 is one text {arguments.num_samples} times; "
+            "raise --temperature, or leave --num_samples out"
+        )
     flag, source = named_model(arguments)
     with naming(flag):
         positions = shape_of_config(source).max_position_embeddings
@@ -108,17 +117,33 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
     with naming(flag):
         model = load_model(source, device)
 
-    from testbed.inference.generate import stream
+    from testbed.inference.generate import DEFAULT_BATCH, generate, stream
     from testbed.inference.sample import text_of
 
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # typeshed: TextIO, which lacks it
     shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str
-    end = tokenizer.end_of_text_id
+    end, lead = tokenizer.end_of_text_id, f"{shown(arguments.prompt)}{SEPARATOR if arguments.pair else ''}"
+
+    def written(tokens: Iterable[int]) -> None:
+        for piece in text_of((token for token in tokens if token != end), tokenizer):
+            print(shown(piece), end="", flush=True)
+        print(flush=True)
+
+    if arguments.num_samples > 1:
+        start_s, made = time.perf_counter(), 0
+        for first in range(0, arguments.num_samples, DEFAULT_BATCH):
+            number = min(DEFAULT_BATCH, arguments.num_samples - first)
+            drawn = dataclasses.replace(sampling, seed=sampling.seed + first)
+            for place, tokens in enumerate(generate(model, [prompt] * number, new_tokens, drawn, end), start=first):
+                made += len(tokens)
+                print(f"--- {place + 1} of {arguments.num_samples}, seed {sampling.seed + place}\n{lead}", end="")
+                written(tokens)
+        seconds = time.perf_counter() - start_s
+        print(f"[{counted(arguments.num_samples, 'text')}, {made:,} new tokens in {seconds:.3f} s]", file=sys.stderr)
+        return
     clock = Clock(stream(model, prompt, new_tokens, sampling, stop_id=end))
-    print(shown(arguments.prompt), end=SEPARATOR if arguments.pair else "", flush=True)
-    for piece in text_of((token for token in clock if token != end), tokenizer):
-        print(shown(piece), end="", flush=True)
-    print(flush=True)
+    print(lead, end="", flush=True)
+    written(clock)
     print(clock.summary(len(prompt)), file=sys.stderr)
 
 

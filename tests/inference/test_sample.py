@@ -145,6 +145,18 @@ def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
     assert " tokens; the first after " in again.stderr
 
 
+def test_several_texts_are_those_of_their_seeds(run_sample, checkpoint):
+    words = ["--checkpoint", checkpoint, "--prompt", "def main", "--max_new_tokens", 20, "--device", "cpu"]
+    alone = [run_sample(*words, "--seed", seed)[1] for seed in range(5, 14)]  # more than one batch
+    assert len(set(alone)) == len(alone)
+    code, text, said = run_sample(*words, "--seed", 5, "--num_samples", 9)
+    assert code == 0 and said.startswith("[9 texts, 1"), said
+    assert text == "".join(f"--- {place} of 9, seed {place + 4}\n{each}" for place, each in enumerate(alone, start=1))
+    code, text, said = run_sample(*words, "--num_samples", 2, "--temperature", 0)
+    assert (code, text) == (2, "") and "raise --temperature" in said
+    assert run_sample(*words, "--num_samples", 0)[0] == 2
+
+
 def test_a_model_of_characters_is_asked_in_its_own(run_sample, tmp_path):
     data, folder = tmp_path / "data", tmp_path / "run"
     data.mkdir()
