@@ -20,12 +20,16 @@ Exit code: 0 converted; 1 it could not be written; 2 what was typed cannot be us
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
+from testbed.config.initial_file import is_file_of_another, shape_of_file
 from testbed.config.initial_shape import is_universal
 from testbed.errors import InputError, say
 from testbed.program import program
@@ -47,7 +51,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     source, to = arguments.source, arguments.to
-    if source.resolve() == to.resolve():
+    if os.path.realpath(source) == os.path.realpath(to):  # Path.resolve fails at a circle of links
         raise InputError(f"--from and --to are both {source}; name two")
     if (to / METRICS).exists():
         raise InputError(f"--to {to} is the folder of a run, whose record is of its own weights; name another")
@@ -61,6 +65,12 @@ def main() -> int:
         raise InputError(f"--to {to} is not of the kind that its name says; name another")
     if is_universal(to):
         raise InputError(f"--to {to} is a universal checkpoint of DeepSpeed, which is not written; name another")
+    if is_file_of_another(source):
+        needed, held = 4 * shape_of_file(source, f"--from {source}").num_parameters, psutil.virtual_memory().total
+        if needed > held:  # a file with holes takes no room on the disk
+            raise InputError(
+                f"--from {source} needs {needed:,} bytes of memory, and this machine has {held:,}; take another"
+            )
     from testbed.checkpoint.formats import kind_of, notes_on, read_checkpoint, write_checkpoint
 
     found = read_checkpoint(source, f"--from {source}", with_optimizer=to.suffix.lower() != ".bin")

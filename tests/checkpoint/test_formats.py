@@ -15,6 +15,7 @@ import torch
 from support.programs import data_flags, run_here
 from support.settings import refusal, typed
 
+from testbed.checkpoint.adamw_state import MOMENTS, AdamWState, Rates
 from testbed.checkpoint.formats import Checkpoint, read_checkpoint, read_start, write_checkpoint
 from testbed.config.initial_file import shape_of_file
 from testbed.errors import InputError
@@ -270,3 +271,36 @@ def test_a_compressed_tensor_is_refused(tmp_path, ours):
             archive.writestr(name, content, zipfile.ZIP_DEFLATED if name == smallest else zipfile.ZIP_STORED)
     with pytest.raises(InputError, match="compressed"):
         read_start(str(path), ours.shape)
+
+
+def test_a_circle_of_links_and_a_file_of_holes_are_refused(tmp_path):
+    (tmp_path / "loop.pt").symlink_to("loop.pt")
+    done = run_here(PROGRAM, "--from", tmp_path / "loop.pt", "--to", tmp_path / "made")
+    assert done.returncode == 2 and "Too many levels of symbolic links" in done.stderr
+    shape = ModelShape(1000, 1, 8192, 13, 64)
+    header = struct.pack("<8i", 20240326, 3, 64, 13, 1000, 1, 8192, 13)
+    with (tmp_path / "model.bin").open("wb") as file:  # 3 TB that take no room on the disk
+        file.write(header.ljust(1024, b"\0"))
+        file.truncate(1024 + 4 * shape.num_parameters)
+    done = run_here(PROGRAM, "--from", tmp_path / "model.bin", "--to", tmp_path / "made")
+    assert done.returncode == 2 and "bytes of memory, and this machine has" in done.stderr
+
+
+def test_one_tensor_for_two_weights_is_refused_and_for_two_moments_left_out(tmp_path, ours):
+    content = nanogpt(ours)
+    content["model"]["transformer.h.1.ln_1.weight"] = content["model"]["transformer.h.0.ln_1.weight"]
+    torch.save(content, tmp_path / "ckpt.pt")
+    with pytest.raises(InputError, match="one tensor under the names of two weights"):
+        read_checkpoint(tmp_path / "ckpt.pt", "it")
+    moments = {name: {key: torch.rand(each.shape) for key, each in ours.weights.items()} for name in MOMENTS}
+    write_checkpoint(path := tmp_path / "ckpt.pt", dataclasses.replace(ours, optimizer=AdamWState(moments, 3, Rates())))
+    content = torch.load(path, weights_only=True)
+    content["optimizer"]["state"][0]["exp_avg"] = content["optimizer"]["state"][0]["exp_avg_sq"]
+    torch.save(content, path)
+    found = read_checkpoint(path, "it")
+    # the embedding's are padded, so they are two tensors again
+    assert found.optimizer is not None
+    content["optimizer"]["state"][1]["exp_avg"] = content["optimizer"]["state"][1]["exp_avg_sq"]
+    torch.save(content, path)
+    found = read_checkpoint(path, "it")
+    assert found.optimizer is None and "one tensor as two moments" in " ".join(found.notes)

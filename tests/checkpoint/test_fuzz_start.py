@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from support.checkpoint_files_cases import look_at_checkpoint, write_checkpoint
 from support.fuzz import Reader, Refused, break_in_every_way, gpt2_accepts
-from support.mutations import broken_bytes, broken_json
+from support.mutations import broken_safetensors
 from support.programs import REPOSITORY, TINY_RUN, VOCABULARY, write_token_files
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -77,18 +75,6 @@ def accept_weights(folder: Path) -> None:
 
 def load_weights(folder: Path) -> None:
     GPT2(SHAPE).load_state_dict(read_initial_weights(str(folder / "start"), shape_of_folder(folder / "start")))
-
-
-def broken_safetensors(content: bytes) -> Any:
-    """The bytes, or the header's JSON under a length that fits it again, or the length."""
-    length = int.from_bytes(content[:8], "little")
-    header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
-    lengths = st.sampled_from([0, 1, length - 1, length + 1, 2**31, 2**63, 2**64 - 1])
-    return st.one_of(
-        broken_bytes(content),
-        broken_json(header).map(lambda text: len(text).to_bytes(8, "little") + text + tensors),
-        lengths.map(lambda number: number.to_bytes(8, "little") + content[8:]),
-    )
 
 
 def state_folder(folder: Path) -> None:

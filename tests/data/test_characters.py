@@ -11,7 +11,7 @@ import tokenizers
 from support.characters import ids_of, write_characters, write_meta
 from support.programs import TINY_RUN, data_flags, python_command, run_program
 
-from testbed.data.characters import META, MOST_BYTES, characters_of_meta, tokenizer_json
+from testbed.data.characters import META, MOST_BYTES, characters_of_json, characters_of_meta, tokenizer_json
 from testbed.data.token_file import check_token_file, open_token_file
 from testbed.data.tokenizer_file import load_tokenizer, load_tokenizer_file
 from testbed.errors import InputError
@@ -19,7 +19,7 @@ from testbed.errors import InputError
 TEXT = "First Citizen:\nBefore we proceed, é世🙂 \r\n\t" * 30
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_ids_stand_for_the_characters_of_meta(tmp_path, protocol):
     path = write_characters(tmp_path, TEXT, protocol=protocol)
     file, number = open_token_file(path), len(set(TEXT))
@@ -63,6 +63,13 @@ def test_a_header_of_llmc_says_more_than_meta(tmp_path):
     assert open_token_file(tmp_path / "train.bin").tokenizer == "gpt2"
 
 
+@pytest.mark.parametrize(
+    "vocabulary", [{"a": 0, "b": [1]}, {"a": 0, "b": 1.0}, {"a": 0, "b": True}, {"a": None}, [1], "ab"]
+)
+def test_an_odd_vocabulary_is_no_table_of_characters(vocabulary):
+    assert characters_of_json({"model": {"vocab": vocabulary}}) is None
+
+
 class Calls:
     def __reduce__(self):
         return os.mkdir, ("it_ran",)
@@ -77,9 +84,9 @@ class Calls:
         ({"vocab_size": 2, "stoi": {"a": 0, "bc": 1}, "itos": ["a", "bc"]}, "single characters"),
         ({"vocab_size": 2, "stoi": {"a": 0, "b": 2}, "itos": ["a", "b"]}, "from 0 on"),
         ({"vocab_size": 2, "stoi": {"a": 0, "\ud800": 1}, "itos": ["a", "\ud800"]}, "single characters"),
-        ({"vocab_size": 2, "stoi": {"a": 0, "b": 1}, "itos": ["b", "a"]}, "does not turn around"),
-        ({"vocab_size": 3, "stoi": {"a": 0, "b": 1}, "itos": ["a", "b"]}, "vocab_size is 3"),
-        ({"vocab_size": 10**30, "stoi": {"a": 0, "b": 1}, "itos": ["a", "b"]}, "vocab_size is 1"),
+        ({"vocab_size": 2, "stoi": {"a": 0, "b": 1}, "itos": ["b", "a"]}, "is not that of its stoi"),
+        ({"vocab_size": 3, "stoi": {"a": 0, "b": 1}, "itos": ["a", "b"]}, "vocab_size \\(3\\)"),
+        ({"vocab_size": 10**30, "stoi": {"a": 0, "b": 1}, "itos": ["a", "b"]}, "vocab_size \\(1"),
     ],
 )
 def test_what_is_no_table_of_characters_is_refused(tmp_path, monkeypatch, content, fault):

@@ -69,6 +69,15 @@ def test_any_slice_is_that_of_the_whole(tmp_path_factory, data, lengths):
     assert array[place] == whole[place]
 
 
+def test_another_version_of_llmcs_header_is_refused(tmp_path):
+    write_llmc(path := tmp_path / "a.bin", [1, 2, 3])
+    content = bytearray(path.read_bytes())
+    content[4] = 2
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="header of version 2, and 1 is read"):
+        open_token_file(path)
+
+
 def test_one_file_with_the_header_of_llmc(folder):
     file = open_token_file(folder / "s_2.bin")
     assert len(file.tokens) == 70 and file.tokens[0] == open_token_file(folder / "whole.bin").tokens[0]

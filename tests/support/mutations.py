@@ -175,3 +175,15 @@ def broken_bytes(draw, content: bytes) -> bytes:
     for mutate in draw(st.lists(st.sampled_from(BYTE_MUTATIONS), min_size=1, max_size=2)):
         content = mutate(content, draw)
     return content
+
+
+def broken_safetensors(content: bytes) -> st.SearchStrategy[bytes]:
+    """The bytes, or the header's JSON under a length that fits it again, or the length."""
+    length = int.from_bytes(content[:8], "little")
+    header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
+    lengths = st.sampled_from([0, 1, length - 1, length + 1, 2**31, 2**63, 2**64 - 1])
+    return st.one_of(
+        broken_bytes(content),
+        broken_json(header).map(lambda text: len(text).to_bytes(8, "little") + text + tensors),
+        lengths.map(lambda number: number.to_bytes(8, "little") + content[8:]),
+    )

@@ -23,7 +23,7 @@ from testbed.errors import InputError, one_line
 from testbed.io import open_regular, replacing
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
-from testbed.model.tensor_archive import check_finite
+from testbed.model.tensor_archive import check_finite, is_apart
 from testbed.run_folder import OPTIMIZER
 
 FILE = OPTIMIZER  # exp_avg.NAME, exp_avg_sq.NAME and step, in our layout
@@ -151,6 +151,8 @@ def of_torch(content: Any, held: Iterable[str], shape: ModelShape) -> AdamWState
         }
         for moment in MOMENTS
     }
+    if not is_apart(each for tensors in moments.values() for each in tensors.values()):
+        raise InputError("it has one tensor as two moments")
     check_moments(moments)
     told = [groups[0].get("lr"), *_list_of(groups[0].get("betas")), groups[0].get("eps")]
     step = one_step(state.get("step") for state in states.values())
@@ -196,7 +198,7 @@ def write_beside(folder: Path, state: AdamWState | None, shape: ModelShape) -> N
 def read_beside(folder: Path, shape: ModelShape) -> AdamWState | None:
     """Return the state beside the weights in a folder; None: there is none. InputError: it is damaged or another's."""
     path, ours = folder / FILE, expected(shape)
-    if not path.exists():
+    if not os.path.lexists(path):  # a broken link or a folder in its place is no "none"
         return None
     names = {f"{moment}.{key}": (moment, key) for moment in MOMENTS for key in ours}
     try:

@@ -28,18 +28,10 @@ _RATES = {"beta1": "adam_beta1", "beta2": "adam_beta2", "eps": "adam_eps", "weig
 
 def described(folder: Path, settings: RunSettings) -> Checkpoint:
     """Return a folder as a checkpoint of the settings of this start, and say in which of them its AdamW was another.
-
-    Raises:
-        InputError: one sentence: it is damaged, or this start has another model or optimizer.
-    """
+    InputError: it is damaged, or this start has another model or optimizer."""
     _, state = _read(folder, settings)
-    values = settings.as_dict()
-    others = [
-        f"--{flag} {getattr(state.rates, name):g}"
-        for name, flag in _RATES.items()
-        if getattr(state.rates, name) != values[flag]
-    ]
-    if others:
+    values, rates = settings.as_dict(), dataclasses.asdict(state.rates)
+    if others := [f"--{flag} {rates[name]:g}" for name, flag in _RATES.items() if rates[name] != values[flag]]:
         say(f"note: AdamW's state in {folder} was made with {', '.join(others)}; this start has others", flush=True)
     run_type, mesh = settings.training.run_type, dataclasses.asdict(settings.plan.mesh)
     return Checkpoint(folder, state.step, 0.0, 0.0, world_size=0, run_type=run_type, mesh=mesh, settings=values)
@@ -47,10 +39,7 @@ def described(folder: Path, settings: RunSettings) -> Checkpoint:
 
 def unpack(checkpoint: Checkpoint, settings: RunSettings) -> Path:
     """Return a folder with the state by names, which rank 0 writes; the caller deletes it. All ranks call it.
-
-    Raises:
-        CheckpointFailed: on every rank: it could not be read or written.
-    """
+    CheckpointFailed, on every rank: it could not be read or written."""
     name = f".step_{checkpoint.step:06d}.converted.tmp"  # what a start that is killed leaves goes by this ending
     folder = Path(settings.checkpointing.checkpoint_path) / CHECKPOINTS / name
 
@@ -76,7 +65,7 @@ def _read(folder: Path, settings: RunSettings) -> tuple[Converted, AdamWState]:
             f"{name} holds AdamW's state, and this start has --optimizer {settings.as_dict()['optimizer']}; leave "
             "that out, or give the folder to --init_from, which takes its weights alone"
         )
-    found = read_checkpoint(folder, name)
+    found = read_checkpoint(folder, name)  # which has AdamW's state, or `is_converted` would not hold
     if found.optimizer is None or found.shape != settings.shape:
         raise InputError(f"{name} holds another model ({found.shape.describe()}); leave the flags of the shape out")
     return found, found.optimizer

@@ -41,7 +41,7 @@ from testbed.errors import InputError, one_line
 from testbed.io import open_regular, read_json, replacing
 from testbed.model.gpt2 import PREFIX
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.model.tensor_archive import check_finite, check_plain, load_tensors
+from testbed.model.tensor_archive import check_finite, check_plain, is_apart, load_tensors
 from testbed.run_folder import TOKENIZER
 
 FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
@@ -190,6 +190,8 @@ def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint
     theirs = {str(key).removeprefix(COMPILED).removeprefix(PREFIX): tensor for key, tensor in model.items()}
     passed_over = ("lm_head.weight", *(key for key in theirs if key.endswith(".attn.bias")))  # the tied head, masks
     theirs = {key: tensor for key, tensor in theirs.items() if key not in passed_over}
+    if not is_apart(theirs.values()):
+        raise InputError(f"{name} has one tensor under the names of two weights")
     held, weights, notes = set(theirs), {}, [GELUS]
     for key, ours in expected(shape).items():
         if key not in theirs and key.endswith(".bias") and sizes.get("bias") is False:

@@ -55,7 +55,7 @@ def _flat_yaml(text: str) -> dict[str, Any]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise _NotFlat(str(error)) from None
+        raise _NotFlat(" ".join(str(error).split())) from None
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):

@@ -24,19 +24,17 @@ META = "meta.pkl"
 MOST_BYTES = 8 << 20  # 65,536 characters, which is all that uint16 has room for, take less than three MiB
 MOST_CHARACTERS = 1 << 16
 _WAY_OUT = "make it with nanoGPT's prepare.py, or write a sidecar .json beside the .bin"
-_VALUES = ("BININT", "BININT1", "BININT2", "INT", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "UNICODE")
-_NOTHING = ("PROTO", "FRAME")
+# instructions of pickles of protocol 2 and later
+_VALUES = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE")
+_CONTAINERS = {"EMPTY_DICT": dict, "EMPTY_LIST": list}
+_FILLERS = {"SETITEM": 2, "APPEND": 1, "SETITEMS": 0, "APPENDS": 0}  # with so many values; 0: those since the mark
 
 
 class CharacterTokenizer(Tokenizer):
     """One token for each character, none that ends a text: "char:N"."""
 
     def __init__(self, ids: dict[str, int], path: Path) -> None:
-        """
-        Args:
-            ids: of the characters, 0 to N - 1.
-            path: what they were read from, for a sentence about it.
-        """
+        """Args: ids: of the characters, 0 to N - 1. path: what they were read from, for a sentence about it."""
         super().__init__(f"char:{len(ids)}", len(ids), None)
         self._ids, self._path = ids, path
         self._bytes = [character.encode() for character in sorted(ids, key=ids.__getitem__)]
@@ -53,18 +51,15 @@ class CharacterTokenizer(Tokenizer):
 
     def decode_bytes(self, token_ids: Iterable[int]) -> bytes:
         ids = [int(token_id) for token_id in token_ids]
-        for token_id in ids:
-            if not self.has(token_id):
-                raise self.unknown_id(token_id)
+        if unknown := [token_id for token_id in ids if not self.has(token_id)]:
+            raise self.unknown_id(unknown[0])
         return b"".join(self._bytes[token_id] for token_id in ids)
 
 
 def tokenizer_json(path: Path) -> bytes:
     """Return the text of a tokenizer's file; of a meta.pkl what a tokenizer.json of its characters would hold.
 
-    Raises:
-        OSError: it cannot be read.
-        InputError: it is a meta.pkl without a table of characters.
+    OSError: it cannot be read. InputError: it is a meta.pkl without a table of characters.
     """
     if path.suffix != ".pkl":
         return read_regular(path)
@@ -80,52 +75,45 @@ def characters_of_json(content: Any) -> dict[str, int] | None:
 
 
 def characters_of_meta(path: Path) -> dict[str, int]:
-    """Return the ids of the characters in a meta.pkl.
-
-    Raises:
-        OSError: it cannot be read.
-        InputError: one sentence that begins with the path: it holds something else.
-    """
+    """Return the ids of the characters in a meta.pkl. InputError, one sentence that begins with the path: it cannot be
+    read, or holds something else."""
+    try:
+        pickled = read_regular(path, MOST_BYTES)
+    except OSError as error:
+        raise InputError(
+            f"{path}, which says what the tokens are, cannot be read ({error.strerror}); {_WAY_OUT}"
+        ) from None
     with holding_together(path):
-        content = _plain(read_regular(path, MOST_BYTES))
+        content = _plain(pickled)
         parts = [content.get(name) if isinstance(content, dict) else None for name in ("vocab_size", "stoi", "itos")]
-        size, ids, characters = parts
+        size, ids, back = parts[0], parts[1], dict(enumerate(parts[2])) if isinstance(parts[2], list) else parts[2]
         if not isinstance(ids, dict) or not _are_characters(ids):
             raise InputError(f"its stoi is {reprlib.repr(ids)}, not the ids of single characters from 0 on; {_WAY_OUT}")
-        characters = dict(enumerate(characters)) if isinstance(characters, list) else characters
-        if characters != {number: character for character, number in ids.items()}:
-            raise InputError(f"its itos does not turn around its stoi; {_WAY_OUT}")
-        if type(size) is not int or size != len(ids):
-            raise InputError(f"its vocab_size is {reprlib.repr(size)}, and its stoi has {len(ids)}; {_WAY_OUT}")
+        if back != {number: character for character, number in ids.items()} or size != len(ids):
+            raise InputError(f"its itos or its vocab_size ({reprlib.repr(size)}) is not that of its stoi; {_WAY_OUT}")
         return ids
 
 
 def _are_characters(vocabulary: dict[Any, Any]) -> bool:
     """Return whether single characters that UTF-8 can write have the ids from 0 on, each once."""
-    are_single = all(
-        isinstance(each, str) and len(each) == 1 and not "\ud800" <= each <= "\udfff" for each in vocabulary
-    )
-    are_ids = all(type(number) is int for number in vocabulary.values())
-    return (
-        are_single
-        and are_ids
-        and 1 < len(vocabulary) <= MOST_CHARACTERS
-        and sorted(vocabulary.values()) == list(range(len(vocabulary)))
-    )
+    are_single = (isinstance(each, str) and len(each) == 1 and not "\ud800" <= each <= "\udfff" for each in vocabulary)
+    are_ids = all(type(number) is int for number in vocabulary.values())  # a list would have no hash
+    is_whole = are_ids and {*vocabulary.values()} == {*range(len(vocabulary))}
+    return is_whole and all(are_single) and 1 < len(vocabulary) <= MOST_CHARACTERS
 
 
 def _document(ids: dict[str, int]) -> dict[str, Any]:
     """Return a tokenizer.json by which the `tokenizers` library gives the same ids and the same text."""
     split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    model = {"type": "WordLevel", "vocab": ids, "unk_token": ""}
+    none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     return {
         "version": "1.0",
-        **dict.fromkeys(("truncation", "padding")),
+        **none,
         "added_tokens": [],
-        "normalizer": None,
         "pre_tokenizer": split,
-        "post_processor": None,
         "decoder": {"type": "Fuse"},
-        "model": {"type": "WordLevel", "vocab": ids, "unk_token": ""},
+        "model": model,
     }
 
 
@@ -133,50 +121,26 @@ def _plain(content: bytes) -> Any:
     """Return what a pickle of plain values holds. InputError: it has an instruction that makes something else."""
     stack: list[Any] = []
     marks: list[int] = []
-    memo: dict[int, Any] = {}
-
-    def since_mark() -> list[Any]:
-        place = marks.pop()
-        values = stack[place:]
-        del stack[place:]
-        return values
-
-    def fill(values: list[Any]) -> None:
-        if isinstance(stack[-1], list):
-            stack[-1].extend(values)
-        else:
-            stack[-1].update(zip(values[::2], values[1::2], strict=True))
-
+    memo: dict[Any, Any] = {}
     for instruction, value, _ in pickletools.genops(content):
-        match instruction.name:
-            case "STOP":
-                return stack.pop()
-            case "MARK":
-                marks.append(len(stack))
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST":
-                stack.append([])
-            case "DICT":
-                pairs = since_mark()
-                stack.append(dict(zip(pairs[::2], pairs[1::2], strict=True)))
-            case "LIST":
-                stack.append(since_mark())
-            case "SETITEMS" | "APPENDS":
-                fill(since_mark())
-            case "SETITEM":
-                marks.append(len(stack) - 2)
-                fill(since_mark())
-            case "APPEND":
-                fill([stack.pop()])
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
-                memo[int(value or 0)] = stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                stack.append(memo[int(value or 0)])
-            case name if name in _VALUES:
-                stack.append(value)
-            case name if name not in _NOTHING:
-                raise InputError(f"it is a pickle that does more than hold characters ({name}); {_WAY_OUT}")
+        name = instruction.name
+        if name in _VALUES:
+            stack.append(value)
+        elif name in _CONTAINERS:
+            stack.append(_CONTAINERS[name]())
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name in _FILLERS:
+            start = len(stack) - taken if (taken := _FILLERS[name]) else marks.pop()
+            filled, values = stack[start - 1], stack[start:]
+            del stack[start:]
+            filled.extend(values) if isinstance(filled, list) else filled.update(zip(*[iter(values)] * 2, strict=True))
+        elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            memo[len(memo) if value is None else value] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo.get(value))
+        elif name == "STOP":
+            return stack.pop()
+        elif name not in ("PROTO", "FRAME"):
+            raise InputError(f"it is a pickle that does more than hold characters ({name}); {_WAY_OUT}")
     raise InputError(f"it ends in the middle; {_WAY_OUT}")

@@ -380,11 +380,6 @@ def _fields_of_meta(path: Path, flag: str) -> dict[str, Any]:
     """Return the fields that hold for a .bin of nanoGPT's characters. InputError: its meta.pkl cannot be used."""
     try:
         number = len(characters_of_meta(path))
-    except OSError as error:
-        raise InputError(
-            f"{flag}: {path}, which says what the tokens are, cannot be read ({error.strerror}); put nanoGPT's there, "
-            "or move it away where they are GPT-2's"
-        ) from None
     except InputError as error:
         raise InputError(f"{flag}: {error}") from None
     own = {"vocab_size": number, "tokenizer": f"char:{number}", "tokenizer_file": META, "end_of_text_id": None}
@@ -410,8 +405,12 @@ def _header_of_llmc(path: Path, num_bytes: int, flag: str) -> int:
         magic, version, counted = np.frombuffer(file.read(12), "<i4").tolist()
     if magic == LLAMA_MAGIC:
         raise InputError(f"{flag} {path} is of llm.c's Llama 3 tokens; this program trains GPT-2: give GPT-2's")
-    if (magic, version) != LLMC_MAGIC:
+    if magic != LLMC_MAGIC[0]:
         return 0
+    if version != LLMC_MAGIC[1]:
+        raise InputError(
+            f"{flag} {path} has llm.c's header of version {version}, and {LLMC_MAGIC[1]} is read; convert it"
+        )
     held = (num_bytes - LLMC_HEADER_BYTES) // 2
     if held != counted:
         raise InputError(

@@ -13,7 +13,7 @@ import pickletools
 import re
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import torch
@@ -84,6 +84,12 @@ def check_plain(tensors: list[tuple[Any, Any]], num_bytes: int, name: str) -> No
         held[tensor.data_ptr()] = max(held.get(tensor.data_ptr(), 0), tensor.nbytes)
     if sum(held.values()) > num_bytes:
         raise InputError(f"{name} has tensors of {sum(held.values()):,} bytes in a file of {num_bytes:,}")
+
+
+def is_apart(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether no two tensors share memory, as no weights of a GPT-2 do: an update would change both."""
+    places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return len(set(places)) == len(places)
 
 
 def _check_members(file: BinaryIO) -> None:
@@ -158,7 +164,8 @@ def _in_one_sentence(name: str) -> Iterator[None]:
         yield
     except _FAULTS as error:
         words = _words(error)
-        fault = type(error).__name__ if words is None else f"{type(error).__name__}: {words}"
+        kind = [] if isinstance(error, InputError) else [type(error).__name__]
+        fault = ": ".join([*kind, *([words] if words else [])])
         raise InputError(f"{name} cannot be read as tensors ({fault})") from None
 
 
