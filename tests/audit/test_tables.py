@@ -458,6 +458,11 @@ SEEN = {
     "micro batches": (table("run | micro bs | accum | devices | sec/step | speedup", "all | 4 | 8 | 2 | 41.2 | 1.0x",
                             "none | 4 | 2 | 2 | 6.9 | 5.97x"), "global batch size 64 against 16",
                       ("4 | 2 |", "4 | 8 |")),
+    "a batch with what it makes in all": (table("GPUs | Batch size | Speedup", "1 | 128 | 1.0x",
+                                                "2 | 64 per GPU (256 effective) | 1.8x"),
+                                          "128 against 256", ("256 effective", "128 effective")),
+    "a batch of each GPU": (table("GPUs | Batch/GPU | Time/Epoch | Speedup", "1 | 128 | 218.5s | 1.00x",
+                                  "4 | 128 | 65.0s | 3.36x"), "128 against 512", ("4 | 128", "4 | 32")),
     "S(N) and E(N)": (table("A100s | epoch (s) | S(N) | E(N)", "4 | 622 | 1.0 | 1.00", "8 | 318 | 1.96 | 0.98",
                             "32 | 121 | 5.14 | 1.05"), "E(N) 1.05 does not follow", ("1.05", "0.64")),
     "a first row without a result": (table("strategy | samples/s | speedup", "DDP | OOM | -", "ZeRO-3 | 1.9 | 1.0x",
@@ -564,3 +569,15 @@ def test_a_marked_figure_is_not_contradicted_by_another_column(tmp_path):
     assert [each for each in audit([saved(tmp_path, rows)]) if "does not follow" in each.message] == []
     plain = rows.replace(" \N{DAGGER}", "").replace("4.8x", "9.8x")
     assert any("does not follow" in each.message for each in audit([saved(tmp_path, plain)]))
+
+
+def test_parts_of_a_step_are_no_rows_to_divide(tmp_path):
+    parts = "Data loading | ~5s/epoch | ~5s/epoch | 1.0x", "Forward pass | ~80s/epoch | ~40s/epoch | 2.0x"
+    rows = table("Phase | Baseline (1 GPU) | Distributed (2 GPUs) | Speedup", *parts, "Total | 218s | 122s | 1.78x")
+    assert audit([saved(tmp_path, rows)]) == []
+
+
+@pytest.mark.parametrize("cell", ["5h 15", "5h15", "5 h 15 min", "5 hrs 15 mins"])
+def test_hours_and_minutes_are_a_time(cell):
+    figure = figure_of(cell, "time")
+    assert figure is not None and figure.value == 5.25 * 3600

@@ -269,8 +269,11 @@ def _batches(claim: Claim) -> tuple[Value, Value]:
     """Return the global batches. Two that a table prints under "batch" differ, or are one if the devices are equal."""
     a, b = _of_runs(_batch)(claim)
     items = claim.baseline.first, claim.other.first
+    ranks = [item.data_ranks or item.world_size or 0 for item in items]
+    ranks = ranks if all(ranks) and ranks[0] != ranks[1] else [1, 1]
     printed = [
-        item.settings.get(BATCH) or (item.micro_batch_size or 0) * (item.accumulation or 1) or None for item in items
+        item.settings.get(BATCH) or (item.micro_batch_size or 0) * (item.accumulation or 1) * count or None
+        for item, count in zip(items, ranks, strict=True)
     ]
     if (a is None or b is None) and printed[0] and printed[1]:
         is_one = claim.baseline.first.world_size == claim.other.first.world_size

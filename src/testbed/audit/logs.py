@@ -286,14 +286,14 @@ PROGRAMS = (
     ),
 )
 # a program that is not known, whose lines say what an epoch took: "Epoch 3 | loss 2.39 | epoch time 22.7 s"
-_EPOCH = r"(?im)^\W{0,3}(?:\[[^\]\n]{1,60}\] ?)?epoch[ =:#\[(]{0,4}(\d{1,6})\b"
+_EPOCH = r"(?im)^(?:[A-Z]{4,8}:\w{1,30}:)?\W{0,3}(?:\[[^\]\n]{1,60}\] ?)?epoch[ =:#\[(]{0,4}(\d{1,6})\b"
 OF_EPOCHS = Program(
     "per-epoch",
     mark=_EPOCH + r"[^\n]{0,300}?(?:time|took|elapsed)[^\n\d]{0,12}\d+(?:\.\d+)?[ ,|]?(?:s|sec|seconds)?\b",
     line=_EPOCH + r"(?=[^\n]{0,300}?(?:time|took|elapsed)[^\n\d]{0,12}\d)",
     figures={
         "loss": r"(?i)(?<!val[ _])(?<!valid[ _])(?<!validation[ _])(?<!test[ _])\bloss[ =:]{0,4}(\S+?)(?=[,;|\s]|$)",
-        "s": rf"(?i)\b(?:epoch[ _])?(?:time|took|elapsed)(?: taken| elapsed)?[ =:]{{0,4}}{NUMBER}"
+        "s": rf"(?i)\b(?:epoch[ _])?(?:time|took|elapsed)(?: taken| elapsed| cost)?[ =:]{{0,4}}{NUMBER}"
         r" ?(?:s|sec\w*)?(?=[,;|\s]|$)",
         "rate": rf"(?i)(?:samples|images|img|examples)/s(?:ec)?[ =:]{{0,4}}{NUMBER}",
     },

@@ -30,8 +30,8 @@ from testbed.audit.tables.grid import Table, warning_in
 
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "ngpus",
-                          "accelerators", "chips", "tpus", "world")),  # workers may load data
+    "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "gpu number",
+                          "ngpus", "accelerators", "chips", "tpus", "world")),  # workers may load data
     "per_node": ("count", ("gpus/node", "devices/node")),
     "nodes": ("count", ("nodes", "nnodes", "node count", "machines")),
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
@@ -61,7 +61,9 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                         "sec/step", "sec/iter", "sec/iteration", "sec/optimizer step", "s/optimizer step")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
                         "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
-                        "wall clock", "epoch", "train", "training", "total")),
+                        "wall clock", "epoch", "train", "training", "total", "training time/epoch",
+                        "train time/epoch", "total training time", "total train time", "total time cost",
+                        "pre training time", "total pre training time")),
     "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
     "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs", "tps/gpu")),
     "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "seq/s", "train samples/s")),
@@ -172,6 +174,7 @@ _OF_RATE = re.compile(
 )
 # in a cell; in a heading "m" may be millions
 _OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(SECONDS)})(?![a-z0-9])")
+_EFFECTIVE = re.compile(r"(?i)\(=? ?(\d[\d,]{0,8}) (?:effective|global|in all|total)\)")
 _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
@@ -486,6 +489,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
     if quantity == "devices":  # 4x A100
         read = tuple("1" if text.lower() in ("single", "one") else _multiplied(text) for text in texts)
         read = tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
+    if quantity in ("batch", "any_batch"):  # 64 per GPU (128 effective)
+        read = tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in read)
     kind, (name, unit) = QUANTITIES[quantity][0], _canonical(heading)
     is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", name) is not None
     unit = "ms" if is_in_ms else unit or _with_unit_behind(name)[1]

@@ -95,6 +95,8 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
     if kind == "time" and (clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text.strip())):
         seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
         return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
+    if kind == "time":  # 5h 15
+        text = re.sub(r"^(\d{1,3} ?h(?:ours?|rs?)?) ?(\d{1,2})$", r"\1 \2 min", text)
     spoken = _SPOKEN.fullmatch(text.strip()) if kind == "time" else None
     if spoken and sum(part is not None for part in spoken.groups()) > 1:
         sizes = [(int(part), size) for part, size in zip(spoken.groups(), (86400, 3600, 60, 1), strict=True) if part]

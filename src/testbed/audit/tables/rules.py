@@ -32,7 +32,7 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures, roughness
-from testbed.audit.reported import MODEL, STATUS, Claim, Reported
+from testbed.audit.reported import MODEL, PASS, STATUS, Claim, Reported
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
 from testbed.audit.tables.figures import Figure, is_reference
 from testbed.audit.tables.prose import text_claims_what_rows_show
@@ -245,7 +245,7 @@ def _data_ranks(grid: Grid, row: int) -> Figure | None:
 def _reference(grid: Grid, name: str | None) -> int | None:
     """Return the row that a ratio refers to: the only one with 1, or the only one that says so."""
     column = grid.column(name) if name else None
-    if column is None:
+    if column is None or grid.columns[0].word == PASS:  # each row is a part of one run
         return None
     ones = [row for row, figure in enumerate(column.figures) if figure and abs(figure.value - 1) < 1e-9]
     if not ones:

@@ -74,6 +74,7 @@ def _pattern(phrases: Iterable[str]) -> str:
 
 _ABOUT = {name: re.compile(_pattern(phrases), re.I) for name, phrases in _PHRASES.items()}
 _ABOUT["devices"] = re.compile(f"{_ABOUT['devices'].pattern}|{IN_WORDS[DEVICE].pattern}", re.I)
+_OF_ANY = re.compile("|".join(pattern.pattern for pattern in _ABOUT.values()), re.I)
 _ALONE = ("where a figure is from", "whether it was measured", "a run that failed")  # that say enough of any figure
 # a row without its name
 _ROW = re.compile(
@@ -111,12 +112,10 @@ def quotes_in(sentences: Iterable[Spoken], grids: Sequence[Grid]) -> list[Quote]
     """Return the sentences outside tables that tell rows apart, or say what figures are: those that say most first."""
     found = []
     for line, sentence, _ in sentences:
-        if sentence.startswith("#"):
+        if sentence.startswith("#") or not _OF_ANY.search(sentence):
             continue
         about = {name: {match[0].lower() for match in pattern.finditer(sentence)} for name, pattern in _ABOUT.items()}
         about = {name: values for name, values in about.items() if values}
-        if not about:
-            continue
         named = frozenset((at, row) for at, grid in enumerate(grids) for row in _meant_rows(sentence.lower(), grid))
         is_of_rows = bool(named) or _ROW.search(sentence) is not None or _NOTE.match(sentence) is not None
         tells_apart = len(_VALUE.findall(sentence)) > 1 or any(len(values) > 1 for values in about.values())

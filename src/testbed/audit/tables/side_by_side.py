@@ -14,7 +14,9 @@ from testbed.audit.tables.grid import Row, Table
 
 COUNTS = ("micro_batch", "batch", "any_batch", "devices")
 RATIO = re.compile(r"(?i)speed-?[ _]?up|\bfaster\b|\bgain\b|\bimprovement\b|\u6bd4$|^(?:ratio|rel\.?|x)$")
-_WITH_UNIT = re.compile(r"(?i)~? ?\d[\d., ~-]*(?:ms|s|secs?|seconds|m|min(?:ute)?s?|h|hrs?|hours?|d|days?)\b(?!/).*")
+_WITH_UNIT = re.compile(
+    r"(?i)~? ?\d[\d., ~-]*(?:ms|s|secs?|seconds|m|min(?:ute)?s?|h|hrs?|hours?|d|days?)\b(?!/(?!epoch|step|iter)).*"
+)
 HEADINGS = {"token_rate": "tokens/s", "device_token_rate": "tokens/s/gpu", "sample_rate": "samples/s",
             "step_rate": "steps/s"}  # fmt: skip
 APART = 0.03  # of a ratio from that of its two figures
