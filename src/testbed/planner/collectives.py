@@ -213,26 +213,36 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
             one("all_reduce", gradients, often, 2 / 3, buckets_of),
             one("all_gather", weights, 1.0, 0.0, buckets_of),
         ]
-    shards = max(2, layout.shard)
     if layout.zero_stage == 3:
-        # What forward begins with is waited for, and what backward ends with: the embedding, and with it the rest of
-        # FSDP's root unit, which stays gathered until its own backward pass.
-        rest = max(0.0, held - here * block / layout.tensor)
-        root = rest if model.tied or layout.pipeline > 1 else rest / 2
-        in_blocks = held - root
-        twice = 2 if job.reshards else 1
-        found = [
-            one("all_gather", root * _wide(job), passes, 0.0, 1.0, shards),
-            one("all_gather", twice * in_blocks * _wide(job), passes, 2 / 3, twice * buckets, shards),
-            one("reduce_scatter", in_blocks * _gradient_width(job), passes, 1 / 3, buckets, shards),
-            one("reduce_scatter", root * _gradient_width(job), passes, 0.0, 1.0, shards),
-        ]
-    else:
-        often = passes if layout.zero_stage == 2 else 1.0
-        found = [one("reduce_scatter", gradients, often, 2 / 3), one("all_gather", weights, 1.0, 1 / 3)]
-    if shards < ranks and layout.zero_stage == 3:  # copies of the shards agree; a shard is a neighbour of no copy
-        copies = ranks // shards
-        found.append(one("all_reduce", gradients / shards, 1.0, 1 / 3, buckets, copies, shards, in_background=True))
+        return [one(*each) for each in _of_shards(job, ranks, held, here * block / layout.tensor, buckets)]
+    often = passes if layout.zero_stage == 2 else 1.0
+    return [one("reduce_scatter", gradients, often, 2 / 3), one("all_gather", weights, 1.0, 1 / 3)]
+
+
+def _of_shards(
+    job: Job, ranks: int, held: float, in_layers: float, buckets: float
+) -> list[tuple[str, float, float, float, float, int, int, bool]]:
+    """Return kind, bytes, times, window, messages, ranks, distance, and whether in the background, of what FSDP moves.
+
+    What forward begins with is waited for, and what backward ends with: the embedding, and with it the rest of FSDP's
+    root unit, which stays gathered until its own backward pass. Copies of the shards agree once per step; a shard is a
+    neighbour of no copy.
+
+    Args:
+        ranks: data and context ranks. held: elements of the fullest stage. in_layers: of them in its blocks.
+    """
+    shards, passes = max(2, job.layout.shard), job.accumulation if job.layout.pipeline == 1 else 1.0
+    rest = max(0.0, held - in_layers)
+    root = rest if job.model.tied or job.layout.pipeline > 1 else rest / 2
+    wide, gradient, in_blocks, twice = _wide(job), _gradient_width(job), held - root, 2 if job.reshards else 1
+    found = [
+        ("all_gather", root * wide, passes, 0.0, 1.0, shards, 1, False),
+        ("all_gather", twice * in_blocks * wide, passes, 2 / 3, twice * buckets, shards, 1, False),
+        ("reduce_scatter", in_blocks * gradient, passes, 1 / 3, buckets, shards, 1, False),
+        ("reduce_scatter", root * gradient, passes, 0.0, 1.0, shards, 1, False),
+    ]
+    if shards < ranks:
+        found.append(("all_reduce", held * gradient / shards, 1.0, 1 / 3, buckets, ranks // shards, shards, True))
     return found
 
 
