@@ -14,6 +14,8 @@ WORK = (
 AXES = {
     "context": "--run_type mesh --context_parallel_size {ranks} --shard_size 1",
     "context, gathered": "--run_type mesh --context_parallel_size {ranks} --context_parallel_method allgather",
+    "context, gathered, long": "--run_type mesh --context_parallel_size {ranks} --context_parallel_method allgather "
+    "--seq_length 320 --max_position_embeddings 320",
     "cut stream": "--run_type tensor --tensor_parallel_size {ranks} --sequence_parallel on",
 }
 
@@ -38,7 +40,10 @@ def test_each_rank_keeps_its_share_of_the_activations(kept, axis):
         assert found["counted"] == pytest.approx(found["formula"], rel=0.12)
 
 
-def test_gathered_keys_and_values_are_kept_whole(kept):
-    """What the ring saves: keys and values of the whole sequence, 8 of 64 bytes per token and channel in fp32."""
-    on_two, ring = kept("context, gathered", 2)["counted"], kept("context", 2)["counted"]
-    assert 1.05 < on_two / ring < 1.6
+@pytest.mark.parametrize("number", [2, 4])
+def test_gathered_keys_and_values_are_kept_whole(kept, number):
+    """Those of the whole sequence, and no mask, whose size would grow with the square of the length."""
+    found, ring = kept("context, gathered", number), kept("context", number)["counted"]
+    assert found["counted"] == pytest.approx(found["formula"], rel=0.12)
+    assert 1.05 < found["counted"] / ring < 1.9
+    assert kept("context, gathered, long", number)["counted"] < 2.2 * found["counted"]

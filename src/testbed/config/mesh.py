@@ -44,6 +44,8 @@ def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[
         values: with the model's dimensions and the options of the run type.
     """
     entry, mesh = STRATEGIES[values["run_type"]], _mesh_sizes(values, world_size)
+    if entry.keeps == "axes":
+        _check_axes(values, mesh, entry.options)
     sizes = {name: size for name, size in mesh.flags().items() if name in entry.options}
     reshards = values["reshard_after_forward"]
     if reshards is None and "reshard_after_forward" in entry.options:
@@ -89,8 +91,8 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     shard = (values["shard_size"] or data) if "shard_size" in own else 1
     if data % shard:
         raise InputError(
-            f"--shard_size {shard} does not divide the {counted(data, 'rank')}: every copy of the weights lies on as "
-            f"many ranks; give one of {_divisors(data)}"
+            f"--shard_size {shard} does not divide the {counted(data, 'data rank')}, those that no other axis claims: "
+            f"every copy of the weights lies on as many; give one of {_divisors(data)}"
         )
     if values["num_heads"] % tensor:
         heads, whole = values["num_heads"], "" if values["tensor_parallel_size"] else ", all ranks,"
@@ -114,10 +116,22 @@ def _check_sequence(values: Mapping[str, Any], tensor: int, context: int) -> Non
     if length % unit:
         flags = f"--context_parallel_size {context}" if context > 1 else ""
         flags += f"{' and ' if flags else ''}--sequence_parallel on with {tensor} tensor ranks" if is_cut else ""
+        needs = "need" if context > 1 and is_cut else "needs"
         raise InputError(
-            f"--seq_length {length} is not a multiple of {unit}, which {flags} needs; the next that is: "
+            f"--seq_length {length} is not a multiple of {unit}, which {flags} {needs}; the next that is: "
             f"{-(-length // unit) * unit}"
         )
+
+
+def _check_axes(values: Mapping[str, Any], mesh: MeshSizes, defaults: Mapping[str, Any]) -> None:
+    """Refuse what says how an axis works where that has one rank; a default is in every saved configuration."""
+    for name, axis, size in (
+        ("pipeline_schedule", "pipeline_stages", mesh.pipeline),
+        ("stages_per_rank", "pipeline_stages", mesh.pipeline),
+        ("context_parallel_method", "context_parallel_size", mesh.context),
+    ):
+        if size == 1 and values[name] not in (None, defaults[name]):
+            raise InputError(f"--{name} {values[name]} with --{axis} 1 does nothing; leave it out, or give --{axis} 2")
 
 
 def _stages_per_rank(values: Mapping[str, Any], mesh: MeshSizes) -> int | None:

@@ -80,6 +80,13 @@ def block_tensors(job: Job) -> Iterator[Saved]:
     yield Saved("norm statistics", 2 * statistics)
     yield Saved("qkv input", linear * hidden)
     yield Saved("qkv", _score_bytes(job) * (queries + 2 * model.kv_heads * model.head_dim), is_cut=True)
+    if job.gathers_keys:
+        ranks, chunk = job.layout.context, model.seq_length / (2 * job.layout.context)
+        keys = 2 * model.kv_heads * model.head_dim
+        yield Saved("keys and values of all ranks", _score_bytes(job) * ranks * keys, is_cut=True)
+        if not job.on_cpu or job.attention == "eager":  # two masks, each of a chunk by all keys up to its end
+            mask = chunk * (2 * ranks + 1) / 2 / job.micro_batch
+            yield Saved("masks", _score_bytes(job) * mask, is_cut=False)
     yield from _scores(job)
     yield Saved("attention output", product * queries, is_cut=True)
     if not is_joined:

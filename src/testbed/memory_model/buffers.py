@@ -86,7 +86,7 @@ def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
         # src/gpt2.py's gradients are views of the buckets, which stay when the gradients are dropped
         moments = (*FORWARD, *(BACKWARD if job.run_type is None else ("backward",)))
         yield Buffer("ddp buckets", FP32 * held.elements, moments, BUCKET)
-    elif job.layout.data > 1:
+    elif job.layout.data * job.layout.context > 1:
         yield Buffer("averaged buckets", 2 * BUCKET, ("update",), BUCKET)
     if job.optimizer == "muon" and job.model.layers:
         largest = FP32 * job.model.hidden * job.model.ffn
@@ -151,8 +151,9 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
     is_elsewhere = not job.model.tied or held.keeps_table
     root = held.elements - held.blocks * held.block - (held.table if is_elsewhere else 0)
-    # in a pipeline micro batches alternate, and no stage frees what the next one needs again (torchtitan)
-    reshards = job.reshards and job.layout.zero_stage == 3 and job.layout.pipeline == 1
+    # in a pipeline micro batches alternate, and no stage frees what the next one needs again (torchtitan); src/gpt2.py
+    # does so where it is told to
+    reshards = job.reshards and job.layout.zero_stage == 3 and (job.layout.pipeline == 1 or job.run_type is not None)
     blocks = min(held.blocks, 3) if reshards else held.blocks
     yield Buffer("gathered embeddings", width * root, (*FORWARD, *BACKWARD), width * held.table)
     yield Buffer("gathered blocks", width * blocks * held.block, (*FORWARD, "backward"), width * held.block)

@@ -197,6 +197,7 @@ class Job:
     dropout: float = 0.0
     label_smoothing: float = 0.0
     offload_layers: int | None = None  # with offload "activations": blocks whose activations wait in host memory
+    gathers_keys: bool = False  # context ranks hold the keys and values of the whole sequence, and no ring
     on_cpu: bool = False  # some operations keep other tensors there
     reshards: bool = True  # fsdp: frees a block's gathered weights after its forward pass
     bucket_elements: float = 2e8  # of DeepSpeed's reduce and all-gather buckets
@@ -301,6 +302,7 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
         offload=values["offload"] or "none",
         dropout=values["dropout"],
         label_smoothing=values["label_smoothing"],
+        gathers_keys=mesh.context > 1 and values["context_parallel_method"] == "allgather",
         on_cpu=on_cpu,
         reshards=values["reshard_after_forward"] != "off",
         bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,

@@ -146,12 +146,56 @@ def gathered_attention(
     assert dropout == 0.0, "config/compatibility.py refuses it"
     ranks, rank, chunk = group.size(), group.rank(), query.shape[2] // 2
     keys, values = _Gathered.apply(torch.stack([key, value]), group)
+    if query.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():  # --attention; of the CPU's kernels too
+        return _OfChunks.apply(query, keys, values, rank, ranks)
     parts = []
     for queries, number in zip(query.chunk(2, 2), (rank, 2 * ranks - 1 - rank), strict=True):
         end = (number + 1) * chunk  # the keys up to the last of these queries
         is_seen = torch.ones(chunk, end, dtype=torch.bool, device=query.device).tril(end - chunk)
         parts.append(F.scaled_dot_product_attention(queries, keys[:, :, :end], values[:, :, :end], attn_mask=is_seen))
     return torch.cat(parts, 2)
+
+
+class _OfChunks(torch.autograd.Function):
+    """Attention of a rank's two chunks of queries to the whole sequence: causal to the keys of the same chunk, and to
+    all keys before it. A mask of chunk x sequence, which one call would need, is kept for backward in fp32."""
+
+    @staticmethod
+    def forward(ctx, query, keys, values, rank, ranks):
+        ctx.begins = [number * (query.shape[2] // 2) for number in (rank, 2 * ranks - 1 - rank)]
+        found = []
+        for queries, begin in zip(query.chunk(2, 2), ctx.begins, strict=True):
+            (out, lse), *earlier = (
+                _forward(queries, keys[:, :, part], values[:, :, part], is_causal)
+                for part, is_causal in _parts_of_keys(begin, queries.shape[2])
+            )
+            for part in earlier:
+                out, lse = _weighed(out, lse, *part)
+            found.append((out.to(query.dtype), lse))
+        out, lse = (torch.cat(both, 2) for both in zip(*found, strict=True))
+        ctx.save_for_backward(query, keys, values, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, keys, values, out, lse = ctx.saved_tensors
+        of_query, of_keys, of_values = (torch.zeros_like(each, dtype=torch.float32) for each in (query, keys, values))
+        half = query.shape[2] // 2
+        for number, begin in enumerate(ctx.begins):
+            rows = slice(number * half, (number + 1) * half)
+            mine = [each[:, :, rows].contiguous() for each in (gradient, query, out, lse)]
+            for part, is_causal in _parts_of_keys(begin, half):
+                found = _backward(*mine[:2], keys[:, :, part], values[:, :, part], *mine[2:], is_causal)
+                of_query[:, :, rows] += found[0]
+                of_keys[:, :, part] += found[1]
+                of_values[:, :, part] += found[2]
+        return of_query.to(query.dtype), of_keys.to(keys.dtype), of_values.to(values.dtype), None, None
+
+
+def _parts_of_keys(begin: int, length: int) -> list[tuple[slice, bool]]:
+    """Return the keys that a chunk of queries meets: those of the same chunk, causally, and those before it."""
+    own = (slice(begin, begin + length), True)
+    return [own, (slice(0, begin), False)] if begin else [own]
 
 
 class _Gathered(torch.autograd.Function):
