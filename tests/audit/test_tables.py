@@ -9,8 +9,9 @@ import time
 
 import pytest
 from support.programs import run_here
+from support.tables import saved, table
 
-from testbed.audit.claims import FAILS, NOTE, answered, audit
+from testbed.audit.claims import FAILS, NOTE, audit
 from testbed.audit.readers import read_reported
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.figures import figure_of
@@ -18,11 +19,6 @@ from testbed.audit.tables.read import columns_named
 from testbed.errors import InputError
 
 PROGRAM = "scripts/audit_runs.py"
-
-
-def table(header: str, *rows: str) -> str:
-    width = header.count("|") + 1
-    return "\n".join(f"| {line} |" for line in (header, " | ".join(["---"] * width), *rows)) + "\n"
 
 
 SPEED_UP = table("GPUs | tokens/s | Speed-up | Efficiency", "1 | 503,225 | 1.00x | 100%", "2 | 982,114 | 1.95x | 97.6%",
@@ -55,12 +51,6 @@ PLANTED = {
     "an MFU": (PARALLEL, "41%", "141%", "no device does more than its peak"),
     "a micro batch": (MICRO, "4 | 4 | 32", "4 | 5 | 32", "is not a multiple of micro batch x data ranks = 20"),
 }
-
-
-def saved(folder, text: str, name: str = "table.md"):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(("text", "old", "new", "words"), PLANTED.values(), ids=PLANTED)
@@ -538,46 +528,3 @@ def test_powers_of_ten_are_no_ranges():
     for text, kind in (("1e-3", "time"), ("2e-3", "number"), ("9.5e-02", "time")):
         figure = figure_of(text, kind)
         assert figure is not None and figure.value == pytest.approx(float(text))
-
-
-def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
-    """W&B exports the last step of each run beside its name."""
-    path = saved(tmp_path, "Name,State,_step,tokens/s,loss\nddp,crashed,2000,100,3.1\nfsdp,finished,2000,190,3.1\n",
-                 "runs.csv")  # fmt: skip
-    found = answered([path], 1.9, ("ddp", "fsdp"))
-    assert found is not None and "A is not measured: crashed: a ratio needs two measurements." in found.reasons
-    steps = "".join(f"{step},{100 + step},3.1\n" for step in range(9))
-    assert read_reported([saved(tmp_path, f"step,tokens/s,loss\n{steps}", "curve.csv")])[0].form == "CSV of curves"
-
-
-def test_two_columns_of_a_turned_table_are_two_rows(tmp_path):
-    rows = table(
-        "metric | Trainer | Streamline", "tokens/s | 100 | 430", "seq len | 2048 | 512", "batch size | 16 | 16"
-    )
-    found = answered([saved(tmp_path, rows)], 4.3, ("Trainer", "Streamline"))
-    assert found is not None and any("Sequence length 2048 against 512" in reason for reason in found.reasons)
-
-
-def test_when_a_row_was_made_decides_nothing(tmp_path):
-    rows = table("method | date | tokens/s", "ddp | May 3 | 100", "fsdp | May 9 | 190")
-    found = answered([saved(tmp_path, rows)], 1.9, ("ddp", "fsdp"))
-    assert found is not None and not any("date" in words for words in found.ask)
-
-
-def test_a_marked_figure_is_not_contradicted_by_another_column(tmp_path):
-    rows = table("method | s/step | hours | speed-up", "dense | 1.0 | 20 | 1.0x", "moe | 1.9 | 4.2 \N{DAGGER} | 4.8x")
-    assert [each for each in audit([saved(tmp_path, rows)]) if "does not follow" in each.message] == []
-    plain = rows.replace(" \N{DAGGER}", "").replace("4.8x", "9.8x")
-    assert any("does not follow" in each.message for each in audit([saved(tmp_path, plain)]))
-
-
-def test_parts_of_a_step_are_no_rows_to_divide(tmp_path):
-    parts = "Data loading | ~5s/epoch | ~5s/epoch | 1.0x", "Forward pass | ~80s/epoch | ~40s/epoch | 2.0x"
-    rows = table("Phase | Baseline (1 GPU) | Distributed (2 GPUs) | Speedup", *parts, "Total | 218s | 122s | 1.78x")
-    assert audit([saved(tmp_path, rows)]) == []
-
-
-@pytest.mark.parametrize("cell", ["5h 15", "5h15", "5 h 15 min", "5 hrs 15 mins"])
-def test_hours_and_minutes_are_a_time(cell):
-    figure = figure_of(cell, "time")
-    assert figure is not None and figure.value == 5.25 * 3600

@@ -38,7 +38,10 @@ APART = 1.15  # two ratios of one pair of runs
 WEAK = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
 ITERATION = "time of one iteration"
 # columns that say when, by whom and under which name a row was made
-_OF_RECORD = re.compile(r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|author|id|sha|link|url)")
+_OF_RECORD = re.compile(
+    r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|author|id|sha|link|url|logs?|host|hostname)"
+    r"|(?:peak |gpu )*mem(?:ory)?\b.*"
+)
 _TO_ONE_TARGET = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the )?(?:[\d.]+ ?%?|target|loss|accuracy|quality|convergence)"
 )

@@ -423,7 +423,8 @@ def qualities_differ(claim: Claim, a: Value, b: Value) -> bool:
     (heading, of_a), (other, of_b) = (side.first.details["quality"] for side in (claim.baseline, claim.other))
     least = NOISE_OF_ERRORS if of_a < 0 else NOISE_OF_SCORES
     models = _model(claim)
-    is_one_task = heading == other and (None in models or not _is_another_model(claim, *models))
+    is_variant = all(isinstance(each, int) for each in models) and max(models) < VARIANT * min(models)  # type: ignore[operator,type-var]
+    is_one_task = heading == other and (None in models or is_variant or not _is_another_model(claim, *models))
     return is_one_task and abs(of_a - of_b) > least * max(abs(of_a), abs(of_b))
 
 
@@ -447,6 +448,7 @@ def _text(value: Value) -> str:
 
 
 NEAR = 5  # points of a training curve whose median stands for the loss at their end
+VARIANT = 1.15  # of the parameters of two models that are held to one score
 NOISE_OF_A_TARGET = 0.01  # modded-nanogpt's records end within 0.003 of 3.28
 NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
 LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with

@@ -37,14 +37,16 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
-    "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "micro bs", "micro bsz", "local batch size",
+    "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "micro bs", "micro bsz",
+                              "micro bs/gpu", "local batch size",
                               "batch/gpu", "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
                               "micro batch size/gpu", "per gpu batch size", "batch size per rank", "bsz/gpu",
                               "bs/gpu", "per gpu batch", "gpu batch", "per device batch", "per device batch size")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps", "ga", "gas",
                                "accum")),
-    "batch": ("count", ("global batch", "global batch size", "gbs", "effective batch size", "total batch size",
+    "batch": ("count", ("global batch", "global batch size", "global bs", "global bsz",
+                        "gbs", "effective batch size", "total batch size",
                         "effective batch", "total batch", "sequences/step", "seqs/step", "samples/step",
                         "sequences/optimizer step", "seqs/optimizer step", "samples/optimizer step")),
     "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz",  # of one device or of all
@@ -58,7 +60,8 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step", "ms/step",
                         "s/iteration", "ms/iteration", "s/it", "ms/it", "s/iter", "ms/iter", "seconds/step",
                         "step duration", "time/iter", "step ms", "iter ms", "step time ms", "iter time ms",
-                        "sec/step", "sec/iter", "sec/iteration", "sec/optimizer step", "s/optimizer step")),
+                        "sec/step", "sec/iter", "sec/iteration", "sec/optimizer step", "s/optimizer step",
+                        "s/update", "sec/update", "ms/update", "seconds/update")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
                         "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
                         "wall clock", "epoch", "train", "training", "total", "training time/epoch",
@@ -108,7 +111,8 @@ WORDS: dict[str, tuple[str, ...]] = {
                   "anomaly detection", "detect anomaly", "cuda launch blocking"),
     WARM_UP: ("warmup", "warm up", "warmup steps", "warm up steps", "warmup iters", "warmup iterations",
               "warmup excluded", "warm up excluded", "incl. warmup", "includes warmup", "warmup included"),
-    RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop"),
+    RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop",
+                 "train res", "train resolution", "res"),
 }  # fmt: skip
 RATES = ("token_rate", "device_token_rate", "sample_rate", "step_rate", "rate")
 TIMES = ("step_s", "time_s")
@@ -117,7 +121,10 @@ RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate",
 # what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
 COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
 # what a row may say in its words; a quantity or a setting -> its value in a group
-_DEVICES = r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|RTX ?\d{4}(?: ?Ti)?|MI\d{3}X?"
+_DEVICES = (
+    r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|(?:RTX ?)?A[456]000|RTX ?\d{4}(?: ?Ti)?"
+    r"|MI\d{3}X?"
+)
 _COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
 IN_WORDS = {
     name: re.compile(pattern, re.I)
@@ -163,7 +170,7 @@ OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note 
 # what a sentence beside a table may say of all its rows
 SHORTEST_NAME = 3  # characters, of a row in a text
 OF_NAMES = r"[a-z][\w+-]{3,}"  # words of a name that may stand for it
-OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "micro_batch")
+OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
 # a heading's unit, where its words are not known: of a rate, or of a time
@@ -175,6 +182,7 @@ _OF_RATE = re.compile(
 # in a cell; in a heading "m" may be millions
 _OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(SECONDS)})(?![a-z0-9])")
 _EFFECTIVE = re.compile(r"(?i)\(=? ?(\d[\d,]{0,8}) (?:effective|global|in all|total)\)")
+_OF_LINKS = re.compile(r"(?i)\b(?:\d+ ?gbe|\d+ ?gbit\S*|infiniband|ethernet|roce|efa|nvlink)\b")
 _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
@@ -290,6 +298,8 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
         column = _column(heading, quantity, cells)
         name, unit = _canonical(heading) if len(heading) <= LONGEST else ("", "")
         word = WORD_OF.get(name) if unit != "%" else None
+        if name == "network" and any(map(_OF_LINKS.search, cells)):
+            word = None
         if word and word not in taken and not any(column.figures):
             column, quantity = Column(heading, None, column.figures, column.texts, word), word
         taken |= {quantity} if quantity else set()
@@ -444,7 +454,7 @@ def _is_ratio_to(heading: str, cells: Sequence[str], is_of_speed: bool) -> bool:
     """Return whether a column is a speed-up by its form: headed "vs 1 GPU" or "Speed", and its figures end with x."""
     if len(heading) > LONGEST:
         return False
-    is_speed = _canonical(heading)[0] in ("speed", "training speed")
+    is_speed = _canonical(heading)[0] in ("speed", "training speed", "scaling")
     of_one = is_of_speed and re.match(r"(?:vs\.?|versus|relative to) ", heading.lower().replace("_", " ")) is not None
     figures = [cell for cell in map(plain, cells) if re.search(r"\d", cell)]
     is_factor = all(re.match(r"~? ?\d+(?:[.,]\d+)?(?:-\d+(?:\.\d+)?)? ?x\b", figure) for figure in figures)
@@ -477,6 +487,10 @@ def _canonical(heading: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else (name, "")
 
 
+def _is_of_one(text: str) -> bool:
+    return re.search(r"(?i)(?:/|\bper )\s?(?:gpu|device|rank|card)\b", text) is not None
+
+
 def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: float | None = None) -> Column:
     texts = tuple(plain(cell) for cell in cells)
     if quantity is None:
@@ -501,6 +515,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
         scale *= SUFFIXES[(times[1] or times[2]).lower()]
     if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
         scale *= SUFFIXES[thousands[1].lower()]
+    if quantity in RATES and 0 < sum(map(_is_of_one, read)) < len(read):  # one cell is of a GPU, another of all
+        read = tuple("" if _is_of_one(text) else text for text in read)
     last = last_place(read)
     figures = [figure_of(text, kind, scale, last) for text in read]
     if kind == "share" and scale == 1 and not any("%" in text for text in texts):

@@ -103,7 +103,7 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
         whole = float(sum(part * size for part, size in sizes))
         return Figure(whole, max(whole - sizes[-1][1], 0.01 * whole), whole + sizes[-1][1]) if whole else None
     text = re.sub(r"(?<=\d) (?=\d{3}(?:\D|$))", "", text)  # 4 310
-    text = re.sub(r"\([^()]*\)", "", text).strip()
+    text = re.sub(r"\([^()]*\)| ?(?:±|\+/-) ?[\d.,]+ ?%?", "", text).strip()
     text = re.sub(r"^x ?(?=\d)", "", text) if kind == "factor" else text
     text = re.sub(r"^(\+?\d+),(\d{1,2}|\d{4,})(?!\d|,)", r"\1.\2", text)  # 2,9 is 2.9, and 2,900 is not
     match = _NUMBER.match(text)

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 MOST_AROUND = 12  # lines beside a table that are looked at
 MOST_NOTE = 1000  # characters
 _LETTERS = "ᵃᵇᶜᵈᵉ"
-_MARK = rf"\[\^\w{{1,20}}\]|\[\d{{1,2}}\]|\([a-e*†‡]\)|\\?\*{{1,3}}|[†‡§¹²³⁴{_LETTERS}]"
+_MARK = rf"\[\^\w{{1,20}}\]|\[\d{{1,2}}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{{1,3}}|[†‡§¹²³⁴{_LETTERS}]"
 _OF_FIGURES = re.compile(
     r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|times?|results?|measured?|taken|read off|ran"
     r"|run on)\b"

@@ -172,6 +172,7 @@ def _rows_in(sentence: str, grid: Grid) -> tuple[int, int] | None:
 def _beside_any(sentence: str, section: range, grid: Grid) -> list[tuple[Grid, int, int]]:
     """Return the only row that a sentence names with each other row as a reference, for a table of its section."""
     named = {row for _, row in named_rows(sentence.lower(), grid)}
+    named -= {row for row in named if re.match(r"(?:average|mean|total|geo\w*)\b", grid.name(row))}
     if len(named) != 1 or len(grid.lines) > MOST_ROWS or grid.lines[0] not in section or _COMPARED.search(sentence):
         return []
     (row,) = named

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.audit.reported import Reported
-from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, quantity_of
-from testbed.audit.tables.figures import is_number, plain
+from testbed.audit.tables.columns import IN_WORDS, QUANTITIES, RESULTS, Column, Grid, grid_of, only, quantity_of
+from testbed.audit.tables.figures import figure_of, is_number, plain
 from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables, warning_in
 from testbed.audit.tables.prose import claims_in
 from testbed.audit.tables.rows import LEARNT
@@ -49,6 +49,7 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     tables = [_turned(table) for table in tables]
     every = [grid_of(table, named or {}) for table in tables]
     every = [_with_quality(grid, every) for grid in every]
+    every = [_with_batch(grid, text) for grid in every]
     grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
     is_page = path.suffix.lower() not in (".csv", ".tsv") and bool(grids)
     refused = {line for grid in every if grid not in grids for line in grid.lines}
@@ -126,6 +127,16 @@ def _with_quality(grid: Grid, every: Sequence[Grid]) -> Grid:
                 columns.append(replace(each, figures=figures, texts=texts, is_of_words=True))
             return replace(grid, columns=tuple(columns))
     return grid
+
+
+def _with_batch(grid: Grid, text: str) -> Grid:
+    """Return a table of micro batches with the one global batch that the page says of all."""
+    said = only(IN_WORDS["batch"], plain(text))
+    if said is None or grid.column("batch") or not grid.column("micro_batch"):
+        return grid
+    figure = figure_of(said, "count")
+    cells = (figure,) * len(grid.lines), (said,) * len(grid.lines)
+    return replace(grid, columns=(*grid.columns, Column("batch in the text", "batch", *cells, is_of_words=True)))
 
 
 def _is_of_results(grid: Grid, is_named: bool) -> bool:

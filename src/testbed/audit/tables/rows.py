@@ -40,6 +40,7 @@ _COUNTS_RUNS = re.compile(r"(?i)#|no\.?|id|run id|job id|job|date|commit")
 # what a row worked on, in figures that are not read
 _OF_WORK = re.compile(
     r"(?i)^(?:training |train |num )?(?:samples|images|examples|sequences|documents|epochs|data ?set size)\b(?!/)"
+    r"|^target\b|\btop[- ]?[15]\b|\bres\b|\bacc(?:uracy)?\b|\bbatch\b|\bbs\b|\b(?:width|depth)\b"
 )
 _FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)  # of a quantity that is not known
 
@@ -67,7 +68,7 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     words.setdefault(STRATEGY, _first_words(grid, row))
     words[PRECISION] = plain_precision(words.get(PRECISION, ""))
     failed = failure_of(grid, row)
-    words[STATUS] = f"not measured: {failed}" if failed else "projected" if STATUS in words else ""
+    words[STATUS] = f"not measured: {failed}" if failed else words.get(STATUS, "").lower()
     words[BATCH] = str(count("any_batch") or "")
     quality = next((name for name in ("score", "error") if value(name)), None)
     words[QUALITY] = f"{said_of(grid, quality, row)}" if quality else ""
@@ -227,7 +228,8 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
     wanted = " ".join(plain(name).lower().split())
 
     def cells(grid: Grid, row: int) -> list[str]:
-        return [" ".join(column.texts[row].lower().split()) for column in grid.columns if not column.is_of_words]
+        texts = [" ".join(column.texts[row].lower().split()) for column in grid.columns if not column.is_of_words]
+        return [*texts, *(re.sub(r" ?(?:\[\^?\w{1,20}\]|[*†‡§¹²³⁴])+$", "", text) for text in texts)]
 
     line = re.fullmatch(r".*:(\d{1,9})", name)  # as findings name a row
     if not wanted:

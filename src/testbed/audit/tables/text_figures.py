@@ -25,6 +25,7 @@ _CHANGE = re.compile(
     re.I,
 )
 _ELSEWHERE = re.compile(r"(?i)\b(?:memory|loss|accuracy|perplexity|efficien\w+|utili[sz]ation|mfu|per gpu|cost)\b")
+_OF_COST = re.compile(r"(?i)\b(?:memory|cost|utili[sz]ation)\b")
 _AVERAGE = re.compile(r"(?i)\b(?:on average|average|averaged|mean|geomean|overall)\b")
 
 
@@ -73,7 +74,7 @@ def _of_change(sentence: str) -> str | None:
 def _of_average(sentence: str, grids: Sequence[Grid]) -> str | None:
     columns = [column for grid in grids for column in grid.columns if column.quantity == "speedup"]
     claims = list(SPEED_UP.finditer(sentence))
-    if len(columns) != 1 or len(claims) != 1 or not _AVERAGE.search(sentence) or _ELSEWHERE.search(sentence):
+    if len(columns) != 1 or len(claims) != 1 or not _AVERAGE.search(sentence) or _OF_COST.search(sentence):
         return None
     number = float(next(group for group in claims[0].groups() if group))
     stated = 1 + number / 100 if "%" in claims[0][0] else number

@@ -1,0 +1,94 @@
+"""Tables as people publish them: names, marks, units and headings that mean no more than they say."""
+
+from __future__ import annotations
+
+import pytest
+from support.tables import saved, table
+
+from testbed.audit.answer import OPEN
+from testbed.audit.claims import answered, audit
+from testbed.audit.readers import read_reported
+from testbed.audit.tables.columns import quantity_of
+from testbed.audit.tables.figures import figure_of
+
+
+def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
+    """W&B exports the last step of each run beside its name."""
+    path = saved(tmp_path, "Name,State,_step,tokens/s,loss\nddp,crashed,2000,100,3.1\nfsdp,finished,2000,190,3.1\n",
+                 "runs.csv")  # fmt: skip
+    found = answered([path], 1.9, ("ddp", "fsdp"))
+    assert found is not None and "A is not measured: crashed: a ratio needs two measurements." in found.reasons
+    steps = "".join(f"{step},{100 + step},3.1\n" for step in range(9))
+    assert read_reported([saved(tmp_path, f"step,tokens/s,loss\n{steps}", "curve.csv")])[0].form == "CSV of curves"
+
+
+def test_two_columns_of_a_turned_table_are_two_rows(tmp_path):
+    rows = table(
+        "metric | Trainer | Streamline", "tokens/s | 100 | 430", "seq len | 2048 | 512", "batch size | 16 | 16"
+    )
+    found = answered([saved(tmp_path, rows)], 4.3, ("Trainer", "Streamline"))
+    assert found is not None and any("Sequence length 2048 against 512" in reason for reason in found.reasons)
+
+
+def test_when_a_row_was_made_decides_nothing(tmp_path):
+    rows = table("method | date | tokens/s", "ddp | May 3 | 100", "fsdp | May 9 | 190")
+    found = answered([saved(tmp_path, rows)], 1.9, ("ddp", "fsdp"))
+    assert found is not None and not any("date" in words for words in found.ask)
+
+
+def test_a_marked_figure_is_not_contradicted_by_another_column(tmp_path):
+    rows = table("method | s/step | hours | speed-up", "dense | 1.0 | 20 | 1.0x", "moe | 1.9 | 4.2 \N{DAGGER} | 4.8x")
+    assert [each for each in audit([saved(tmp_path, rows)]) if "does not follow" in each.message] == []
+    plain = rows.replace(" \N{DAGGER}", "").replace("4.8x", "9.8x")
+    assert any("does not follow" in each.message for each in audit([saved(tmp_path, plain)]))
+
+
+def test_parts_of_a_step_are_no_rows_to_divide(tmp_path):
+    parts = "Data loading | ~5s/epoch | ~5s/epoch | 1.0x", "Forward pass | ~80s/epoch | ~40s/epoch | 2.0x"
+    rows = table("Phase | Baseline (1 GPU) | Distributed (2 GPUs) | Speedup", *parts, "Total | 218s | 122s | 1.78x")
+    assert audit([saved(tmp_path, rows)]) == []
+
+
+@pytest.mark.parametrize("cell", ["5h 15", "5h15", "5 h 15 min", "5 hrs 15 mins"])
+def test_hours_and_minutes_are_a_time(cell):
+    figure = figure_of(cell, "time")
+    assert figure is not None and figure.value == 5.25 * 3600
+
+
+@pytest.mark.parametrize(
+    ("heading", "quantity"),
+    [("s / update", "step_s"), ("global_bs", "batch"), ("micro-bs / GPU", "micro_batch"), ("GPU number", "devices")],
+)
+def test_spellings_of_headings(heading, quantity):
+    assert quantity_of(heading) == quantity
+
+
+def test_a_scatter_behind_a_figure_is_no_second_figure():
+    figure = figure_of("184,000 \N{PLUS-MINUS SIGN} 2,100", "number")
+    assert figure is not None and figure.value == 184000
+
+
+def test_a_rate_of_one_device_beside_one_of_all_is_no_ratio(tmp_path):
+    rows = table("method | throughput", "ddp | 2,480 tokens/s/GPU", "ours | 19,900 tokens/s total")
+    found = answered([saved(tmp_path, rows)], 8.0, ("ddp", "ours"))
+    assert found is not None and found.verdict == OPEN and found.in_question is None
+
+
+def test_a_page_says_the_batch_of_its_micro_batches(tmp_path):
+    rows = table("method | micro batch | tokens/s", "ddp | 4 | 100", "zero | 8 | 150")
+    page = f"global batch size 1024 everywhere.\n\n## Results\n\nHere.\n\nMore.\n\n{rows}"
+    found = answered([saved(tmp_path, page)], 1.5, ("ddp", "zero"))
+    assert found is not None and not any("atch size" in reason for reason in found.reasons)
+    found = answered([saved(tmp_path, rows)], 1.5, ("ddp", "zero"))
+    assert found is not None and any("atch size 4 against 8" in reason for reason in found.reasons)
+
+
+def test_a_mark_of_a_footnote_is_no_part_of_a_name(tmp_path):
+    rows = table("optimizer | tokens/s", "AdamW[^1] | 100", "AdamW-8bit[^1] | 150")
+    assert answered([saved(tmp_path, f"{rows}\n[^1]: bf16\n")], 1.5, ("AdamW", "AdamW-8bit")) is not None
+
+
+def test_links_under_network_are_no_models(tmp_path):
+    rows = table("strategy | network | tokens/s", "a | 25 GbE | 100", "b | InfiniBand | 150")
+    found = answered([saved(tmp_path, rows)], 1.5, ("a", "b"))
+    assert found is not None and not any(reason.startswith("Model") for reason in found.reasons)
