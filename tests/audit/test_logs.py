@@ -337,3 +337,32 @@ def test_times_of_a_fake_process_group_are_simulated(tmp_path):
     path.write_text(f"WARNING: fake_process_group: collectives return at once\n{steps}")
     (run,) = read_reported([path])
     assert run.settings[STATUS] == "simulated"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch: [0][{at:5d}/5005]\tTime  0.251 ( 0.604)\tLoss 6.9\n",  # PyTorch's ImageNet example
+        "Epoch {at} | epoch time 3.1 min\n",
+        "Epoch {at} | time elapsed: {at}0 s\n",
+        "Epoch {at} | time: 351 ms\n",
+    ],
+)
+def test_other_lines_of_epochs_are_not_taken_for_the_seconds_of_one(tmp_path, line):
+    path = tmp_path / "train.log"
+    path.write_text("".join(line.format(at=at) for at in range(12)))
+    with pytest.raises(InputError, match=r"is not a known log|says no time"):
+        read_reported([path])
+
+
+def test_a_log_of_epochs_that_ends_without_a_loss_is_noted(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"Epoch {at} | loss {'nan' if at > 3 else 2.5} | time: 35.4 s\n" for at in range(9)))
+    assert any("not a number" in each.message for each in audit([path]))
+
+
+def test_blank_lines_take_no_quadratic_time(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("iter 0: loss 3.1, time 100.00ms\n" + "\n" * 100_000 + "iter 1: loss 3.0, time 100.00ms\n")
+    with in_time():
+        read_reported([path])

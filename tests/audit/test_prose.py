@@ -155,6 +155,7 @@ def test_a_sentence_that_decides_nothing_is_not_quoted(tmp_path, text):
         ("Training goes from 10.4 h to 6.2 h, a reduction of 62 %.", "40% less"),
         ("A step went from 412 to 188 ms (2.9x).", "2.19 times"),
         ("We went from 1,000 tokens/s to 1,500 tokens/s, 80 % more.", "50% more"),
+        ("We went from 10.0 h to 1.0 h, 50% less.", "90% less"),
         ("On average it is 2.6x faster.", "the mean of `speedup` is 2.03"),
     ],
 )
@@ -177,6 +178,12 @@ def test_the_figures_of_a_sentence_are_held_against_each_other(tmp_path, text, w
         "It goes from 8 GPUs to 16 GPUs, 1.9x faster.",
         "On average it is 2x faster.",
         "We cut 10.4 h to 6.2 h for 20 % of the budget.",
+        "Training went from 120 s to 60 s on 4x A100.",
+        "Training went from 120 s to 60 s with 8 times as many workers.",
+        "Overall, up to 4x faster training.",
+        "Overall our best model c is 2.3x faster.",
+        "Overall this release is 20% faster than the previous release.",
+        "The mean sequence is 512 tokens; b is 2x faster than a.",
     ],
 )
 def test_figures_that_go_together_or_are_of_something_else_are_left_alone(tmp_path, text):

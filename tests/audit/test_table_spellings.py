@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 from support.tables import saved, table
 
@@ -10,6 +13,7 @@ from testbed.audit.claims import answered, audit
 from testbed.audit.readers import read_reported
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.figures import figure_of
+from testbed.errors import InputError
 
 
 def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
@@ -76,7 +80,7 @@ def test_a_rate_of_one_device_beside_one_of_all_is_no_ratio(tmp_path):
 
 def test_a_page_says_the_batch_of_its_micro_batches(tmp_path):
     rows = table("method | micro batch | tokens/s", "ddp | 4 | 100", "zero | 8 | 150")
-    page = f"global batch size 1024 everywhere.\n\n## Results\n\nHere.\n\nMore.\n\n{rows}"
+    page = f"## Results\n\nglobal batch size 1024 everywhere.\n\nHere.\n\nMore.\n\n{rows}"
     found = answered([saved(tmp_path, page)], 1.5, ("ddp", "zero"))
     assert found is not None and not any("atch size" in reason for reason in found.reasons)
     found = answered([saved(tmp_path, rows)], 1.5, ("ddp", "zero"))
@@ -92,3 +96,46 @@ def test_links_under_network_are_no_models(tmp_path):
     rows = table("strategy | network | tokens/s", "a | 25 GbE | 100", "b | InfiniBand | 150")
     found = answered([saved(tmp_path, rows)], 1.5, ("a", "b"))
     assert found is not None and not any(reason.startswith("Model") for reason in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("heading", "is_asked"),
+    [("Memory format", True), ("Memory-efficient attention", True), ("Peak memory (GB)", False)],
+)
+def test_what_memory_a_row_took_decides_nothing_and_a_setting_of_it_does(tmp_path, heading, is_asked):
+    rows = table(f"method | {heading} | tokens/s", "a | contiguous | 100", "b | OOM-safe | 190")
+    found = answered([saved(tmp_path, rows)], 1.9, ("a", "b"))
+    assert found is not None and any(heading in words for words in found.ask) == is_asked
+
+
+def test_a_curve_with_a_name_in_each_row_is_a_curve(tmp_path):
+    rows = "".join(f"{step},5.0{step},0.20,ckpt_{step}.pt\n" for step in range(9))
+    (run,) = read_reported([saved(tmp_path, f"step,train_loss,step_time_s,checkpoint\n{rows}", "curve.csv")])
+    assert run.form == "CSV of curves"
+
+
+def test_a_rule_between_groups_of_rows_joins_none(tmp_path):
+    drawn = (
+        "+---+---+\n| GPUs | epoch time (s) |\n+---+---+\n| 1 | 40 |\n+---+---+\n| 8 | 4 |\n| 8 | 310 |\n+---+---+\n"
+    )
+    (item,) = read_reported([saved(tmp_path, drawn.replace("---", "------"), "a.txt")])
+    assert item.details["grids"][0].columns[1].texts == ("40", "4", "310")
+
+
+def test_a_wide_border_takes_no_quadratic_time(tmp_path):
+    began = time.perf_counter()
+    with contextlib.suppress(InputError):
+        audit([saved(tmp_path, "= " * 10_000 + "=\n" + "a b c\n" * 5_000, "a.rst")])
+    assert time.perf_counter() - began < 10
+
+
+def test_a_batch_of_another_section_is_of_no_row(tmp_path):
+    rows = table("GPUs | micro batch | tokens/s", "8 | 4 | 100", "16 | 4 | 150")
+    page = f"# Related work\nMegatron trained GPT-3 with global batch 1024.\n\n# Ours\n\n{rows}"
+    found = answered([saved(tmp_path, page)], 1.5, (":8", ":9"))
+    assert found is not None and not any("1,024" in each.against for each in found.conditions)
+
+
+def test_a_failed_row_beside_rates_of_one_device_leaves_them_read(tmp_path):
+    rows = table("method | tokens/s", "a | 3,000 tok/s/GPU", "b | 2,900 tok/s/GPU", "c | OOM")
+    assert answered([saved(tmp_path, rows)], 0.97, ("a", "b")).in_question is not None

@@ -40,7 +40,8 @@ ITERATION = "time of one iteration"
 # columns that say when, by whom and under which name a row was made
 _OF_RECORD = re.compile(
     r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|author|id|sha|link|url|logs?|host|hostname)"
-    r"|(?:peak |gpu )*mem(?:ory)?\b.*"
+    r"|(?:(?:peak|gpu|max) )*mem(?:ory)?"
+    r"(?: ?(?:usage|used|peak|allocated|reserved|footprint|[gm]i?b|%|\([^()]*\)|/ ?gpu))*"
 )
 _TO_ONE_TARGET = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the )?(?:[\d.]+ ?%?|target|loss|accuracy|quality|convergence)"

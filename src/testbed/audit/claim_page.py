@@ -94,8 +94,5 @@ def answer_in_json(answer: Answer) -> dict[str, Any]:
             for each in answer.conditions
         ],
         "findings": [asdict(finding) for finding in answer.findings],
-        **{
-            name: list(getattr(answer, name))
-            for name in ("reasons", "instead", "ask", "also", "notes", "quotes", "read")
-        },
+        **{name: list(getattr(answer, name)) for name in IN_JSON},
     }

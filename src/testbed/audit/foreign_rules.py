@@ -168,8 +168,8 @@ def iterations_take_alike(item: Reported) -> Iterator[Finding]:
         count, lines, mean_s, median_s = slow
         yield item.notes(
             Rule.STEP_CLOCK,
-            f"{count:,} of {lines:,} lines take over twice the median: the mean of an iteration, {mean_s:.4g} s, is of "
-            f"stalls, the median is {median_s:.4g} s",
+            f"{count:,} of {lines:,} lines take over twice the median: they pull the mean of the {item.time_meaning} "
+            f"up to {mean_s:.4g} s, the median is {median_s:.4g} s",
         )
 
 

@@ -211,13 +211,13 @@ PROGRAMS = (
         figures={"loss": r"loss (\S+),", "ms": rf"time {NUMBER}ms", "mfu": rf"mfu {NUMBER}%"},
         header={
             "step_tokens": rf"tokens per iteration will be: {COUNT}",
-            "micro_batch_size": rf"(?m)^\s*(?:Overriding: )?batch_size = {COUNT}",
-            "sequence_length": rf"(?m)^\s*(?:Overriding: )?block_size = {COUNT}",
-            PRECISION: r"(?m)^\s*(?:Overriding: )?dtype = '?(\w+)",
-            "layers": r"(?m)^\s*(?:Overriding: )?n_layer = (\d+)",
-            "width": r"(?m)^\s*(?:Overriding: )?n_embd = (\d+)",
+            "micro_batch_size": rf"(?m)^[ \t]*(?:Overriding: )?batch_size = {COUNT}",
+            "sequence_length": rf"(?m)^[ \t]*(?:Overriding: )?block_size = {COUNT}",
+            PRECISION: r"(?m)^[ \t]*(?:Overriding: )?dtype = '?(\w+)",
+            "layers": r"(?m)^[ \t]*(?:Overriding: )?n_layer = (\d+)",
+            "width": r"(?m)^[ \t]*(?:Overriding: )?n_embd = (\d+)",
             MODEL: r"(?m)^number of parameters: (\S+)",
-            COMPILED: r"(?m)^(?:(?=compiling the model)|\s*(?:Overriding: )?compile = )(\w+)",
+            COMPILED: r"(?m)^(?:(?=compiling the model)|[ \t]*(?:Overriding: )?compile = )(\w+)",
         },
         val_loss=r"step \d+: train loss \S+, val loss (\S+)",
         first_step=0,
@@ -286,15 +286,18 @@ PROGRAMS = (
     ),
 )
 # a program that is not known, whose lines say what an epoch took: "Epoch 3 | loss 2.39 | epoch time 22.7 s"
-_EPOCH = r"(?im)^(?:[A-Z]{4,8}:\w{1,30}:)?\W{0,3}(?:\[[^\]\n]{1,60}\] ?)?epoch[ =:#\[(]{0,4}(\d{1,6})\b"
+_EPOCH = (
+    r"(?im)^(?:[A-Z]{4,8}:\w{1,30}:)?\W{0,3}(?:\[[^\]\n]{1,60}\] ?)?epoch[ =:#\[(]{0,4}(\d{1,6})\b"
+    r"(?!\]?[ ,:]{0,9}[\[(] {0,9}\d+ {0,9}/ {0,9}\d)"  # a batch of an epoch: [0][10/500]
+)
 OF_EPOCHS = Program(
     "per-epoch",
-    mark=_EPOCH + r"[^\n]{0,300}?(?:time|took|elapsed)[^\n\d]{0,12}\d+(?:\.\d+)?[ ,|]?(?:s|sec|seconds)?\b",
-    line=_EPOCH + r"(?=[^\n]{0,300}?(?:time|took|elapsed)[^\n\d]{0,12}\d)",
+    mark=_EPOCH + r"[^\n]{0,300}?(?:time|took)[^\n\d]{0,12}\d+(?:\.\d+)?(?! ?(?:m|h)\w*\b)[ ,|]?(?:s|sec|seconds)?\b",
+    line=_EPOCH + r"(?=[^\n]{0,300}?(?:time|took)[^\n\d]{0,12}\d)",
     figures={
         "loss": r"(?i)(?<!val[ _])(?<!valid[ _])(?<!validation[ _])(?<!test[ _])\bloss[ =:]{0,4}(\S+?)(?=[,;|\s]|$)",
-        "s": rf"(?i)\b(?:epoch[ _])?(?:time|took|elapsed)(?: taken| elapsed| cost)?[ =:]{{0,4}}{NUMBER}"
-        r" ?(?:s|sec\w*)?(?=[,;|\s]|$)",
+        "s": rf"(?i)\b(?:epoch[ _])?(?:time|took)(?: taken| cost)?[ =:]{{0,4}}{NUMBER}"
+        r"(?! ?(?:m|h)\w*\b) ?(?:s|sec\w*)?(?=[,;|\s]|$)",
         "rate": rf"(?i)(?:samples|images|img|examples)/s(?:ec)?[ =:]{{0,4}}{NUMBER}",
     },
     header={"world_size": rf"(?i)\b(?:num_gpus|world[ _]size|ngpus)[ =:]{{1,4}}{COUNT}"},
@@ -348,7 +351,7 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         settings[QUALITY] = f"{program.quality[0]} {score:g}"
         known["details"] = known.get("details", {}) | {"quality": (program.quality[0], score)}
     if not program.counts_steps:
-        known["losses"] = ()  # of epochs, or of the batches of one
+        known["losses"] = tuple(point for point in curves.get("train_loss", []) if math.isnan(point[1]))
     known["settings"] = settings | known.get("settings", {})
     run = reported_of(
         path,

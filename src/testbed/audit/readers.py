@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -196,7 +197,7 @@ def read_csv(path: Path) -> list[Reported]:
     if "Step" in header and any(" - " in name for name in header):
         return earlier.metrics_export(path, header, rows[1:])
     found = tables_in(path, text)
-    if curves.is_curves(header) and not (found and _names_runs(rows[1:])):
+    if curves.is_curves(header) and not (found and _names_runs(header, rows[1:])):
         return [curves.read_curves_csv(path, header, rows[1:])]
     if found:
         return found
@@ -206,11 +207,19 @@ def read_csv(path: Path) -> list[Reported]:
     )
 
 
-def _names_runs(rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether each row of a CSV has a name of its own, as a run has and a step has not."""
-    columns = zip(*(row for row in rows if len(row) == len(rows[0])), strict=True)
-    return len(rows) > 1 and any(
-        len({*column}) == len(rows) and all(re.search("[A-Za-z]{2}", cell) for cell in column) for column in columns
+def _names_runs(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether each row of a CSV has a name of its own and its steps do not rise: a row is a run, and no step."""
+    whole = [row for row in rows if len(row) == len(header)]
+    at = next(place for place, name in enumerate(header) if name.lower() in curves.STEP)
+    steps = [float(row[at]) for row in whole if re.fullmatch(r"\d{1,15}(?:\.\d+)?", row[at].strip())]
+    rises = len(steps) > 1 and all(one < other for one, other in itertools.pairwise(steps))
+    return (
+        not rises
+        and len(whole) > 1
+        and any(
+            len({*column}) == len(whole) and all(re.search("[A-Za-z]{2}", cell) for cell in column)
+            for column in zip(*whole, strict=True)
+        )
     )
 
 

@@ -156,7 +156,7 @@ class Question:
 
     def _unused_offload(self, best: PlannedRun) -> str | None:
         """Return why no run offloads where that was asked for."""
-        if self.given.get("offload") is None or best.job.offload != "none" or "run_type" in self.given:
+        if self.given.get("offload") in (None, "none") or best.job.offload != "none" or "run_type" in self.given:
             return None
         found = self._asked(run_type="optimized").best()
         why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"

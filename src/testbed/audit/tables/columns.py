@@ -167,9 +167,9 @@ IN_WORDS = {
     }.items()
 }  # fmt: skip
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
-# what a sentence beside a table may say of all its rows
 SHORTEST_NAME = 3  # characters, of a row in a text
 OF_NAMES = r"[a-z][\w+-]{3,}"  # words of a name that may stand for it
+# what a sentence beside a table may say of all its rows
 OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
@@ -179,7 +179,6 @@ _OF_RATE = re.compile(
     r"(?: ?/ ?| per |_per_)(s(?:ec(?:ond)?)?s?|min(?:ute)?)(?![a-z])"
     r"|(?:^|[\W_])(im(?:age|g)s?|tok(?:en)?s?|samples?|seqs?)_s(?![a-z])"
 )
-# in a cell; in a heading "m" may be millions
 _OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(SECONDS)})(?![a-z0-9])")
 _EFFECTIVE = re.compile(r"(?i)\(=? ?(\d[\d,]{0,8}) (?:effective|global|in all|total)\)")
 _OF_LINKS = re.compile(r"(?i)\b(?:\d+ ?gbe|\d+ ?gbit\S*|infiniband|ethernet|roce|efa|nvlink)\b")
@@ -515,7 +514,8 @@ def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: f
         scale *= SUFFIXES[(times[1] or times[2]).lower()]
     if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
         scale *= SUFFIXES[thousands[1].lower()]
-    if quantity in RATES and 0 < sum(map(_is_of_one, read)) < len(read):  # one cell is of a GPU, another of all
+    figured = [text for text in read if re.search(r"\d", text)]
+    if quantity in RATES and 0 < sum(map(_is_of_one, figured)) < len(figured):  # one cell is of a GPU, another of all
         read = tuple("" if _is_of_one(text) else text for text in read)
     last = last_place(read)
     figures = [figure_of(text, kind, scale, last) for text in read]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
+# in a cell; in a heading "m" may be millions
 _SECONDS_OF_CELL = {**SECONDS, "m": 60.0, "minute": 60.0, "hour": 3600.0, "hrs": 3600.0, "day": 86400.0, "second": 1.0,
                     "secs": 1.0, "\N{CJK UNIFIED IDEOGRAPH-79D2}": 1.0, "\u5206\u949f": 60.0, "\u5206": 60.0,
                     "\u5c0f\u65f6": 3600.0, "\u5929": 86400.0}  # fmt: skip

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 
 MOST_AROUND = 12  # lines beside a table that are looked at
 MOST_NOTE = 1000  # characters
+WIDEST = 400  # characters of the border of a drawn table
 _LETTERS = "ᵃᵇᶜᵈᵉ"
 _MARK = rf"\[\^\w{{1,20}}\]|\[\d{{1,2}}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{{1,3}}|[†‡§¹²³⁴{_LETTERS}]"
 _OF_FIGURES = re.compile(
@@ -149,17 +150,23 @@ def drawn_tables(text: str) -> list[Table]:
         groups = [group for group in groups if group]
         if len(groups) > 1:
             of_header, *others = groups
-            rows = [_joined(of_header), *(others[0] if len(others) == 1 else map(_joined, others))]
+            rows = [_joined(of_header), *(row for group in others for row in _rows_of(group))]
             found.append(_with_text(rows, lines, notes, at - 1, end))
         at = max(end, at + 1)
     return found
+
+
+def _rows_of(group: list[Row]) -> list[Row]:
+    """Return one row for the lines between two borders where only the first has a name, else a row for each."""
+    is_one = len(group) > 1 and not any(row.cells[0] for row in group[1:])
+    return [_joined(group)] if is_one else group
 
 
 def _of_simple_tables(lines: list[str]) -> list[str]:
     """Return lines with the simple tables of reStructuredText (`=== ===`) drawn as the others, line by line."""
     drawn, spans = list(lines), []
     for at, line in enumerate(lines):
-        is_border = re.fullmatch(r" *=+(?: +=+)+ *", line) is not None
+        is_border = len(line) <= WIDEST and re.fullmatch(r" *=+(?: +=+)+ *", line) is not None
         if is_border:
             spans = [match.span() for match in re.finditer("=+", line)]
         elif not line.strip():

@@ -54,7 +54,8 @@ def claims_in(sentences: Iterable[Spoken], grids: Sequence[Grid]) -> list[Senten
     """Return the sentences of a page that compare two rows of a table, or "ours" with one of a table of two."""
     found = []
     for line, sentence, section in sentences:
-        factor = None if _OTHER.search(_without_names(sentence, grids)) else _factor_in(sentence)
+        factor = _factor_in(sentence)
+        factor = None if factor and _OTHER.search(_without_names(sentence, grids)) else factor
         if factor is not None:
             rows = [(grid, *two) for grid in grids if (two := _rows_in(sentence, grid))]
             alone = [] if rows else [each for grid in grids for each in _beside_any(sentence, section, grid)]
@@ -68,7 +69,8 @@ def _without_names(sentence: str, grids: Sequence[Grid]) -> str:
     words = sentence.lower()
     for grid in grids:
         for name in grid.names:
-            words = words.replace(name, "_")
+            if name in words:
+                words = re.sub(rf"(?<![\w+-]){re.escape(name)}(?!\w|[+-]\w)", "_", words)
     return words
 
 

@@ -13,7 +13,7 @@ from testbed.audit.tables.figures import figure_of, is_number, plain
 from testbed.audit.tables.grid import Row, Table, csv_tables, markdown_tables, warning_in
 from testbed.audit.tables.prose import claims_in
 from testbed.audit.tables.rows import LEARNT
-from testbed.audit.tables.sentences import quotes_in, sentences_in
+from testbed.audit.tables.sentences import Spoken, quotes_in, sentences_in
 from testbed.audit.tables.side_by_side import side_by_side
 from testbed.audit.tables.text_figures import sums_in
 from testbed.errors import InputError
@@ -49,7 +49,6 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     tables = [_turned(table) for table in tables]
     every = [grid_of(table, named or {}) for table in tables]
     every = [_with_quality(grid, every) for grid in every]
-    every = [_with_batch(grid, text) for grid in every]
     grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
     is_page = path.suffix.lower() not in (".csv", ".tsv") and bool(grids)
     refused = {line for grid in every if grid not in grids for line in grid.lines}
@@ -60,6 +59,7 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
         grids = tuple(grid if grid.warning else replace(grid, warning=warning) for grid in grids)
     pairs = tuple(grid_of(each, {}) for table in tables for each in side_by_side(table))
     spoken = list(sentences_in(text)) if is_page else []
+    grids = tuple(_with_batch(grid, spoken) for grid in grids)
     details = {
         "grids": grids,
         "refused": refused,
@@ -129,12 +129,19 @@ def _with_quality(grid: Grid, every: Sequence[Grid]) -> Grid:
     return grid
 
 
-def _with_batch(grid: Grid, text: str) -> Grid:
-    """Return a table of micro batches with the one global batch that the page says of all."""
-    said = only(IN_WORDS["batch"], plain(text))
-    if said is None or grid.column("batch") or not grid.column("micro_batch"):
+def _with_batch(grid: Grid, spoken: Sequence[Spoken]) -> Grid:
+    """Return a table of micro batches with the one global batch that its section says of all, if that can be."""
+    if grid.column("batch") or not grid.column("micro_batch") or grid.column("accumulation"):
         return grid
-    figure = figure_of(said, "count")
+    section = " ".join(each.words for each in spoken if grid.lines[0] in each.section)
+    said = only(IN_WORDS["batch"], section)
+    figure = figure_of(said, "count") if said else None
+    sizes = [
+        each.value * (devices.value if (devices := grid.figure("devices", row)) else 1)
+        for row in range(len(grid.lines)) if (each := grid.figure("micro_batch", row))
+    ]  # fmt: skip
+    if figure is None or said is None or any(figure.value % size for size in sizes):
+        return grid
     cells = (figure,) * len(grid.lines), (said,) * len(grid.lines)
     return replace(grid, columns=(*grid.columns, Column("batch in the text", "batch", *cells, is_of_words=True)))
 
