@@ -222,3 +222,11 @@ def test_words_of_a_name_say_nothing_of_the_sentence(tmp_path):
     table = TABLE.replace("FlashTrain (ours)", "FlashAttention-2 backward")
     (finding,) = findings(tmp_path, "FlashAttention-2 backward is 2.9x faster than DDP.", table)
     assert "their figures give 2x" in finding.message
+
+
+def test_a_speed_up_of_one_row_is_no_average(tmp_path):
+    path = tmp_path / "README.md"
+    rows = "| Model | speedup |\n|---|---|\n| resnet | 1.8x |\n| vit-large | 3.0x |\n| convnext | 1.9x |\n"
+    for text, count in (("On average vit-large is 3.9x faster.", 0), ("On average it is 3.9x faster.", 1)):
+        path.write_text(f"# Fast\n{text}\n\n{rows}")
+        assert len([each for each in audit([path]) if "on average" in each.message]) == count

@@ -37,7 +37,7 @@ ROUNDING, MOST_ROUNDED = 0.01, 0.05  # of a claimed ratio: always, and at most b
 APART = 1.15  # two ratios of one pair of runs
 WEAK = "the batch grows with the devices, which is weak scaling and no shorter way to the same loss"
 ITERATION = "time of one iteration"
-# columns that say when, by whom and under which name a row was made
+# columns of metadata and of memory use, which are no conditions
 _OF_RECORD = re.compile(
     r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|author|id|sha|link|url|logs?|host|hostname)"
     r"|(?:(?:peak|gpu|max) )*mem(?:ory)?"

@@ -208,7 +208,7 @@ def read_csv(path: Path) -> list[Reported]:
 
 
 def _names_runs(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether each row of a CSV has a name of its own and its steps do not rise: a row is a run, and no step."""
+    """Return whether the rows of a CSV are runs, not steps: each has a unique name, and the steps do not increase."""
     whole = [row for row in rows if len(row) == len(header)]
     at = next(place for place, name in enumerate(header) if name.lower() in curves.STEP)
     steps = [float(row[at]) for row in whole if re.fullmatch(r"\d{1,15}(?:\.\d+)?", row[at].strip())]

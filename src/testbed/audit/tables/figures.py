@@ -18,7 +18,7 @@ SIGNS = str.maketrans({
     "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-", "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
 })  # fmt: skip
 _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
-# A bound is no figure, and one that the source marks with a footnote or as an estimate is not held against it.
+# Bounds ("<5") are not read, and neither are figures that the source marks with a footnote or as an estimate.
 _MARKED = re.compile(r"[<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 ROUGH = 0.15  # by which "~8 min" may be off, either way
 _ABOUT = re.compile(r"(?i)^(?:~|approx\w*\.?|about|around|ca\.?|c\.) ?(?=\d)")

@@ -1,7 +1,8 @@
 """Answer what the text of a page claims of two rows of its tables: "Ours is 2.1x faster than DDP".
 
-Only a sentence with one speed-up, one comparison word and the names of two rows is read. It is found wrong where no
-table of the page carries it: its rows give less, or differ in what spoils a ratio and in more than their names say.
+A sentence with one speed-up is read if it compares two named rows. The claim is wrong if no table of the page supports
+it: the rows give less, or they differ in what invalidates a ratio and in more than their names say. A sentence that
+names one row alone is checked against every other row of the table in its section.
 """
 
 from __future__ import annotations

@@ -136,10 +136,10 @@ def quotes_on(quotes: Iterable[Quote], meant: Set[tuple[int, int]] | None = None
     """Return in words, in their order, the first quotes on the rows `meant`, or of all rows those near a table."""
     kept = [quote for quote in quotes if (quote.is_near if meant is None else not quote.rows or quote.rows & meant)]
     kept = kept[:MOST_QUOTED]
-    return [in_words(quote) for quote in sorted(kept, key=lambda quote: quote.line)]
+    return [quoted(quote) for quote in sorted(kept, key=lambda quote: quote.line)]
 
 
-def in_words(quote: Quote) -> str:
+def quoted(quote: Quote) -> str:
     return f'line {quote.line}, on {" and ".join(quote.about[:3])}: "{quote.words}"'
 
 
