@@ -260,10 +260,8 @@ def test_a_pipeline_keeps_the_weights_that_fsdp_gathered():
 
 
 def test_gradients_that_context_ranks_average_take_buckets_without_copies_too():
-    model = DenseModel.of_gpt2(MODEL_SIZES["gpt2"], 1024)
-
     def has_buckets(**layout: int) -> bool:
-        of = Job(model=model, layout=Layout(**layout), micro_batch=1, accumulation=1, run_type="mesh")  # type: ignore[arg-type]
+        of = Job(model=GPT2_124M, layout=Layout(**layout), micro_batch=1, accumulation=1, run_type="mesh")  # type: ignore[arg-type]
         (stages,) = stages_by_rank(of)
         return any(buffer.name == "averaged buckets" for buffer in buffers_of(of, held_by(of, stages)))
 
