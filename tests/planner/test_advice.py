@@ -126,6 +126,19 @@ def test_bf16_that_a_device_does_not_have_is_not_compiled():
     assert done.returncode == 2 and "v100-16gb has no bf16" in done.stderr
 
 
+@pytest.mark.parametrize(("gpus", "gbits"), [(2, "512"), (8, "3,584")])
+def test_two_devices_without_a_switch_have_the_link_between_them(gpus, gbits):
+    done = run_here(PLAN, "--model", "gpt2", "--gpu", "mi300x", "--gpus", gpus)
+    assert f"link within a node: {gbits} Gbit/s" in done.stdout
+
+
+def test_the_reason_is_of_typed_flags_where_they_are_refused_alone():
+    words = ["--model", "gpt2-xl", "--gpu", "a100-80", "--gpus", 8, "--run_type", "mesh"]
+    done = run_here(PLAN, *words, "--pipeline_stages", 1, "--pipeline_schedule", "gpipe")
+    assert done.returncode == 2 and "--pipeline_schedule gpipe with --pipeline_stages 1 does nothing" in done.stderr
+    assert "--tensor_parallel_size" not in done.stderr
+
+
 @pytest.mark.parametrize("flag", ["--context_parallel_size", "--pipeline_stages"])
 def test_a_mesh_that_does_not_divide_is_missing_with_the_reason(flag):
     done = run_here(PLAN, "--model", "gpt2-xl", "--gpu", "h100-sxm", "--gpus", 128, flag, 3)

@@ -240,6 +240,11 @@ class Machine:
         """Devices that `within_node` joins: those of a host, or of several with one switch."""
         return max(self.per_node, self.device.link_domain)
 
+    def near_bytes_per_s(self, ranks: int) -> float:
+        """Return what a device sends to `ranks` devices of its node, itself counted, per second."""
+        speed, peer = self.within_node.bytes_per_s, self.device.peer_bytes_per_s
+        return min(speed, peer * max(1, ranks - 1)) if peer else speed  # few neighbours use few of a device's links
+
 
 def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine) -> Job:
     """Return the run that settings describe.

@@ -68,22 +68,24 @@ def possible(
     typed = frozenset(given if asked else own)
     for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
         found: list[Job] = []
-        if asked and (reason := _why_not(run_type, machine)):
-            refused[run_type] = reason
+        reasons: list[str] = []
         for options in _options(run_type, shape, machine, given, seq_length):
             try:
                 batches = _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
                 found += batches if model is None else [_of(model, job) for job in batches]
             except InputError as error:
-                refused.setdefault(run_type, str(error))
+                reasons.append(str(error))
         jobs += found
-        if not found and run_type not in refused and not _why_not(run_type, machine):
-            try:  # no mesh is left of what was typed: the program says why
+        never = _why_not(run_type, machine)
+        if not found and not never:
+            try:  # what was typed may be refused alone: that says more than the first size that was tried with it
                 list(_batches({**values, "run_type": run_type}, typed, shape, machine))
             except InputError as error:
-                refused[run_type] = str(error)
-        if found:
-            refused.pop(run_type, None)
+                reasons.insert(0, str(error))
+        elif asked and never:
+            reasons = [never]
+        if not found and reasons:
+            refused[run_type] = reasons[0]
         elif asked and machine.devices == 1:
             refused.setdefault(
                 run_type,

@@ -168,9 +168,8 @@ def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> f
     """Return seconds of a collective: rings in which every device of a node uses its own way out."""
     near = machine.within_node
     crosses = traffic.crosses_nodes(machine)
-    speed, rings = near.bytes_per_s, 1 if traffic.kind == "p2p" else traffic.neighbours(machine)
-    if peer := machine.device.peer_bytes_per_s:  # few neighbours use few of a device's links
-        speed = min(speed, peer * max(1, rings - 1))
+    rings = 1 if traffic.kind == "p2p" else traffic.neighbours(machine)
+    speed = machine.near_bytes_per_s(rings)
     if crosses:
         speed = min(speed, machine.between_nodes.bytes_per_s * rings)
     latency = near.latency_s + _hops_s(traffic, machine, rings)

@@ -189,10 +189,12 @@ def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
     """Return what the numbers rest on that is neither in a table nor in a flag."""
     machine = run.machine
     lines = [f"device: {machine.device.name}, {machine.device.source}" if machine.device.source else ""]
-    links = {"within a node": machine.within_node}
-    links |= {"between nodes": machine.between_nodes} if machine.devices > machine.joined else {}
-    for where, link in links.items() if machine.devices > 1 else ():
-        lines.append(f"link {where}: {link.bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({link.name})")
+    near_bytes_per_s = machine.near_bytes_per_s(min(machine.devices, machine.joined))
+    links = [("within a node", near_bytes_per_s, machine.within_node.name)]
+    if machine.devices > machine.joined:
+        links.append(("between nodes", machine.between_nodes.bytes_per_s, machine.between_nodes.name))
+    for where, bytes_per_s, name in links if machine.devices > 1 else ():
+        lines.append(f"link {where}: {bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({name})")
     saved = f"a checkpoint: {three(run.checkpoint_bytes / 1e9)} GB of weights and moments"
     seconds = f", {three(budget.saving_s(run))} s" + (" at 1 GB/s, an assumption" if budget.save_s is None else "")
     lines.append(saved + seconds)
