@@ -34,7 +34,7 @@ CASES = {
     "pipeline": ("--run_type pipeline --pipeline_stages 8", 8, {8}),
     "tensor": ("--run_type tensor --tensor_parallel_size 4", 16, {4, 16}),
     "mesh": (
-        "--run_type mesh --shard_size 2 --tensor_parallel_size 4 --context_parallel_size 2 --pipeline_stages 2",
+        "--run_type mesh --shard_size 4 --tensor_parallel_size 4 --context_parallel_size 2 --pipeline_stages 2",
         *(4, {2, 4}),
     ),
 }

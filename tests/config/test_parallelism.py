@@ -28,10 +28,12 @@ from testbed.model.shape import MODEL_SIZES, ModelShape
         ("baseline", 1, "mesh data=1 pipeline=1 tensor=1"),
         ("mesh", 4, "mesh data=4 (replicate=1 x shard=4) pipeline=1 tensor=1"),
         (
-            "mesh --shard_size 2 --tensor_parallel_size 2 --context_parallel_size 2 --pipeline_stages 2",
+            "mesh --shard_size 4 --tensor_parallel_size 2 --context_parallel_size 2 --pipeline_stages 2",
             32,
-            "mesh data=4 (replicate=2 x shard=2) pipeline=2 tensor=2 context=2",
+            "mesh data=4 (replicate=2 x shard=4) pipeline=2 tensor=2 context=2",
         ),
+        ("mesh --context_parallel_size 4", 4, "mesh data=1 (replicate=1 x shard=4) pipeline=1 tensor=1 context=4"),
+        ("mesh --context_parallel_size 4 --shard_size 1", 8, "mesh data=2 pipeline=1 tensor=1 context=4"),
     ],
 )
 def test_the_mesh_multiplies_to_the_world_size(token_files, flags, ranks, mesh):

@@ -54,6 +54,7 @@ REFUSED = [
     ("tensor", 4, ["--tensor_parallel_size 4", "--num_heads 2"]),
     ("fsdp --shard_size 3", 4, ["--shard_size 3", "4 data ranks", "1, 2, 4"]),
     ("mesh --tensor_parallel_size 2 --shard_size 4", 4, ["--shard_size 4", "the 2 data ranks", "1, 2"]),
+    ("mesh --context_parallel_size 4 --shard_size 2", 8, ["--shard_size 2", "size 4", "give one of 1, 4, 8"]),
     ("mesh --context_parallel_method allgather", 2, ["--context_parallel_size 1 does nothing", "leave it out"]),
     ("mesh --pipeline_schedule zero_bubble", 2, ["--pipeline_stages 1 does nothing", "--pipeline_stages 2"]),
     ("mesh --pipeline_schedule interleaved_1f1b --stages_per_rank 4", 2, ["--pipeline_stages 1 does nothing"]),

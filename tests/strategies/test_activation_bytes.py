@@ -11,10 +11,11 @@ WORK = (
     "--num_layers 6 --num_heads 4 --embedding_size 64 --seq_length 160 --max_position_embeddings 256 --device cpu "
     "--threads_per_rank 1 --precision fp32 --micro_batch_size_per_gpu 2 --global_batch_size 2"
 )
+_GATHERED = "--shard_size 1 --context_parallel_method allgather"
 AXES = {
     "context": "--run_type mesh --context_parallel_size {ranks} --shard_size 1",
-    "context, gathered": "--run_type mesh --context_parallel_size {ranks} --context_parallel_method allgather",
-    "context, gathered, long": "--run_type mesh --context_parallel_size {ranks} --context_parallel_method allgather "
+    "context, gathered": f"--run_type mesh --context_parallel_size {{ranks}} {_GATHERED}",
+    "context, gathered, long": f"--run_type mesh --context_parallel_size {{ranks}} {_GATHERED} "
     "--seq_length 320 --max_position_embeddings 320",
     "cut stream": "--run_type tensor --tensor_parallel_size {ranks} --sequence_parallel on",
 }

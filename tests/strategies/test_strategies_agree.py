@@ -60,8 +60,8 @@ def largest_share(variant: str, mesh: str) -> float:
     if VARIANTS[variant][0] != "mesh":
         return LARGEST_SHARE.get(variant, 1.0)
     sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d+)", mesh)}
-    in_shards = sizes["shard"] * sizes.get("context", 1) if sizes.get("shard", 1) > 1 else 1
-    return (0.68 if sizes["pipeline"] > 1 else 1.0) * (0.53 if sizes["tensor"] > 1 else 1.0) / in_shards
+    of_axes = (0.68 if sizes["pipeline"] > 1 else 1.0) * (0.53 if sizes["tensor"] > 1 else 1.0)
+    return of_axes / sizes.get("shard", 1)
 
 
 # name -> what the strategy itself says of what it built

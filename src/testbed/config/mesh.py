@@ -88,12 +88,8 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
             f"of {counted(claimed, 'rank')}"
         )
     data = world_size // claimed
-    shard = (values["shard_size"] or data) if "shard_size" in own else 1
-    if data % shard:
-        raise InputError(
-            f"--shard_size {shard} does not divide the {counted(data, 'data rank')}, those that no other axis claims: "
-            f"every copy of the weights lies on as many; give one of {_divisors(data)}"
-        )
+    shard = (values["shard_size"] or data * context) if "shard_size" in own else 1
+    _check_shards(shard, data, context)
     if values["num_heads"] % tensor:
         heads, whole = values["num_heads"], "" if values["tensor_parallel_size"] else ", all ranks,"
         raise InputError(
@@ -102,6 +98,21 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
         )
     _check_sequence(values, tensor, context)
     return MeshSizes(data, pipeline, tensor, shard, context)
+
+
+def _check_shards(shard: int, data: int, context: int) -> None:
+    """Check that every copy of the weights lies on as many data ranks, with all their context ranks."""
+    if shard == 1 or (data * context % shard == 0 and shard % context == 0):
+        return
+    ranks = f"{counted(data, 'data rank')}, those that no other axis claims"
+    possible = _divisors(data)
+    if context > 1:
+        ranks = f"{data * context} data x context ranks in whole groups of --context_parallel_size {context}"
+        possible = ", ".join(["1", *(str(context * size) for size in range(1, data + 1) if data % size == 0)])
+    raise InputError(
+        f"--shard_size {shard} does not divide the {ranks}: every copy of the weights lies on as many; give one of "
+        f"{possible}"
+    )
 
 
 def _check_sequence(values: Mapping[str, Any], tensor: int, context: int) -> None:

@@ -77,8 +77,8 @@ class DataParallel:
         "off with stages)",
         PARALLELISM, choices=["on", "off"], default=OF_RUN_TYPE, filled=Filled.DERIVED)
     shard_size: int | None = flag(
-        "ranks that share one copy of the weights; fewer than all = hybrid sharding, for example the ranks of a node "
-        "(default: all)",
+        "ranks that share one copy of the weights, context ranks among them; fewer than all = hybrid sharding, for "
+        "example the ranks of a node (default: all)",
         PARALLELISM, type=positive, metavar="RANKS", default=OF_RUN_TYPE, filled=Filled.BY_RANKS)
 
 

@@ -12,13 +12,13 @@ class MeshSizes:
     data: int = 1  # shares of the global batch
     pipeline: int = 1  # ranks that hold one copy of the layers together
     tensor: int = 1  # ranks that hold one copy of each matrix together
-    shard: int = 1  # of the data ranks, how many share one copy of the weights
-    context: int = 1  # ranks that share each sequence; where weights lie in shards, they lie on these ranks too
+    shard: int = 1  # of the data and context ranks, how many share one copy of the weights: 1, or context x a divisor
+    context: int = 1  # ranks that share each sequence
 
     @property
     def replicate(self) -> int:
-        """Copies of the weights among the data ranks."""
-        return self.data // self.shard
+        """Copies of the weights, or of their shards, among the data ranks; context ranks without shards hold more."""
+        return self.data * self.context // self.shard if self.shard > 1 else self.data
 
     @property
     def num_ranks(self) -> int:

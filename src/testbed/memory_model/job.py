@@ -280,7 +280,7 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
     layout = Layout(
         data=data,
         zero_stage=stage,
-        shard=mesh.shard * mesh.context if "shard_size" in entry.options and stage else data if stage else 1,
+        shard=mesh.shard if "shard_size" in entry.options and stage else data if stage else 1,
         tensor=mesh.tensor,
         sequence_parallel=values["sequence_parallel"] == "on",
         pipeline=mesh.pipeline,

@@ -171,8 +171,9 @@ def _products(
         data, left = divmod(devices, tensor * stages * context)
         if left:
             continue
-        shards = [given["shard_size"]] if given.get("shard_size") else {1, data, *varied["shard_size"]}
-        for shard in sorted(size for size in shards if size <= data and data % size == 0):
+        shares = (size for size in {1, data, *varied["shard_size"]} if size <= data and data % size == 0)
+        shards = [given["shard_size"]] if given.get("shard_size") else sorted({1, *(context * size for size in shares)})
+        for shard in shards:
             if context == 1 and sum(size > 1 for size in (tensor, stages, shard)) < 2:
                 continue  # the one axis has a run type of its own
             cut = {"sequence_parallel": "on"} if tensor > 1 else {}

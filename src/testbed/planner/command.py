@@ -57,16 +57,16 @@ def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[s
     left_out |= {"overlap_comm": "on", "mixed_precision": "autocast", "sequence_parallel": "off"}
     left_out["reshard_after_forward"] = "off" if layout.pipeline > 1 else "on"
     left_out["reduce_bucket_size"] = f"{Job.bucket_elements:.0f}"
-    left_out["shard_size"] = layout.data
+    left_out["shard_size"] = layout.data * layout.context
     left_out |= {name: size for name, size in own.items() if name in mesh.flags() and size is not None}
     words = [word for name, value in flags.items() if left_out.get(name) != value for word in (f"--{name}", str(value))]
     return [*words[:2], *work, *words[2:]]
 
 
 def mesh_of(job: Job) -> MeshSizes:
-    """Return the mesh of a run of src/gpt2.py. Where weights lie in shards, context ranks hold some too."""
+    """Return the mesh of a run of src/gpt2.py."""
     layout = job.layout
-    shard = layout.shard // layout.context if layout.zero_stage else 1
+    shard = layout.shard if layout.zero_stage else 1
     return MeshSizes(layout.data, layout.pipeline, layout.tensor, shard, layout.context)
 
 

@@ -296,6 +296,8 @@ def name_of(job: Job) -> str:
         sizes = {"stages" if axis == "" else axis: size for axis, size in sizes.items()}
     words = [f"{size} {axis}".strip() for axis, size in sizes.items() if size > 1]
     words += [f"{copies} {'data' if '' in sizes else 'copies'}"] if copies > 1 and words else []
+    if layout.zero_stage and layout.context == layout.shard > 1:  # else as whole weights on context ranks
+        words[-1] += f" in {layout.shard} shards"
     schedule = f", {job.schedule}" if job.schedule and layout.pipeline > 1 else ""
     return " ".join([name, *([" x ".join(words)] if words else [])]) + schedule
 

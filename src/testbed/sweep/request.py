@@ -72,7 +72,9 @@ class Variant:
     def mesh_ranks(self) -> int:
         """Ranks of the axes whose sizes the variant's own flags fix; it runs on a multiple of them."""
         values = parse_command_line(list(self.arguments)).values
-        return math.prod(values[name] or 1 for name in MeshSizes().flags())
+        sizes = {name: values[name] or 1 for name in MeshSizes().flags()}
+        shards_or_context = max(sizes.pop("shard_size"), sizes.pop("context_parallel_size"))  # shards lie on both
+        return shards_or_context * math.prod(sizes.values())
 
 
 @dataclass(frozen=True)
