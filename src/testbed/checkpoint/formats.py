@@ -292,10 +292,12 @@ def _read_llmc(file: BinaryIO, name: str) -> Checkpoint:
     channels, vocabulary, layers = shape.embedding_size, shape.vocab_size, shape.num_layers
     sizes, order = expected(shape), _llmc_order(layers)
     counts = [padded * channels if key == EMBEDDING else sizes[key].numel() for key in order]
+    # private pages: the ranks of a host share what they only read, and nothing is written to the file
+    numbers = np.memmap(file, "<f4" if width == 4 else "<i2", "c", offset=4 * HEADER_INTS)
+    mapped = torch.from_numpy(numbers) if width == 4 else torch.from_numpy(numbers).view(torch.bfloat16)
     weights = {}
-    for key, count in zip(order, counts, strict=True):
-        data = bytearray(file.read(width * count))
-        tensor = torch.frombuffer(data, dtype=torch.float32 if width == 4 else torch.bfloat16).float()
+    for key, part in zip(order, mapped.split(counts), strict=True):
+        tensor = part.float()  # fp32 stays mapped
         if key == EMBEDDING:
             rows = tensor.view(padded, channels)[:vocabulary]
             weights[key] = F.pad(rows, (0, 0, 0, shape.padded_vocab_size - vocabulary))
