@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Convert a GPT-2 between this program, transformers, nanoGPT and llm.c, bit for bit, and from DeepSpeed.
+"""Convert a GPT-2 between this program, transformers, nanoGPT, llm.c and DeepSpeed, bit for bit.
 
     python scripts/convert_checkpoint.py --from nanoGPT/out/ckpt.pt --to checkpoint/from_nanogpt
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to gpt2_124M.bin           # llm.c, fp32
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to ckpt.pt                 # with AdamW's state
+    python scripts/convert_checkpoint.py --from checkpoint/baseline --to further/universal --deepspeed
     python src/gpt2.py --init_from ckpt.pt                                     # trains the weights further, in any form
 
-A .pt is nanoGPT's, a .bin llm.c's, a folder with zero/ a universal checkpoint of DeepSpeed (read, not written; copy the
-model's config.json into it). Any other name is a folder with config.json and model.safetensors, as runs of this program
-and transformers write it, or a run's checkpoint, DIR/checkpoints/step_N.
+A .pt is nanoGPT's, a .bin llm.c's, a folder with zero/ a universal checkpoint of DeepSpeed (into one that DeepSpeed
+wrote, copy the model's config.json). Any other name is a folder with config.json and model.safetensors, as runs of this
+program and transformers write it, or a run's checkpoint, DIR/checkpoints/step_N.
 
 AdamW's state goes with the weights between a run's checkpoint, a universal one, nanoGPT's file, and a folder, which
 keeps it as optimizer.safetensors. Of a run's folder the newest checkpoint is read, weights and state; for a .bin, which
@@ -29,7 +30,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.initial_file import is_file_of_another, shape_of_file
+from testbed.config.initial_file import SUFFIXES, is_file_of_another, shape_of_file
 from testbed.config.initial_shape import is_universal
 from testbed.errors import InputError, say
 from testbed.program import program
@@ -43,8 +44,22 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--from", dest="source", type=Path, required=True, metavar="PATH", help="what is read")
     parser.add_argument("--to", type=Path, required=True, metavar="PATH", help="what is written")
     parser.add_argument("--bf16", action="store_true", help="round to bf16, which llm.c trains in; only to a .bin")
+    help_deepspeed = (
+        "make --to a universal checkpoint, which DeepSpeed loads into transformers' GPT-2 under ZeRO 1 to 3"
+    )
+    parser.add_argument("--deepspeed", action="store_true", help=help_deepspeed)
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     return parser.parse_args(words)
+
+
+def check_deepspeed(to: Path, is_asked: bool) -> None:
+    """Refuse a universal checkpoint in the place of something else, and the reverse."""
+    if is_universal(to) and not is_asked:
+        raise InputError(f"--to {to} is a universal checkpoint of DeepSpeed; give --deepspeed, or name another")
+    if is_asked and to.suffix.lower() in SUFFIXES:
+        raise InputError(f"--deepspeed writes a folder, and --to {to} names a file; leave {to.suffix} out")
+    if is_asked and to.exists() and any(to.iterdir()) and not is_universal(to):
+        raise InputError(f"--to {to} is no universal checkpoint of DeepSpeed, which would replace it; name another")
 
 
 @program
@@ -63,8 +78,7 @@ def main() -> int:
         raise InputError(f"--bf16 is for a .bin of llm.c, and --to {to} is none; leave it out")
     if to.exists() and to.is_dir() == (to.suffix.lower() in (".pt", ".bin")):
         raise InputError(f"--to {to} is not of the kind that its name says; name another")
-    if is_universal(to):
-        raise InputError(f"--to {to} is a universal checkpoint of DeepSpeed, which is not written; name another")
+    check_deepspeed(to, arguments.deepspeed)
     if is_file_of_another(source):
         needed, held = 4 * shape_of_file(source, f"--from {source}").num_parameters, psutil.virtual_memory().total
         if needed > held:  # a file with holes takes no room on the disk
@@ -74,7 +88,7 @@ def main() -> int:
     from testbed.checkpoint.formats import kind_of, notes_on, read_checkpoint, write_checkpoint
 
     found = read_checkpoint(source, f"--from {source}", with_optimizer=to.suffix.lower() != ".bin")
-    write_checkpoint(to, found, arguments.bf16)
+    write_checkpoint(to, found, arguments.bf16, arguments.deepspeed)
     shape = found.shape
     say(
         f"{to}: {shape.num_parameters:,} parameters ({shape.describe()}, {shape.vocab_size:,} tokens, "

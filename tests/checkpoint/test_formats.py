@@ -250,8 +250,9 @@ def test_the_sizes_of_a_pt_are_read_without_its_numbers(tmp_path, ours):
         assert shape_of_file(tmp_path / "ckpt.pt") == SHAPE
 
 
-def test_a_start_maps_the_weights_of_a_pt_and_leaves_its_moments(tmp_path, ours, monkeypatch):
-    write_checkpoint(path := tmp_path / "ckpt.pt", ours)
+@pytest.mark.parametrize("name", ["ckpt.pt", "model.bin"])
+def test_a_start_maps_the_weights_and_leaves_the_moments(tmp_path, ours, monkeypatch, name):
+    write_checkpoint(path := tmp_path / name, ours)
     before = path.read_bytes()
     monkeypatch.setattr("testbed.checkpoint.adamw_state.of_torch", None)  # would be called
     weights = read_start(str(path), ours.shape)

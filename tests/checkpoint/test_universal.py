@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,10 @@ from testbed.checkpoint.formats import Checkpoint, read_checkpoint, read_start, 
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
+from testbed.optim.optimizer import parameter_groups
 
 SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=16, vocab_size=300, max_position_embeddings=24)
+CONVERTER = "scripts/convert_checkpoint.py"
 QKV = "transformer.h.0.attn.c_attn.weight"
 
 
@@ -76,8 +79,8 @@ def test_training_begins_with_it_and_nothing_is_written_to_it(tmp_path, ours, to
     assert typed(flags).settings.shape == SHAPE
     assert torch.equal(read_start(str(folder), SHAPE)["wpe.weight"], ours.weights["wpe.weight"])
     words = ["--from", tmp_path / "no.pt", "--to", folder, "--overwrite"]
-    done = run_here("scripts/convert_checkpoint.py", *words)
-    assert done.returncode == 2 and "which is not written" in done.stderr
+    done = run_here(CONVERTER, *words)
+    assert done.returncode == 2 and "give --deepspeed, or name another" in done.stderr
     (folder / "config.json").unlink()
     assert "copy its config.json into the folder" in refusal(token_files, "--init_from", str(folder))
 
@@ -126,6 +129,82 @@ def test_layers_without_weights_are_refused_before_they_are_made(tmp_path, ours)
     never = mock.patch("testbed.checkpoint.universal.expected", side_effect=AssertionError("made"))
     with never, pytest.raises(InputError, match=r"^it: its weights have .* bytes, its config.json needs"):
         read_checkpoint(folder, "it")
+
+
+def test_what_is_written_comes_back_bit_for_bit(tmp_path, ours):
+    write_checkpoint(tmp_path / "folder", ours)
+    words = ["--from", tmp_path / "folder", "--to", tmp_path / "universal", "--deepspeed"]
+    done = run_here(CONVERTER, *words)
+    assert done.returncode == 0 and "folder to DeepSpeed universal" in done.stdout, done.stderr
+    assert "weight decay of its own" in done.stdout and "names another" not in done.stdout
+    found = read_checkpoint(tmp_path / "universal", "it")
+    assert same(found, ours) and (found.optimizer.step, found.tokenizer, found.end_of_text_id) == (7, "bpe:300", 299)
+    assert (tmp_path / "latest_universal").read_text() == "universal"
+    wte = torch.load(tmp_path / "universal" / "zero" / "transformer.wte.weight" / "fp32.pt")["param"]
+    assert wte.shape == (300, 16) and wte.untyped_storage().nbytes() == wte.nbytes
+    (tmp_path / "universal" / "zero" / "old").mkdir()
+    assert run_here(CONVERTER, *words, "--overwrite").returncode == 0
+    assert not (tmp_path / "universal" / "zero" / "old").exists()
+    words[3] = tmp_path / "second"
+    done = run_here(CONVERTER, *words)
+    assert done.returncode == 0 and "names another checkpoint: load this one with tag='second'" in done.stdout
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    for to, said in ((tmp_path / "a.pt", "leave .pt out"), (tmp_path / "folder", "are both")):
+        words[3] = to
+        done = run_here(CONVERTER, *words, "--overwrite")
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    done = run_here(CONVERTER, *words[:1], tmp_path / "second", *words[2:], "--overwrite")
+    assert done.returncode == 2 and "is no universal checkpoint of DeepSpeed, which would" in done.stderr
+
+
+def test_weights_without_a_state_are_written_with_one_that_begins_anew(tmp_path, ours):
+    write_checkpoint(tmp_path / "universal", dataclasses.replace(ours, optimizer=None), is_universal_wanted=True)
+    of_one = tmp_path / "universal" / "zero" / QKV
+    assert torch.load(of_one / "step.pt") == 0 and not torch.load(of_one / "exp_avg_sq.pt")["param"].any()
+    found = read_checkpoint(tmp_path / "universal", "it")
+    assert torch.equal(found.weights["wte.weight"], ours.weights["wte.weight"]) and found.optimizer is None
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randint(0, 300, (4, 17), generator=torch.Generator().manual_seed(step))
+
+
+def trained(model: GPT2, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        loss = model(batch(step)[:, :-1], batch(step)[:, 1:]) / (4 * 16)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_deepspeed_goes_on_from_what_is_written(ranks, tmp_path):
+    """transformers' GPT-2 under each stage, loaded by DeepSpeed's own `load_universal`, against this program's model,
+    uninterrupted."""
+    pytest.importorskip("deepspeed")
+    torch.manual_seed(0)
+    model = GPT2(SHAPE)
+    optimizer = torch.optim.AdamW(parameter_groups(model.parameters(), 0.2), lr=2e-3, betas=(0.8, 0.97), eps=1e-7)
+    trained(model, optimizer, range(5))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    moments = {
+        moment: {name: optimizer.state[parameter][moment] for parameter, name in names.items()} for moment in MOMENTS
+    }
+    state = AdamWState(moments, 5, Rates(2e-3, 0.8, 0.97, 1e-7, 0.2))
+    made = Checkpoint(model.state_dict(), SHAPE, "bpe:300", 299, optimizer=state)
+    write_checkpoint(tmp_path / "universal", made, is_universal_wanted=True)
+    uninterrupted = trained(model, optimizer, range(5, 9))
+    batches = [batch(step).tolist() for step in range(5, 9)]
+    task = {"folder": str(tmp_path / "universal"), "lr": 2e-3, "weight_decay": 0.2, "batches": batches}
+    tasks = [{**task, "stage": stage} for stage in (1, 2, 3)]
+    of_stages = ranks.run("support.universal_worker", tmp_path / "ranks", tasks, 2)
+    for stage, losses in enumerate(of_stages, 1):
+        assert losses == pytest.approx(uninterrupted, abs=1e-5), stage
 
 
 @pytest.mark.slow

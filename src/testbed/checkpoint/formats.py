@@ -1,13 +1,14 @@
 """Weights of GPT-2 in the files of other programs: nanoGPT's `ckpt.pt` and llm.c's `.bin`, both ways, bit for bit.
 
 A folder with config.json and model.safetensors, as runs and `transformers` write it, is the third form (weights.py). A
-run's checkpoint (of_run.py) and DeepSpeed's universal one (universal.py) are read too. AdamW's state goes with the
-weights where both forms have it (adamw_state.py).
+run's checkpoint (of_run.py) is read, DeepSpeed's universal one read and written (universal.py). AdamW's state goes with
+the weights where both forms have it (adamw_state.py).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,10 @@ from torch.nn import functional as F
 
 from testbed.checkpoint import adamw_state
 from testbed.checkpoint.adamw_state import EMBEDDING, AdamWState, expected, fitted, unpadded
-from testbed.checkpoint.folders import checkpoint_in, tokenizer_of_saved
+from testbed.checkpoint.folders import checkpoint_in, remove, tokenizer_of_saved
 from testbed.checkpoint.of_run import read_state
-from testbed.checkpoint.universal import read_universal
-from testbed.checkpoint.weights import read_initial_weights, write_weights
+from testbed.checkpoint.universal import LATEST, read_universal, write_universal
+from testbed.checkpoint.weights import read_initial_weights, write_config, write_weights
 from testbed.config.initial_file import (
     BF16,
     FP32,
@@ -38,7 +39,7 @@ from testbed.config.initial_file import (
 )
 from testbed.config.initial_shape import is_universal, shape_of_folder, tokenizer_of_folder
 from testbed.errors import InputError, one_line
-from testbed.io import open_regular, read_json, replacing
+from testbed.io import open_regular, read_json, replacing, write_text
 from testbed.model.gpt2 import PREFIX
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.model.tensor_archive import check_finite, check_plain, is_apart, load_tensors
@@ -114,9 +115,21 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
     return found
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint, is_bf16: bool = False) -> None:
-    """Write the weights in the form that the name says; `is_bf16` rounds those of llm.c. OSError: the disk refuses."""
-    kind, made = kind_of(path), checkpoint
+def write_checkpoint(
+    path: Path, checkpoint: Checkpoint, is_bf16: bool = False, is_universal_wanted: bool = False
+) -> None:
+    """Write the weights in the form that the name says, or into a folder as DeepSpeed's universal one.
+
+    Args:
+        is_bf16: round those of llm.c.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    kind, made = DEEPSPEED if is_universal_wanted else kind_of(path), checkpoint
+    if kind == DEEPSPEED:
+        _write_universal(Path(os.path.realpath(path)), made)
+        return
     if kind == FOLDER:
         write_weights(path, made.weights, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
         if made.tokenizer_text is None:  # of what stood there before
@@ -130,6 +143,22 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, is_bf16: bool = False) 
             with temporary.open("wb") as file:
                 for part in _as_llmc(made, is_bf16):
                     file.write(part)
+
+
+def _write_universal(path: Path, made: Checkpoint) -> None:
+    """Write a universal checkpoint, which has its name once it is whole, and where DeepSpeed looks for that name."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        write_universal(temporary, made.weights, made.optimizer, made.shape)
+        write_config(temporary, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
+        remove(path)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    if not (path.parent / LATEST).exists():
+        write_text(path.parent / LATEST, path.name)
 
 
 def _read_folder(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
@@ -221,9 +250,16 @@ def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
-    """Return what somebody who converts should know."""
-    is_for_nanogpt = kind_of(to) == NANOGPT and GELUS not in checkpoint.notes
-    return (*checkpoint.notes, *([GELUS] if is_for_nanogpt else []))
+    """Return what somebody who has converted should know."""
+    notes, kind = list(checkpoint.notes), kind_of(to)
+    if kind == NANOGPT and GELUS not in notes:
+        notes.append(GELUS)
+    if kind == DEEPSPEED:
+        notes.append("DeepSpeed takes the learning rate and the weight decay of its own settings")
+        path = Path(os.path.realpath(to))
+        if (path.parent / LATEST).read_bytes() != os.fsencode(path.name):
+            notes.append(f"{path.parent / LATEST} names another checkpoint: load this one with tag={path.name!r}")
+    return tuple(notes)
 
 
 def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -256,10 +292,12 @@ def _read_llmc(file: BinaryIO, name: str) -> Checkpoint:
     channels, vocabulary, layers = shape.embedding_size, shape.vocab_size, shape.num_layers
     sizes, order = expected(shape), _llmc_order(layers)
     counts = [padded * channels if key == EMBEDDING else sizes[key].numel() for key in order]
+    # private pages: the ranks of a host share what they only read, and nothing is written to the file
+    numbers = np.memmap(file, "<f4" if width == 4 else "<i2", "c", offset=4 * HEADER_INTS)
+    mapped = torch.from_numpy(numbers) if width == 4 else torch.from_numpy(numbers).view(torch.bfloat16)
     weights = {}
-    for key, count in zip(order, counts, strict=True):
-        data = bytearray(file.read(width * count))
-        tensor = torch.frombuffer(data, dtype=torch.float32 if width == 4 else torch.bfloat16).float()
+    for key, part in zip(order, mapped.split(counts), strict=True):
+        tensor = part.float()  # fp32 stays mapped
         if key == EMBEDDING:
             rows = tensor.view(padded, channels)[:vocabulary]
             weights[key] = F.pad(rows, (0, 0, 0, shape.padded_vocab_size - vocabulary))

@@ -1,6 +1,6 @@
-"""Weights and AdamW's state out of a universal checkpoint of DeepSpeed: zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt.
+"""Universal checkpoints of DeepSpeed, both ways: zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt.
 
-`python -m deepspeed.checkpoint.ds_to_universal` writes it. The model's config.json must be copied beside zero/: these
+`python -m deepspeed.checkpoint.ds_to_universal` writes them too. The model's config.json must lie beside zero/: these
 files do not say heads or tokens. Each is read with weights_only. What needs more is not read: zero/optimizer_state.pt,
 which alone has the learning rate, and names classes of DeepSpeed.
 """
@@ -8,10 +8,12 @@ which alone has the learning rate, and names classes of DeepSpeed.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from testbed.checkpoint.adamw_state import (
+    EMBEDDING,
     MOMENTS,
     AdamWState,
     Rates,
@@ -23,13 +25,15 @@ from testbed.checkpoint.adamw_state import (
 )
 from testbed.config.initial_shape import UNIVERSAL
 from testbed.errors import InputError, one_line
-from testbed.io import open_regular
-from testbed.model.gpt2 import PREFIX, TRANSPOSED
+from testbed.io import open_regular, replacing
+from testbed.model.gpt2 import PREFIX, TRANSPOSED, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import check_finite, check_plain, load_tensors
 
 _FLAT = "ZeRO 3 saves matrices flat, which does not say which way they lie: save with stage 1 or 2"
 _QKV = "h.0.attn.c_attn.weight"
+LATEST = "latest_universal"  # beside the folder: where DeepSpeed looks for its name
+_VERSION = "0.19.8"  # of the DeepSpeed whose loader takes what is written here
 
 
 def read_universal(folder: Path, shape: ModelShape, with_optimizer: bool) -> tuple[Tensors, AdamWState | None, str]:
@@ -94,3 +98,51 @@ def _content(path: Path) -> tuple[torch.Tensor | dict, int]:
     """Return what a file holds, and its bytes."""
     with open_regular(path) as file:
         return load_tensors(file, one_line(str(Path(*path.parts[-3:])), 200)), file.seek(0, 2)
+
+
+def write_universal(folder: Path, weights: Tensors, state: AdamWState | None, shape: ModelShape) -> None:
+    """Write what DeepSpeed's loader asks for, of transformers' GPT2LMHeadModel, under ZeRO 1 to 3.
+
+    The optimizer has betas and eps alone. DeepSpeed takes for each group of parameters what is there, in stage 3 that
+    of the first group for all, so the learning rate and the weight decay stay those of its own settings.
+
+    Args:
+        folder: empty.
+        state: None writes moments of zero after no step, which begin anew.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if state is None:
+        state = AdamWState({moment: _zeros(weights) for moment in MOMENTS}, 0, Rates())
+    for kind, tensors in {"fp32": weights, **state.moments}.items():
+        for name, tensor in to_transformers(tensors, shape).items():
+            place = folder / UNIVERSAL / name
+            place.mkdir(parents=True, exist_ok=True)
+            is_filled_up = name == PREFIX + EMBEDDING  # to the rows that DeepSpeed's model has
+            content = {"param": tensor.clone(), "cat_dim": 0, "vocab_tensor": is_filled_up}
+            _save(content, place / f"{kind}.pt")  # a clone, as of a slice the whole would be written
+            _save(torch.tensor(float(state.step)), place / "step.pt")
+    rates = {"betas": (state.rates.beta1, state.rates.beta2), "eps": state.rates.eps}
+    groups = [{**rates, "params": []} for _ in weights]  # DeepSpeed reads the state of no more groups than it finds
+    # a whole number: stage 3 gives one object to all parts of its optimizer, and each would count a tensor up
+    of_stage_3 = {"state": {0: {"step": state.step}}, "param_groups": groups}
+    optimizer = {"ds_version": _VERSION, "param_groups": groups, "optimizer_state_dict": of_stage_3}
+    _save(optimizer, folder / UNIVERSAL / "optimizer_state.pt")
+    engine: dict[str, Any] = {"module": {}, "optimizer": None, "ds_version": _VERSION}
+    engine |= {"global_steps": state.step, "skipped_steps": 0, "dp_world_size": 1, "mp_world_size": 1}
+    engine["lr_scheduler"] = {
+        "last_batch_iteration": state.step - 1
+    }  # the first name is DeepSpeed's, the others torch's
+    engine["lr_scheduler"] |= {"last_epoch": state.step, "_step_count": state.step + 1, "lr_lambdas": []}
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):  # of stages 1 and 2; of 3
+        _save(engine, folder / name)
+
+
+def _zeros(weights: Tensors) -> Tensors:
+    return {key: torch.zeros_like(tensor) for key, tensor in weights.items()}
+
+
+def _save(content: Any, path: Path) -> None:
+    with replacing(path) as temporary:
+        torch.save(content, temporary)

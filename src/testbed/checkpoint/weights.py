@@ -122,6 +122,18 @@ def write_weights(
         except SafetensorError as error:
             raise _as_os_error(error) from None
         temporary.chmod(stat.S_IMODE(mode))
+    write_config(directory, shape, dropout, end_of_text_id, tokenizer, tokenizer_text)
+
+
+def write_config(
+    directory: Path,
+    shape: ModelShape,
+    dropout: float,
+    end_of_text_id: int | None,
+    tokenizer: str | None,
+    tokenizer_text: str | None = None,
+) -> None:
+    """Write config.json, and the file of a trained BPE. Errors as in `write_weights`."""
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
