@@ -152,6 +152,7 @@ PROGRAMS = {
     "scripts/more/benchmark_gpu.py": "--out_dir= --only= --device= --gpus= --run_timeout_s=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
+    "scripts/profiling/merge_traces.py": "= --out=",
     "scripts/more/compare_peers.py": "--repeats= --peers= --threads= --out_dir= --run_timeout_s=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
     "--seq_length= --global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
