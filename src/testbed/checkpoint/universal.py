@@ -131,10 +131,8 @@ def write_universal(folder: Path, weights: Tensors, state: AdamWState | None, sh
     _save(optimizer, folder / UNIVERSAL / "optimizer_state.pt")
     engine: dict[str, Any] = {"module": {}, "optimizer": None, "ds_version": _VERSION}
     engine |= {"global_steps": state.step, "skipped_steps": 0, "dp_world_size": 1, "mp_world_size": 1}
-    engine["lr_scheduler"] = {
-        "last_batch_iteration": state.step - 1
-    }  # the first name is DeepSpeed's, the others torch's
-    engine["lr_scheduler"] |= {"last_epoch": state.step, "_step_count": state.step + 1, "lr_lambdas": []}
+    of_torch = {"last_epoch": state.step, "_step_count": state.step + 1, "lr_lambdas": []}
+    engine["lr_scheduler"] = {"last_batch_iteration": state.step - 1, **of_torch}  # the first is DeepSpeed's own
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):  # of stages 1 and 2; of 3
         _save(engine, folder / name)
 

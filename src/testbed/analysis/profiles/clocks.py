@@ -20,14 +20,15 @@ class Clock:
     """How a rank's clock stands against rank 0's: offset + drift x (time of the rank - `origin`) is subtracted.
 
     Units are those of the times that were given.
+
+    Attributes:
+        uncertainty: the true offset is at most this far away, whatever the network does; None: unknown.
     """
 
     offset: float = 0.0
     drift: float = 0.0
     origin: float = 0.0
-    uncertainty: float | None = (
-        0.0  # the true offset is at most this far away, whatever the network does; None: unknown
-    )
+    uncertainty: float | None = 0.0
     num_collectives: int = 0
 
     def on_rank_0(self, time: float) -> float:
