@@ -6,6 +6,7 @@ import datetime
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -57,6 +58,9 @@ def start_process_group(
     """
     if not (launch.is_distributed or is_needed):
         return None
+    # PyTorch 2.13 renamed them; FSDP2 and DeepSpeed call the old names, and PyTorch 2.11 has no others
+    renamed = ".*(all_gather_into_tensor|reduce_scatter_tensor).*"
+    warnings.filterwarnings("ignore", message=renamed, category=FutureWarning)
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     if launch.is_distributed:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -212,9 +211,6 @@ def _whole_allocations(tensors: Iterable[torch.Tensor | None], seen: set[int]) -
 def import_deepspeed(device: torch.device):
     """Import DeepSpeed for this device, without its banner and without a build that training does not need."""
     os.environ["DS_ACCELERATOR"] = device.type
-    # its own calls of functions that PyTorch 2.13 renamed; nothing a user could do about
-    renamed = ".*(all_gather_into_tensor|reduce_scatter_tensor).*"
-    warnings.filterwarnings("ignore", message=renamed, category=FutureWarning)
     import deepspeed
     import deepspeed.ops
     from deepspeed.utils import logger
