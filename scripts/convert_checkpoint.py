@@ -59,7 +59,9 @@ def check_deepspeed(to: Path, is_asked: bool) -> None:
     if is_asked and to.suffix.lower() in SUFFIXES:
         raise InputError(f"--deepspeed writes a folder, and --to {to} names a file; leave {to.suffix} out")
     if is_asked and to.exists() and any(to.iterdir()) and not is_universal(to):
-        raise InputError(f"--to {to} is no universal checkpoint of DeepSpeed, which would replace it; name another")
+        raise InputError(
+            f"--to {to} holds no universal checkpoint, and --deepspeed replaces nothing else; name another"
+        )
 
 
 @program

@@ -3,9 +3,10 @@
 
     python scripts/profiling/merge_traces.py checkpoint/ddp --out trace.json.gz
 
-Each rank is a process, with its step and phases as a track of their own and arrows between matching collectives. Clocks
-are aligned by collectives, and how well is said here and in the file. Memory does not grow with the traces. Exit code
-1: a trace is damaged, or --out cannot be written; 2: there is no trace, or a file is none.
+Each rank is a process. Its step and phases have a track of their own, and arrows join matching collectives. Clocks are
+aligned by collectives; the uncertainty is printed and stored in the file. Memory does not grow with the traces.
+
+Exit code: 0; 1 a trace is damaged, or --out cannot be written; 2 RUN holds no trace, or a file is not a trace.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.plain_loop import losses_of
 from support.programs import run_here
 
 from testbed.checkpoint.adamw_state import FILE
@@ -33,23 +34,6 @@ SETTINGS = {
     "adam_eps": 1e-7,
     "weight_decay": 0.2,
 }
-
-
-def batch(step: int) -> torch.Tensor:
-    return torch.randint(0, 300, (3, 17), generator=torch.Generator().manual_seed(step))
-
-
-def losses_of(model: GPT2, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    """nanoGPT's loop: forward, backward, clip at 1, step."""
-    losses = []
-    for step in steps:
-        loss = model(batch(step)[:, :-1], batch(step)[:, 1:]) / (3 * 16)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-    return losses
 
 
 class Run:

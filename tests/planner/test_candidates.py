@@ -17,6 +17,7 @@ from testbed.planner.candidates import candidates, possible
 from testbed.planner.command import arguments_of, command_of
 from testbed.planner.goodput import Failures
 from testbed.planner.machines import cpu_core
+from testbed.planner.plan import name_of
 
 LINK = Link(name="link", latency_s=1e-5, bytes_per_s=1e10)
 GPU = Device(name="gpu", memory_bytes=8e10, peak_flops={"bf16": 1e15, "fp32": 6e13}, memory_bytes_per_s=3e12)
@@ -50,6 +51,7 @@ def read_back(job: Job, there: Machine, shape: ModelShape) -> Job:
         (4, {"precision": "fp16", "offload": "optimizer", "overlap_comm": "off", "compile": True}),
         (16, {"matmul": "fp8", "attention": "math"}),
         (32, {"run_type": "mesh", "context_parallel_size": 4}),
+        (4, {"run_type": "mesh", "context_parallel_size": 4}),
         (16, {"run_type": "mesh", "pipeline_stages": 2, "pipeline_schedule": "zero_bubble", "shard_size": 4}),
     ],
 )
@@ -61,6 +63,14 @@ def test_the_command_of_a_job_starts_that_job(devices, given):
         assert read_back(job, there, GPT2) == job
         assert job.global_batch == 64
         assert job.layout.devices == devices
+
+
+def test_whole_weights_and_shards_on_context_ranks_have_names_of_their_own():
+    jobs = candidates(GPT2, 1024, 64, machine(4), {"run_type": "mesh", "context_parallel_size": 4})
+    assert {(job.layout.shard, name_of(job)) for job in jobs} == {
+        (1, "mesh 4 context"),
+        (4, "mesh 4 context in 4 shards"),
+    }
 
 
 def test_every_run_type_is_a_candidate_somewhere():

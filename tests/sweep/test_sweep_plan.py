@@ -88,6 +88,8 @@ def test_cells_that_make_no_sense_here_are_not_applicable_and_say_why():
         **{("mesh", ranks): "its axes need a multiple of 4 ranks" for ranks in (1, 2)},
         ("fsdp", 1): "its axes need a multiple of 2 ranks",
     }
+    on_context_ranks = reasons("mesh:context_parallel_size=2+shard_size=4", Machine(num_cores=4))
+    assert on_context_ranks.keys() == {("mesh", 1), ("mesh", 2)}, "shards lie on context ranks"
 
 
 def test_dp_takes_as_many_devices_as_the_cell_has_ranks_in_one_process():

@@ -20,7 +20,7 @@ class Axes:
             ranks too; without shards it has the context ranks.
         shards: what `fully_shard` takes: "replicate" and "fsdp", or the latter alone.
         data_rank: which share of the global batch this rank reads.
-        ranks: this rank's number on each axis, and `groups` the ranks along it.
+        ranks: this rank's number on each axis that has one.
     """
 
     def __init__(self, sizes: MeshSizes, device: torch.device):

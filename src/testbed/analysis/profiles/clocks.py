@@ -17,9 +17,7 @@ MOST_FOR_DRIFT = 200  # pairs of them grow with the square
 
 @dataclass(frozen=True)
 class Clock:
-    """How a rank's clock stands against rank 0's: offset + drift x (time of the rank - `origin`) is subtracted.
-
-    Units are those of the times that were given.
+    """The difference between a rank's clock and rank 0's, `offset + drift * (time - origin)`, in the unit of the times.
 
     Attributes:
         uncertainty: the true offset is at most this far away, whatever the network does; None: unknown.
@@ -37,7 +35,7 @@ class Clock:
 
 
 def align(mine: np.ndarray, reference: np.ndarray) -> Clock:
-    """Return how this rank's clock stands against that of rank 0.
+    """Return the difference between this rank's clock and rank 0's.
 
     Args:
         mine: (n, 2) begin and end of n collectives of all ranks, by this rank's clock.

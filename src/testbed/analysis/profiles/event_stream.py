@@ -26,7 +26,8 @@ def opened_trace(path: Path) -> Iterator[EventStream]:
     """Open a trace in JSON, plain or .gz.
 
     Raises:
-        InputError: it is no trace. Failure: it is damaged, or cannot be read.
+        InputError: the file does not exist, or is not a trace.
+        Failure: the file is damaged, or cannot be read.
     """
     try:
         with open_regular(path) as file:
@@ -40,7 +41,7 @@ def opened_trace(path: Path) -> Iterator[EventStream]:
 
 
 class EventStream:
-    """What stands before the events (`head`), and the events themselves, once."""
+    """The events of a trace, to be iterated once. `head` has the keys that come before them."""
 
     def __init__(self, path: Path, source: TextIO):
         self._path, self._source = path, source
@@ -56,7 +57,7 @@ class EventStream:
             head = json.loads(text.rstrip().rstrip(",") + "}")
         except ValueError:
             raise InputError(
-                f"{self._path} is not a trace of torch.profiler: what precedes its events is no JSON"
+                f"{self._path} is not a trace of torch.profiler: the text before traceEvents is not JSON"
             ) from None
         return head if isinstance(head, dict) else {}
 
@@ -74,7 +75,7 @@ class EventStream:
                 self._buffer, self._place = self._buffer[self._place :], 0
 
     def _next(self) -> str:
-        """Return the next character that is no space and no comma; it stays unread."""
+        """Skip spaces and commas. Returns the next character without consuming it."""
         while True:
             while self._place < len(self._buffer):
                 if self._buffer[self._place] not in " \t\r\n,":
