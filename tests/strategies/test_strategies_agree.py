@@ -122,14 +122,14 @@ def train(ranks, token_files, pair_files, tmp_path_factory):
 
 @pytest.mark.parametrize("clipping", CLIPPING)
 @pytest.mark.parametrize("variant", slow_but(STRATEGIES, VARIANTS))
-def test_every_strategy_follows_the_single_process(train, variant, clipping):
+def test_every_strategy_follows_the_single_process(train, variant, clipping, request):
     run_type, ranks, flags, mesh = VARIANTS[variant]
     recipe = " ".join(recipe for recipe in RECIPES if recipe in flags)
     expected, actual = train("baseline", 1, recipe, clipping), train(run_type, ranks, flags, clipping)
     limit = float(CLIPPING[clipping])
     assert (min(expected["grad_norms"]) > limit) == (clipping == "clipping"), "the case tests what it says"
     if variant in MESHES:
-        write_down(variant, clipping, actual, distances(expected, actual))
+        write_down(variant, clipping, actual, distances(expected, actual), request.config)
     assert disagreements(expected, actual) == []
     assert actual["world_size"] == ranks
     assert mesh is None or actual["mesh"] == f"mesh {mesh}"

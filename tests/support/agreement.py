@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from support.programs import TINY_RUN, data_flags
 from support.ranks import Ranks
@@ -60,13 +61,14 @@ def rounding(exact: dict, rounded: dict) -> dict[str, float]:
     return {**found, "weights": distances(exact, rounded)["weights"]}
 
 
-def write_down(variant: str, clipping: str, actual: dict, found: dict[str, float]) -> None:
+def write_down(variant: str, clipping: str, actual: dict, found: dict[str, float], config: pytest.Config) -> None:
     """Add a line to the file that AGREEMENT_FILE names, for docs/results/meshes; nothing without it."""
     if path := os.environ.get("AGREEMENT_FILE"):
         line = {"variant": variant, "clipping": clipping, "ranks": actual["world_size"], "mesh": actual["mesh"]} | found
         lines = [line]
         if not Path(path).exists():  # the first line says what made the others
-            command = shlex.join(["python", "-m", "pytest", *sys.argv[1:]])
+            words = getattr(config, "workerinput", {}).get("mainargv", sys.argv)  # a worker of -n 2 has no words itself
+            command = shlex.join(["python", "-m", "pytest", *words[1:]])
             lines.insert(0, {"command": command, **facts_of_machine(), **facts_here()})
         with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(each)}\n" for each in lines)
