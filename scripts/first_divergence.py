@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Find the first place where two ways of training part: step, phase, module or parameter, rank, size, likely cause.
+
+    python scripts/first_divergence.py --a "--run_type ddp" --ranks_a 2 --b "--run_type baseline"
+    python scripts/first_divergence.py --a transformers --b "--run_type baseline" -- --precision bf16
+    python scripts/first_divergence.py --a "--run_type fsdp" --ranks_a 2 --save fsdp.npz
+    python scripts/first_divergence.py --a fsdp.npz --b "--run_type baseline"
+
+A side is flags of src/gpt2.py, `transformers` (its GPT-2 in a plain loop), or a file of --save. What follows `--`
+goes to both. Without --train_data_path there they train a tiny model on made-up tokens. Both train a few steps with the
+same weights and batches, and side B once more with another split into micro batches, which shows what rounding does.
+docs/first_divergence.md says what is compared.
+
+Exit code: 0 no divergence, 1 a divergence or a run that failed, 2 what was typed cannot be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+
+from testbed.config.flag_types import positive
+from testbed.config.sweep_flags import parse_before_dashes, parser_of
+from testbed.errors import say
+from testbed.experiments.divergence.answer import answer_of, lines_of
+from testbed.experiments.divergence.run_sides import Request, check, record_sides
+from testbed.experiments.divergence.sides import save
+from testbed.program import program
+
+
+def parse_arguments():
+    parser = parser_of(__doc__)
+    parser.add_argument("--a", required=True, metavar="SIDE", help="what is looked at")
+    parser.add_argument(
+        "--b", default="--run_type baseline", metavar="SIDE", help="what is right (default: %(default)s)"
+    )
+    parser.add_argument("--ranks_a", type=positive, default=1, metavar="N", help="processes of side A (default: 1)")
+    parser.add_argument("--ranks_b", type=positive, default=1, metavar="N", help="processes of side B (default: 1)")
+    parser.add_argument("--steps", type=positive, default=3, metavar="N", help="steps to record (default: %(default)s)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the fingerprints of side A")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the answer there too")
+    parser.add_argument("--out_dir", type=Path, metavar="DIR", help="keep the runs there (default: a folder that goes)")
+    return parse_before_dashes(parser, sys.argv[1:])
+
+
+@program
+def main() -> int:
+    arguments, started_s = parse_arguments(), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="divergence-") as made:
+        folder = arguments.out_dir or Path(made)
+        request = Request(
+            sides=(shlex.split(arguments.a), shlex.split(arguments.b)),
+            ranks=(arguments.ranks_a, arguments.ranks_b),
+            common=tuple(arguments.passed_on),
+            steps=arguments.steps,
+            folder=folder,
+        )
+        plan = check(request)
+        a, b, noisy = record_sides(plan, lambda line: say(line, flush=True))
+    if arguments.save is not None:
+        save(a, arguments.save)
+    answer = answer_of(a, b, noisy)
+    say("\n".join(lines_of(answer)))
+    say(f"{time.perf_counter() - started_s:.0f} s")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
+    return 1 if answer["divergence"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Compare the records of two sides in the order of computation, and name the first that parts. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import defaultdict
+
+import numpy as np
+
+from testbed.experiments.divergence.sides import Parts, Place, Side
+
+SQUARES, FIRST = 1, 2  # as in projections.py, which loads torch
+BEYOND = 8.0  # times the noise
+ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-9}
+MANY = 64  # roundings of a value, as far as the floor of the noise is concerned
+OWN = 1e-5  # of what a side itself says twice: a norm and its gradients, a sum and its summands
+TINY = 1e-30
+
+
+@dataclasses.dataclass
+class Parting:
+    """The first place where two sides part.
+
+    Attributes:
+        ranks: of side A, whose part it is; empty: it cannot be said, or all.
+        size: relative difference; `limit` is what rounding explains.
+        a, b: what was compared, for `causes.py`.
+        against: what A differs from, in words.
+    """
+
+    place: Place
+    ranks: list[int]
+    size: float
+    limit: float
+    a: np.ndarray
+    b: np.ndarray
+    against: str = "the other side"
+
+
+def size_of(a: np.ndarray, b: np.ndarray) -> float:
+    """Return how far `a` is from `b`, relative to b; of a batch the row where that is most."""
+    if a.shape != b.shape:
+        return float("inf")
+    if b.ndim == 1:
+        return float(abs(a[0] - b[0]) / max(abs(b[0]), TINY))
+    difference, scale = a[..., FIRST:] - b[..., FIRST:], np.sqrt(np.mean(b[..., FIRST:] ** 2))
+    by_row = np.sqrt(np.mean(difference**2, axis=(-2, -1)))
+    with np.errstate(invalid="ignore"):
+        found = float(np.max(by_row) / max(scale, TINY))
+    return float("inf") if np.isnan(found) else found
+
+
+class Comparison:
+    """Of side A with side B, whose noise is known from B once more in another split, or from floors alone."""
+
+    def __init__(self, a: Side, b: Side, noisy: Side | None = None):
+        self.a, self.b = a, b
+        self.places = sorted(a.records.keys() & b.records.keys(), key=Place.order)
+        self.noise = {} if noisy is None else _noise(b, noisy)
+        precisions = {side.facts.get("precision", "fp32") for side in (a, b)}
+        self.floor = MANY * ROUNDING["bf16" if "bf16" in precisions else "fp32"]
+        typical = defaultdict(list)
+        for place, size in self.noise.items():
+            typical[place.step, place.phase].append(size)
+        self.typical = {key: statistics.quantiles([*sizes, *sizes], n=4)[2] for key, sizes in typical.items()}
+
+    def first(self) -> Parting | None:
+        """Return where A parts first, or None."""
+        for place in self.places:
+            if (found := self.at(place)) is not None:
+                return found
+        return None
+
+    def limit(self, place: Place) -> float:
+        """Return the largest difference that rounding explains."""
+        floor = self.floor
+        if place.phase in ("data", "weights") or place.step == 0:
+            floor = MANY * ROUNDING["fp32"]
+        if place.phase == "data":
+            return 0.0
+        measured = max(self.noise.get(place, 0.0), self.typical.get((place.step, place.phase), 0.0))
+        if place.phase == "update" and place.step > 0 and self.b.whole(place).ndim > 1:
+            weights = np.sqrt(np.mean(self.b.whole(place)[..., FIRST:] ** 2))
+            updates = np.sqrt(np.mean(update_of(self.b, place)[..., FIRST:] ** 2))
+            floor = max(floor, float(BEYOND * ROUNDING["fp32"] * weights / max(updates, TINY)))
+        return max(BEYOND * measured, floor)
+
+    def at(self, place: Place) -> Parting | None:
+        """Return how the sides part at one place, or None."""
+        limit = self.limit(place)
+        if (found := self._copies(place, limit)) is not None:
+            return found
+        if place.phase == "synchronisation":
+            return self._synchronised(place)
+        if place.phase == "clipping":
+            return self._clipped(place)
+        if place.phase == "update" and place.step > 0:
+            a, b = update_of(self.a, place), update_of(self.b, place)
+        else:
+            a, b = self.a.whole(place), self.b.whole(place)
+        size = size_of(a, b)
+        if size <= limit:
+            return None
+        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b)
+
+    def _copies(self, place: Place, limit: float) -> Parting | None:
+        """Compare what several ranks of A have of one thing with each other."""
+        odd: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
+        for part, of_ranks in self.a.records[place].items():
+            if len({array.tobytes() for array in of_ranks.values()}) == 1:
+                continue
+            honest = _nearest(of_ranks, self.b.records[place].get(part))
+            for rank, array in of_ranks.items():
+                size = size_of(array, honest)
+                if size > max(limit, OWN):
+                    odd[rank] = (size, array, honest)
+        if not odd:
+            return None
+        rank = max(odd, key=lambda each: odd[each][0])
+        size, a, b = odd[rank]
+        return Parting(place, sorted(odd), size, max(limit, OWN), a, b, "the copies of the other ranks")
+
+    def _synchronised(self, place: Place) -> Parting | None:
+        """Compare a gradient with the sum of the side's own summands. Where they are unknown, with the other side."""
+        local = Place(place.step, "backward", place.name)
+        a = self.a.whole(place)
+        if local not in self.a.records:
+            b, limit = self.b.whole(place), self.limit(place)
+            size = size_of(a, b)
+            return None if size <= limit else Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b)
+        b = self.a.whole(local)
+        others = [self.b] if local in self.b.records else []
+        limit = max([OWN, *(BEYOND * size_of(side.whole(place), side.whole(local)) for side in others)])
+        size = size_of(a, b)
+        if size <= limit:
+            return None
+        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, "the sum of the ranks' own")
+
+    def _clipped(self, place: Place) -> Parting | None:
+        """Compare the norm, and what clipping left, with what follows from the synchronised gradients."""
+        squares = self._squares(place.step)
+        most = float(self.a.facts.get("max_grad_norm", 0.0))
+        norm = float(np.sqrt(squares))
+        factor = min(1.0, most / (norm + 1e-6)) if most > 0 else 1.0
+        if place.name == "norm":
+            a, b = self.a.whole(place), np.array([norm])
+            b = self.b.whole(place) if squares == 0 else b
+        elif self.a.whole(place).ndim == 1:
+            a, b = self.a.whole(place), np.array([squares * factor**2])
+        else:
+            synchronised = Place(place.step, "synchronisation", place.name)
+            a, b = self.a.whole(place), factor * self.a.whole(synchronised)
+        size, limit = size_of(a, b), OWN * (10 if place.name == "norm" else 1)
+        if size <= limit:
+            return None
+        against = "what follows from the synchronised gradients"
+        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, against)
+
+    def _squares(self, step: int) -> float:
+        """Return the squared norm of A's synchronised gradients."""
+        places = [place for place in self.a.records if place.step == step and place.phase == "synchronisation"]
+        return sum(float(self.a.whole(place)[:, SQUARES].sum()) for place in places)
+
+    def _to_blame(self, place: Place, a: np.ndarray, b: np.ndarray, limit: float) -> list[int]:
+        """Return the ranks of A whose rows or bins differ, if not all do."""
+        if a.shape != b.shape or a.ndim == 1:
+            return []
+        ranks, scale = self.a.ranks, np.sqrt(np.mean(b[..., FIRST:] ** 2))
+        if place.phase == "backward":
+            return self._summands_to_blame(place, limit)
+        off = np.sqrt(np.mean((a - b)[..., FIRST:] ** 2, axis=-1)) > limit * max(scale, TINY) / 2
+        blamed = []
+        for rank in ranks:
+            held = np.zeros(off.shape, dtype=bool)
+            for part, array in self.a.of_rank(place, rank):
+                has = array[..., SQUARES] > 0
+                first = int(part.partition(":")[0]) if array.ndim == 3 else 0
+                held[first : first + len(has)] |= has
+            if held.any() and (off & held).any():
+                blamed.append(rank)
+        return blamed if len(blamed) < len(ranks) else []
+
+    def _summands_to_blame(self, place: Place, limit: float) -> list[int]:
+        """Return the ranks whose rows bring other gradients than the same rows of side B."""
+        theirs = {int(part.rpartition(":row")[2]): array for part, array in _by_row(self.b.records[place])}
+        scale, blamed, rows_of = np.sqrt(np.mean(self.b.whole(place)[..., FIRST:] ** 2)), [], self.a.rows_of_rank
+        for rank in self.a.ranks:
+            first, last = rows_of(rank)
+            expected = [array for row, array in theirs.items() if first <= row < last]
+            parts = [
+                next(iter(of_ranks.values()))
+                for of_ranks in self.a.records[place].values()
+                if any(rows_of(other) == (first, last) for other in of_ranks)
+            ]
+            if not expected or not parts:
+                return []
+            difference = (np.sum(parts, axis=0) - np.sum(expected, axis=0))[..., FIRST:]
+            if np.sqrt(np.mean(difference**2)) > limit * scale / len(self.a.ranks):
+                blamed.append(rank)
+        return blamed if len(blamed) < len(self.a.ranks) else []
+
+
+def _by_row(parts: Parts) -> list[tuple[str, np.ndarray]]:
+    return [(part, next(iter(of_ranks.values()))) for part, of_ranks in parts.items() if ":row" in part]
+
+
+def _nearest(of_ranks: dict[int, np.ndarray], expected: dict[int, np.ndarray] | None) -> np.ndarray:
+    """Return the copy to believe: what most ranks have, or else what is nearest to the other side's."""
+    counts: dict[bytes, int] = defaultdict(int)
+    for array in of_ranks.values():
+        counts[array.tobytes()] += 1
+    most = max(counts.values())
+    common = [array for array in of_ranks.values() if counts[array.tobytes()] == most]
+    if expected is None or len({array.tobytes() for array in common}) == 1:
+        return common[0]
+    other = next(iter(expected.values()))
+    return min(common, key=lambda array: size_of(array, other))
+
+
+def update_of(side: Side, place: Place) -> np.ndarray:
+    """Return what a step added to a weight; of a number, itself."""
+    now, before = side.whole(place), Place(place.step - 1, place.phase, place.name)
+    return now if now.ndim == 1 or before not in side.records else now - side.whole(before)
+
+
+def _noise(side: Side, again: Side) -> dict[Place, float]:
+    """Return the differences that another split of the same work makes."""
+    found = {}
+    for place in side.records.keys() & again.records.keys():
+        if place.phase == "update" and place.step > 0:
+            found[place] = size_of(update_of(again, place), update_of(side, place))
+        elif place.phase not in ("data", "clipping"):
+            found[place] = size_of(again.whole(place), side.whole(place))
+    return found

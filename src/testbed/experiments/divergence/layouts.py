@@ -1,0 +1,109 @@
+"""Where in the whole model's tensors the pieces of a rank lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from testbed.experiments.divergence.projections import fingerprint
+from testbed.optim.optimizer import local_tensor
+from testbed.strategies.tensor import exchange_order
+
+if TYPE_CHECKING:
+    from testbed.model.shape import ModelShape
+
+C_ATTN = "attn.c_attn"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rank's piece of a tensor of two axes.
+
+    Attributes:
+        rows, columns: int64 places in the whole tensor, in the order in which the piece has them.
+        part: differs between pieces that differ, also between the summands of a sum.
+    """
+
+    tensor: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+    part: str
+
+    def fingerprint(self, length: int) -> np.ndarray:
+        """Return (bins, NUMBERS); `length` is the number of rows of the whole tensor."""
+        return fingerprint(self.tensor, self.rows, self.columns, length)
+
+
+def whole_shape(name: str, shape: ModelShape) -> tuple[int, int]:
+    """Return rows and columns of a parameter of the model; a vector has one column."""
+    c, is_bias = shape.embedding_size, name.endswith("bias")
+    if name == "wte.weight":
+        return shape.padded_vocab_size, c
+    if name == "wpe.weight":
+        return shape.max_position_embeddings, c
+    if ".ln_" in name or name.startswith("ln_"):
+        return c, 1
+    rows = {"attn.c_attn": 3 * c, "mlp.c_fc": 4 * c}.get(name.split(".", 2)[2].rpartition(".")[0], c)
+    columns = 4 * c if "mlp.c_proj" in name else c
+    return rows, 1 if is_bias else columns
+
+
+def piece_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> Piece:
+    """Return where a parameter's piece, or that of its gradient, lies.
+
+    The tensor ranks cut first, query, key and value each by itself; then shards cut the rows of what they hold.
+    """
+    num_rows, num_columns = whole_shape(name, shape)
+    rows, columns, summands = torch.arange(num_rows), torch.arange(num_columns), []
+    for axis, ranks, rank, place in sorted(_cuts(tensor), key=lambda cut: cut[0] != "tensor"):
+        if place is None:  # each rank of this axis has a summand
+            summands.append(f"{axis}{rank}")
+        elif place == 1 and num_columns > 1:
+            columns = _chunk(columns, ranks, rank)
+        else:
+            if axis == "tensor" and C_ATTN in name:
+                rows = exchange_order(rows, 3, ranks)
+            rows = _chunk(rows, ranks, rank)
+    local = local_tensor(tensor)
+    local = local.reshape(len(local), -1) if local.numel() else local.new_zeros(0, len(columns))
+    rows = rows[: len(local)].to(local.device)  # transformers has no rows that fill the vocabulary up
+    if name.endswith(
+        "c_attn.bias"
+    ):  # a shift of all scores changes no softmax, so the keys' gradient is rounding alone
+        is_key = (rows >= shape.embedding_size) & (rows < 2 * shape.embedding_size)
+        local = local.masked_fill(is_key.unsqueeze(-1), 0.0)
+    where = f"{int(rows[0])}-{int(rows[-1])},{int(columns[0])}-{int(columns[-1])}" if len(rows) else "nothing"
+    return Piece(local, rows, columns.to(local.device), ":".join([where, *summands]))
+
+
+def _cuts(tensor: torch.Tensor) -> list[tuple[str, int, int, int | None]]:
+    """Return axis, its ranks, this one, and the dimension that it cuts (None: it has summands) of each cut."""
+    if not isinstance(tensor, DTensor):
+        return []
+    mesh, found = tensor.device_mesh, []
+    for number, placement in enumerate(tensor.placements):
+        axis = (mesh.mesh_dim_names or ())[number]
+        # not is_shard(): it is false of the shards of what tensor ranks had cut before
+        if not placement.is_replicate():
+            place = None if placement.is_partial() else placement.dim  # type: ignore[attr-defined]
+            found.append((axis, mesh.size(number), mesh.get_local_rank(number), place))
+    return found
+
+
+def _chunk(indices: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:
+    """Return a rank's piece; the last ones are shorter, or empty."""
+    length = -(-len(indices) // ranks)
+    return indices[min(rank * length, len(indices)) : (rank + 1) * length]
+
+
+def positions_of(length: int, ranks: int, rank: int) -> torch.Tensor:
+    """Return the positions of a context rank: of 2 x ranks chunks the one with its number, from both ends.
+
+    Written out here, as strategies/context.py is what the fingerprints look at.
+    """
+    chunks = torch.arange(length).chunk(2 * ranks)
+    return chunks[0] if ranks == 1 and len(chunks) == 1 else torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
