@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.experiments.divergence.comparison import FIRST, Parting, size_of
+from testbed.experiments.divergence.comparison import FIRST, OTHER_COPIES, OTHER_SIDE, Parting, size_of
 from testbed.experiments.divergence.sides import Place, Side
 
 SAME = 0.02  # as close as a pattern must come
@@ -69,7 +69,7 @@ def _of_weights(parting: Parting, ratio: float, a: Side, b: Side) -> str:
 def _of_forward(parting: Parting, ratio: float, a: Side, b: Side) -> str:
     if parting.a.ndim == 1:
         return f"the loss is {ratio:.4g} times the other's"
-    if not np.isnan(ratio):
+    if not np.isnan(ratio) and not _is(ratio, 1.0):
         return f"outputs are {ratio:.4g} times the other's everywhere"
     off = np.sqrt(np.mean((parting.a - parting.b)[..., FIRST:] ** 2, axis=-1))
     scale = np.sqrt(np.mean(parting.b[..., FIRST:] ** 2))
@@ -95,21 +95,25 @@ def _of_gradients(parting: Parting, ratio: float, a: Side, b: Side) -> str:
     if is_exchange and (own := _own_summand(parting, a)) is not None:
         return own
     if not np.isnan(ratio) and not _is(ratio, 1.0):
-        return f"gradients are {ratio:.4g} times {parting.against}'s: {_meaning(ratio, ranks, a, is_exchange)}"
+        return f"gradients are {ratio:.4g} times {_theirs(parting)}: {_meaning(ratio, ranks, a, is_exchange)}"
     if is_exchange and place.name == "wte.weight":
         return "the tied embedding: the gradients of its two ends are not added as they should be"
     if is_exchange and BF16[0] < parting.size < BF16[1]:
         return "the size of rounding to bf16: gradients are averaged in it"
-    if parting.ranks:
+    if parting.ranks and not is_exchange:
         return "these ranks alone bring other gradients for the same rows"
     return "the summands are right and their sum is not" if is_exchange else "forward agrees and backward does not"
+
+
+def _theirs(parting: Parting) -> str:
+    return "the other side's" if parting.against == OTHER_SIDE else parting.against
 
 
 def _meaning(ratio: float, ranks: int, a: Side, is_exchange: bool) -> str:
     data_ranks, accumulation = a.facts.get("data_ranks", ranks), a.facts.get("accumulation", 1)
     if is_exchange and _is(ratio, data_ranks):
         return "summed in place of averaged, or exchanged twice"
-    if is_exchange and any(_is(ratio * n, 1.0) for n in {data_ranks, ranks} if n > 1):
+    if is_exchange and _is(ratio * data_ranks, 1.0):
         return "divided by the ranks once too often, or not exchanged"
     if _is(ratio, accumulation):
         return "not divided by the micro batches of a step"
@@ -150,7 +154,7 @@ def _of_update(parting: Parting, ratio: float, a: Side, b: Side) -> str:
     if parting.a.ndim == 1:
         return f"{place.name} is {parting.a[0]:g} in place of {parting.b[0]:g}"
     before = Place(place.step - 1, "update", place.name)
-    if parting.against != "the other side" and before in a.records:
+    if parting.against == OTHER_COPIES and before in a.records:
         for rank in parting.ranks:
             mine = dict(a.of_rank(before, rank))
             if any(size_of(array, mine[part]) == 0 for part, array in a.of_rank(place, rank) if part in mine):
@@ -158,6 +162,6 @@ def _of_update(parting: Parting, ratio: float, a: Side, b: Side) -> str:
         return "ranks update their copies differently"
     if not np.any(parting.a[..., FIRST:]):
         return "the weight is not updated"
-    if not np.isnan(ratio):
+    if not np.isnan(ratio) and not _is(ratio, 1.0):
         return f"the update is {ratio:.4g} times the other's"
     return "the optimizer makes another update of the same gradients"

@@ -16,6 +16,9 @@ ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-9}
 MANY = 64  # roundings of a value, as far as the floor of the noise is concerned
 OWN = 1e-5  # of what a side itself says twice: a norm and its gradients, a sum and its summands
 TINY = 1e-30
+OTHER_SIDE, OTHER_COPIES = "the other side", "the copies of other ranks"
+NORM_OF_GRADIENTS = "what follows from the synchronised gradients"
+SUMMANDS = "the sum of all ranks' own gradients"
 
 
 @dataclasses.dataclass
@@ -35,7 +38,7 @@ class Parting:
     limit: float
     a: np.ndarray
     b: np.ndarray
-    against: str = "the other side"
+    against: str = OTHER_SIDE
 
 
 def size_of(a: np.ndarray, b: np.ndarray) -> float:
@@ -107,10 +110,11 @@ class Comparison:
     def _copies(self, place: Place, limit: float) -> Parting | None:
         """Compare what several ranks of A have of one thing with each other."""
         odd: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
+        against, truth = self._truth(place)
         for part, of_ranks in self.a.records[place].items():
             if len({array.tobytes() for array in of_ranks.values()}) == 1:
                 continue
-            honest = _nearest(of_ranks, self.b.records[place].get(part))
+            honest = _nearest(of_ranks, self.b.records[place].get(part)) if truth is None else truth
             for rank, array in of_ranks.items():
                 size = size_of(array, honest)
                 if size > max(limit, OWN):
@@ -119,7 +123,18 @@ class Comparison:
             return None
         rank = max(odd, key=lambda each: odd[each][0])
         size, a, b = odd[rank]
-        return Parting(place, sorted(odd), size, max(limit, OWN), a, b, "the copies of the other ranks")
+        return Parting(place, sorted(odd), size, max(limit, OWN), a, b, against)
+
+    def _truth(self, place: Place) -> tuple[str, np.ndarray | None]:
+        """Return in words and numbers what every rank's copy should be, where that is known."""
+        local = Place(place.step, "backward", place.name)
+        if place.phase == "synchronisation" and len(self.a.records[place]) == 1 and local in self.a.records:
+            return SUMMANDS, self.a.whole(local)
+        if place.name == "norm" and (squares := self._squares(place.step)) > 0:
+            return NORM_OF_GRADIENTS, np.array([np.sqrt(squares)])
+        if place.name == "target tokens":
+            return OTHER_SIDE, self.b.whole(place)
+        return OTHER_COPIES, None
 
     def _synchronised(self, place: Place) -> Parting | None:
         """Compare a gradient with the sum of the side's own summands. Where they are unknown, with the other side."""
@@ -135,7 +150,7 @@ class Comparison:
         size = size_of(a, b)
         if size <= limit:
             return None
-        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, "the sum of the ranks' own")
+        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, SUMMANDS)
 
     def _clipped(self, place: Place) -> Parting | None:
         """Compare the norm, and what clipping left, with what follows from the synchronised gradients."""
@@ -154,8 +169,7 @@ class Comparison:
         size, limit = size_of(a, b), OWN * (10 if place.name == "norm" else 1)
         if size <= limit:
             return None
-        against = "what follows from the synchronised gradients"
-        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, against)
+        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, NORM_OF_GRADIENTS)
 
     def _squares(self, step: int) -> float:
         """Return the squared norm of A's synchronised gradients."""

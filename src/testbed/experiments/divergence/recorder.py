@@ -115,7 +115,11 @@ class Recorder:
             if is_block or name in OUTER or (not is_compiled and (layer in INNER or name == "ln_f")):
                 module.register_forward_hook(functools.partial(self._after_module, name))
             if not is_compiled and any(True for _ in module.parameters(recurse=False)):
-                module.register_forward_pre_hook(functools.partial(self._before_module, name))
+                module.register_forward_pre_hook(functools.partial(self._before_module, name, module))
+            if name == "wte":
+                embedding = module
+            if name == "ln_f" and not is_compiled:  # the head comes next, and it is no module
+                module.register_forward_pre_hook(functools.partial(self._before_module, "wte", embedding))
             if layer == ATTENTION and not is_compiled:
                 block = name.removesuffix(ATTENTION)
                 module.register_forward_pre_hook(
@@ -154,12 +158,13 @@ class Recorder:
             positions = positions.chunk(ranks)[rank]
         self._add_rows(FORWARD, name, x, positions, channels, self.rows)
 
-    def _before_module(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _before_module(self, name: str, module: nn.Module, *_: object) -> None:
         if self.rows is None or _computes_again():
             return
         for of_module, parameter in module.named_parameters(recurse=False):
             self.watch_parameter(f"{name}.{of_module}", parameter)
-            if self.rows.start == 0:  # once a step
+            is_seen = any(key.startswith(f"{WEIGHTS}|{name}.{of_module}|") for key in self.records)
+            if not is_seen:  # in this step
                 self.add_parameter(WEIGHTS, f"{name}.{of_module}", parameter)
 
     def watch_parameter(self, name: str, parameter: torch.Tensor) -> None:

@@ -68,7 +68,7 @@ class Plan:
 def check(request: Request) -> Plan:
     """Check that both sides do the same work, before anything is started. Raises InputError."""
     a, b = (_side(request, number) for number in (0, 1))
-    facts = [_facts(side) if isinstance(side, Start) else side.facts for side in (a, b)]
+    facts = [facts_of(side) if isinstance(side, Start) else side.facts for side in (a, b)]
     for name in sorted(facts[0]["work"].keys() | facts[1]["work"].keys()):
         mine, other = (each["work"].get(name) for each in facts)
         if mine != other:
@@ -115,7 +115,7 @@ def _start(request: Request, name: str, trainer: str, words: Sequence[str], rank
     return Start(name, trainer, flags, ranks, settings)
 
 
-def _facts(start: Start) -> dict[str, Any]:
+def facts_of(start: Start) -> dict[str, Any]:
     """Return what a comparison needs to know of a run."""
     settings, of_place = start.settings, ("train_data_path", "val_data_path", "max_val_steps")
     work = {
@@ -178,7 +178,7 @@ def _record(request: Request, start: Start, stop: Stop, say: Callable[[str], Non
     say(f"{start.name.replace('_', ' ')}: {start.settings.training.run_type} on {start.ranks}, {ended.seconds:.0f} s")
     if stop.exit_code is not None:
         raise KeyboardInterrupt
-    side = read_folder(folder / "prints", _facts(start))
+    side = read_folder(folder / "prints", facts_of(start))
     wanted = min(request.steps, start.settings.last_step)
     if ended.exit_code != 0 and (start.name != "a" or side.steps < 1):
         why = reason_of_failure(folder / "run", folder / "train.log", ended.exit_code)

@@ -38,7 +38,7 @@ class Place:
 
 def _order_of_name(name: str) -> tuple[int, int, str]:
     """Return layer and place inside it."""
-    if name == "norm":  # clipping follows from it
+    if name in ("norm", "learning rate") or name.startswith("weight decay"):  # what comes next follows from it
         return -2, 0, name
     if found := re.search(r"(?:^| )h\.(\d+)(?:\.(.*))?$", name):
         inner = found[2] or ""
@@ -79,7 +79,7 @@ class Side:
 
     def of_rank(self, place: Place, rank: int) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the parts that a rank has."""
-        for part, of_ranks in self.records[place].items():
+        for part, of_ranks in self.records.get(place, {}).items():
             if rank in of_ranks:
                 yield part, of_ranks[rank]
 

@@ -1,0 +1,79 @@
+"""scripts/first_divergence.py: planted faults are named where they are, and sound runs do not part."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from support.divergence import Sides
+from support.divergence_faults import EXPECTED, FAULTS
+from support.planted_bugs import PLANTED_BUGS
+from support.programs import REPOSITORY
+from support.variants import BF16, VARIANTS, slow_but
+
+from testbed.config.run_types import STRATEGIES
+
+pytestmark = pytest.mark.launches
+EVERY_DAY_FAULTS = (
+    "sum_instead_of_mean",
+    "a_rank_skips_a_step",
+    "positions_of_another_rank",
+    "attention_sees_the_future",
+)
+EVERY_DAY_RUNS = ("ddp", "pipeline", "shards x tensor")
+
+
+@pytest.fixture(scope="module")
+def sides(ranks, token_files, pair_files, tmp_path_factory) -> Sides:
+    return Sides(ranks, tmp_path_factory.mktemp("sides"), token_files, pair_files)
+
+
+def test_every_fault_has_a_place():
+    assert EXPECTED.keys() == PLANTED_BUGS.keys() | FAULTS.keys()
+
+
+@pytest.mark.parametrize("fault", slow_but(EVERY_DAY_FAULTS, EXPECTED))
+def test_a_planted_fault_is_named_where_it_is(sides, fault):
+    where = EXPECTED[fault]
+    found = sides.answer(fault, where.flags, where.ranks, fault, where.reference)["divergence"]
+    assert found is not None
+    assert re.fullmatch(where.phase, found["phase"])
+    assert re.fullmatch(where.name, found["name"])
+    assert found["step"] == where.step
+    if where.to_blame is not None:
+        assert tuple(found["ranks"]) == where.to_blame
+
+
+SOUND = {name: (run_type, ranks, flags) for name, (run_type, ranks, flags, _) in VARIANTS.items() if ranks <= 4} | {
+    f"bf16, {name}": (
+        run_type,
+        4 if STRATEGIES[run_type].keeps == "axes" else 2 if STRATEGIES[run_type].is_distributed else 1,
+        flags,
+    )
+    for name, (run_type, flags) in BF16.items()
+    if "native" not in flags and "compression" not in flags  # which round what is exchanged, and are named for it
+}
+
+
+@pytest.mark.parametrize("name", slow_but(EVERY_DAY_RUNS, SOUND))
+def test_sound_runs_do_not_part(sides, name):
+    run_type, ranks, flags = SOUND[name]
+    assert sides.answer(name, ["--run_type", run_type, *flags.split()], ranks)["divergence"] is None
+
+
+def call(*words: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(REPOSITORY / "scripts/first_divergence.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+
+
+def test_the_program_compares_a_file_with_a_run(tmp_path):
+    """A side that was saved, with transformers' model."""
+    saved = call("--a", "transformers", "--save", tmp_path / "side.npz", "--steps", 1, "--", "--precision", "fp32")
+    assert saved.returncode == 0, saved.stdout + saved.stderr
+    assert "No divergence" in saved.stdout
+    other = shlex.quote(str(tmp_path / "side.npz"))
+    again = call("--a", other, "--b", "--run_type ddp", "--steps", 1, "--", "--precision", "fp32")
+    assert again.returncode == 0, again.stdout + again.stderr

@@ -1,0 +1,87 @@
+"""Record sides on warm ranks, and compare them as scripts/first_divergence.py does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from support.agreement import PAIRS
+from support.programs import TINY_RUN, data_flags
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.experiments.divergence.answer import answer_of
+from testbed.experiments.divergence.run_sides import Start, facts_of
+from testbed.experiments.divergence.sides import Side, read_folder
+from testbed.planner.here import facts_here
+from testbed.sweep.request import facts_of_machine
+
+STEPS = 3
+WORKER = "support.divergence_worker"
+OF_WORK = ("--label_smoothing", "--adam_eps", "--precision", "--optimizer")  # a baseline does the same
+OTHER_SPLIT = ["--micro_batch_size_per_gpu", "4", "--attention", "math"]
+
+
+class Sides:
+    """Sides that were recorded; baselines are kept.
+
+    Args:
+        text, pairs: token files for training and validation.
+    """
+
+    def __init__(self, ranks, folder: Path, text, pairs):
+        self.ranks, self.folder, self.text, self.pairs = ranks, folder, text, pairs
+        self.number, self.references = 0, {}
+
+    def flags(self, words: list[str]) -> list[str]:
+        """Return all flags of a run: 16 sequences in micro batches of 2, clipping active."""
+        batch = "--global_batch_size 16 --micro_batch_size_per_gpu 2 --max_val_steps 0"
+        optimizer = f"--max_train_steps {STEPS} --learning_rate 0.01 --warmup_steps 2 --max_grad_norm 0.25"
+        data = data_flags(self.pairs if PAIRS in words else self.text)
+        words = [word for word in words if word != PAIRS]
+        return [*TINY_RUN, *data, *batch.split(), *optimizer.split(), *words]
+
+    def recorded(self, words: list[str], ranks: int, fault: str | None = None) -> Side:
+        self.number += 1
+        place, flags = self.folder / str(self.number), self.flags(words)
+        self.ranks.run(WORKER, place, [[flags, fault, str(place / "prints"), STEPS]], ranks)
+        settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
+        side = read_folder(place / "prints", facts_of(Start("a", "ours", flags, ranks, settings)))
+        shutil.rmtree(place)
+        return side
+
+    def baseline(self, words: list[str]) -> tuple[Side, Side]:
+        """Return a single process that does the work of these flags, and again in another split."""
+        mine = ["--run_type", "baseline", *([PAIRS] if PAIRS in words else [])]
+        for flag, value in itertools.pairwise(words):
+            mine += [flag, value] if flag in OF_WORK else []
+        key = shlex.join(mine)
+        if key not in self.references:
+            self.references[key] = (self.recorded(mine, 1), self.recorded([*mine, *OTHER_SPLIT], 1))
+        return self.references[key]
+
+    def answer(self, name: str, words: list[str], ranks: int, fault: str | None = None, reference=None) -> dict:
+        """Return the answer about a run; `reference`: flags and ranks of another side B than the baseline."""
+        b, noisy = self.baseline(words) if reference is None else (self.recorded(*reference), None)
+        started_s = time.perf_counter()
+        answer = answer_of(self.recorded(words, ranks, fault), b, noisy)
+        seconds = round(time.perf_counter() - started_s, 1)
+        write_down({"name": name, "flags": " ".join(words), "ranks": ranks, "seconds": seconds, **answer})
+        return answer
+
+
+def write_down(line: dict) -> None:
+    """Add a line to the file that DIVERGENCE_FILE names, for docs/results/first_divergence; nothing without it."""
+    if path := os.environ.get("DIVERGENCE_FILE"):
+        lines = [line]
+        if not Path(path).exists():  # the first line says what made the others
+            command = shlex.join(["python", "-m", "pytest", *sys.argv[1:]])
+            lines.insert(0, {"command": command, **facts_of_machine(), **facts_here()})
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(each)}\n" for each in lines)
