@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +22,7 @@ EVERY_DAY_FAULTS = (
     "positions_of_another_rank",
     "attention_sees_the_future",
 )
-EVERY_DAY_RUNS = ("ddp", "pipeline", "shards x tensor")
+EVERY_DAY_RUNS = ("pipeline", "shards x tensor")
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +37,7 @@ def test_every_fault_has_a_place():
 @pytest.mark.parametrize("fault", slow_but(EVERY_DAY_FAULTS, EXPECTED))
 def test_a_planted_fault_is_named_where_it_is(sides, fault):
     where = EXPECTED[fault]
-    found = sides.answer(fault, where.flags, where.ranks, fault, where.reference)["divergence"]
-    assert found is not None
-    assert re.fullmatch(where.phase, found["phase"])
-    assert re.fullmatch(where.name, found["name"])
-    assert found["step"] == where.step
-    if where.to_blame is not None:
-        assert tuple(found["ranks"]) == where.to_blame
+    sides.answer(fault, where.flags, where.ranks, where)
 
 
 SOUND = {name: (run_type, ranks, flags) for name, (run_type, ranks, flags, _) in VARIANTS.items() if ranks <= 4} | {
@@ -61,7 +54,7 @@ SOUND = {name: (run_type, ranks, flags) for name, (run_type, ranks, flags, _) in
 @pytest.mark.parametrize("name", slow_but(EVERY_DAY_RUNS, SOUND))
 def test_sound_runs_do_not_part(sides, name):
     run_type, ranks, flags = SOUND[name]
-    assert sides.answer(name, ["--run_type", run_type, *flags.split()], ranks)["divergence"] is None
+    sides.answer(name, ["--run_type", run_type, *flags.split()], ranks)
 
 
 def call(*words: object) -> subprocess.CompletedProcess:

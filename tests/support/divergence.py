@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from support.agreement import PAIRS
+from support.divergence_faults import Where
 from support.programs import TINY_RUN, data_flags
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
@@ -66,13 +67,18 @@ class Sides:
             self.references[key] = (self.recorded(mine, 1), self.recorded([*mine, *OTHER_SPLIT], 1))
         return self.references[key]
 
-    def answer(self, name: str, words: list[str], ranks: int, fault: str | None = None, reference=None) -> dict:
-        """Return the answer about a run; `reference`: flags and ranks of another side B than the baseline."""
+    def answer(self, name: str, words: list[str], ranks: int, where: Where | None = None) -> dict:
+        """Return the answer about a run, sound or with a fault that is to be found somewhere."""
+        reference = None if where is None else where.reference
         b, noisy = self.baseline(words) if reference is None else (self.recorded(*reference), None)
         started_s = time.perf_counter()
-        answer = answer_of(self.recorded(words, ranks, fault), b, noisy)
+        answer = answer_of(self.recorded(words, ranks, None if where is None else name), b, noisy)
         seconds = round(time.perf_counter() - started_s, 1)
-        write_down({"name": name, "flags": " ".join(words), "ranks": ranks, "seconds": seconds, **answer})
+        found = answer["divergence"]
+        is_right = found is None if where is None else where.is_right(found)
+        write_down({"name": name, "flags": " ".join(words), "ranks": ranks, "is_fault": where is not None,
+                    "is_right": is_right, "seconds": seconds, **answer})  # fmt: skip
+        assert is_right, answer
         return answer
 
 

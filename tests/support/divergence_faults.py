@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -32,6 +33,16 @@ class Where:
     to_blame: tuple[int, ...] | None = None
     step: int = 1
     reference: tuple[list[str], int] | None = None  # another side B than the baseline
+
+    def is_right(self, found: dict | None) -> bool:
+        """Return whether an answer names this place."""
+        return (
+            found is not None
+            and re.fullmatch(self.phase, found["phase"]) is not None
+            and re.fullmatch(self.name, found["name"]) is not None
+            and found["step"] == self.step
+            and self.to_blame in (None, tuple(found["ranks"]))
+        )
 
 
 LAST = r"ln_f\.bias|ln_f\.weight"  # where backward begins
@@ -329,7 +340,7 @@ def deepspeed_is_given_the_sum_of_micro_batches() -> None:
           lambda self, loss, *more, **named: honest(self, loss * 4, *more, **named))  # fmt: skip
 
 
-@fault(TENSORS, 2, "forward", r"h\.0\.attn\.c_attn.*")
+@fault(TENSORS, 2, "update", r"h\.0\.attn\.c_attn.*", step=0)  # wrong before the first step
 def heads_of_tensor_ranks_mixed_up() -> None:
     patch("testbed.strategies.tensor.exchange_order", lambda tensor, outer, inner: tensor)
 

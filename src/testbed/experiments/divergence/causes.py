@@ -144,6 +144,7 @@ def _of_clipping(parting: Parting, ratio: float, a: Side, b: Side) -> str:
         return f"{where}: it is {ratio:.4g} times as large"
     if np.isnan(ratio):
         return "gradients change between synchronisation and update"
+    ratio = ratio**0.5 if parting.a.ndim == 1 else ratio  # of squares
     return f"gradients are scaled by {ratio:.4g} times the factor that the norm asks for"
 
 

@@ -13,7 +13,8 @@ from testbed.experiments.divergence.sides import Parts, Place, Side
 SQUARES, FIRST = 1, 2  # as in projections.py, which loads torch
 BEYOND = 8.0  # times the noise
 ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-9}
-MANY = 64  # roundings of a value, as far as the floor of the noise is concerned
+LEAST = {"fp32": 64 * ROUNDING["fp32"], "bf16": 8 * ROUNDING["bf16"]}  # noise to allow for where none is measured
+AMPLIFIED = 16  # Adam divides by gradients that may be as small as their own rounding
 OWN = 1e-5  # of what a side itself says twice: a norm and its gradients, a sum and its summands
 TINY = 1e-30
 OTHER_SIDE, OTHER_COPIES = "the other side", "the copies of other ranks"
@@ -59,10 +60,11 @@ class Comparison:
 
     def __init__(self, a: Side, b: Side, noisy: Side | None = None):
         self.a, self.b = a, b
-        self.places = sorted(a.records.keys() & b.records.keys(), key=Place.order)
+        alone = {place for place in a.records if place.phase == "clipping"}  # judged by A's own gradients
+        self.places = sorted(a.records.keys() & b.records.keys() | alone, key=Place.order)
         self.noise = {} if noisy is None else _noise(b, noisy)
         precisions = {side.facts.get("precision", "fp32") for side in (a, b)}
-        self.floor = MANY * ROUNDING["bf16" if "bf16" in precisions else "fp32"]
+        self.floor = LEAST["bf16" if "bf16" in precisions else "fp32"]
         typical = defaultdict(list)
         for place, size in self.noise.items():
             typical[place.step, place.phase].append(size)
@@ -79,14 +81,14 @@ class Comparison:
         """Return the largest difference that rounding explains."""
         floor = self.floor
         if place.phase in ("data", "weights") or place.step == 0:
-            floor = MANY * ROUNDING["fp32"]
+            floor = LEAST["fp32"]
         if place.phase == "data":
             return 0.0
         measured = max(self.noise.get(place, 0.0), self.typical.get((place.step, place.phase), 0.0))
         if place.phase == "update" and place.step > 0 and self.b.whole(place).ndim > 1:
             weights = np.sqrt(np.mean(self.b.whole(place)[..., FIRST:] ** 2))
             updates = np.sqrt(np.mean(update_of(self.b, place)[..., FIRST:] ** 2))
-            floor = max(floor, float(BEYOND * ROUNDING["fp32"] * weights / max(updates, TINY)))
+            floor = max(AMPLIFIED * floor, float(BEYOND * ROUNDING["fp32"] * weights / max(updates, TINY)))
         return max(BEYOND * measured, floor)
 
     def at(self, place: Place) -> Parting | None:
@@ -111,19 +113,20 @@ class Comparison:
         """Compare what several ranks of A have of one thing with each other."""
         odd: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
         against, truth = self._truth(place)
+        limit = max(limit, OWN) if place.phase in ("forward", "backward") else OWN
         for part, of_ranks in self.a.records[place].items():
             if len({array.tobytes() for array in of_ranks.values()}) == 1:
                 continue
-            honest = _nearest(of_ranks, self.b.records[place].get(part)) if truth is None else truth
+            honest = _nearest(of_ranks, self.b.records.get(place, {}).get(part)) if truth is None else truth
             for rank, array in of_ranks.items():
                 size = size_of(array, honest)
-                if size > max(limit, OWN):
+                if size > limit:
                     odd[rank] = (size, array, honest)
         if not odd:
             return None
         rank = max(odd, key=lambda each: odd[each][0])
         size, a, b = odd[rank]
-        return Parting(place, sorted(odd), size, max(limit, OWN), a, b, against)
+        return Parting(place, sorted(odd), size, limit, a, b, against)
 
     def _truth(self, place: Place) -> tuple[str, np.ndarray | None]:
         """Return in words and numbers what every rank's copy should be, where that is known."""

@@ -110,6 +110,8 @@ class Recorder:
         """
         for whole_name, module in model.named_modules():
             name = whole_name.removeprefix(PREFIX)
+            if name == "lm_head":  # transformers' module for the embedding as the head
+                continue
             layer = name.split(".", 2)[2] if name.count(".") >= 2 else ""
             is_block = name.startswith("h.") and name.count(".") == 1
             if is_block or name in OUTER or (not is_compiled and (layer in INNER or name == "ln_f")):

@@ -31,6 +31,7 @@ MADE_UP = (
     "--global_batch_size 16 --micro_batch_size_per_gpu 2 --learning_rate 0.01 --warmup_steps 2 --max_grad_norm 0.25"
 ).split()
 # a run that only trains
+SHORTEST = 3  # the warm-up of MADE_UP fits into it
 QUIET = "--max_val_steps 0 --sample_tokens 0 --save_at_end off --threads_per_rank 1".split()
 
 
@@ -102,7 +103,7 @@ def _start(request: Request, name: str, trainer: str, words: Sequence[str], rank
         write_made_up_tokens(data, VOCABULARY)
         flags += ["--train_data_path", str(data / "train.bin"), "--val_data_path", str(data / "val.bin")]
     if not any(word.startswith(("--max_train_steps", "--max_tokens", "--epochs")) for word in request.common):
-        flags += ["--max_train_steps", str(request.steps)]
+        flags += ["--max_train_steps", str(max(request.steps, SHORTEST))]
     flags += [*request.common, *words, "--checkpoint_path", str(request.folder / name / "run")]
     settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
     if settings.compute.precision == "fp16":
