@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_types import positive
 from testbed.config.sweep_flags import parse_before_dashes, parser_of
+from testbed.distributed.processes import Interrupted, Stop
 from testbed.errors import say
 from testbed.experiments.divergence.answer import answer_of, lines_of
-from testbed.experiments.divergence.run_sides import Request, check, record_sides
+from testbed.experiments.divergence.run_sides import Request, Start, check, record
 from testbed.experiments.divergence.sides import save
 from testbed.program import program
 
@@ -52,17 +53,22 @@ def parse_arguments():
 @program
 def main() -> int:
     arguments, started_s = parse_arguments(), time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="divergence-") as made:
+    with Stop() as stop, tempfile.TemporaryDirectory(prefix="divergence-") as made:
         folder = arguments.out_dir or Path(made)
-        request = Request(
-            sides=(shlex.split(arguments.a), shlex.split(arguments.b)),
-            ranks=(arguments.ranks_a, arguments.ranks_b),
-            common=tuple(arguments.passed_on),
-            steps=arguments.steps,
-            folder=folder,
-        )
-        plan = check(request)
-        a, b, noisy = record_sides(plan, lambda line: say(line, flush=True))
+        sides = shlex.split(arguments.a), shlex.split(arguments.b)
+        ranks = arguments.ranks_a, arguments.ranks_b
+        request = Request(sides, ranks, arguments.passed_on, arguments.steps, folder)
+        recorded = []
+        for side in check(request):
+            if isinstance(side, Start):
+                try:
+                    side, said = record(request, side, stop)
+                except Interrupted:
+                    return int(stop.exit_code or 0)
+                say(said, flush=True)
+            recorded.append(side)
+    a, b, noisy = [*recorded, None][:3]
+    assert a is not None and b is not None
     if arguments.save is not None:
         save(a, arguments.save)
     answer = answer_of(a, b, noisy)

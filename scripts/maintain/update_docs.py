@@ -123,32 +123,6 @@ def mesh_agreement() -> str:
     return "\n".join(table)
 
 
-def first_divergence() -> str:
-    path = RESULTS / "first_divergence" / "answers.jsonl"
-    made, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    faults, sound = ([line for line in lines if line["is_fault"] == wanted] for wanted in (True, False))
-    right, silent = (sum(line["is_right"] for line in of_kind) for of_kind in (faults, sound))
-    text = [
-        f"`DIVERGENCE_FILE={path.relative_to(REPOSITORY)} {made['command']}`, commit `{made['commit']}`, "
-        f"{made['cores']} cores ({made['cpu']}), PyTorch {made['torch']}.\n",
-        f"{right} of {len(faults)} planted faults were named where they are; {silent} of {len(sound)} sound runs did "
-        "not part.\n",
-        "| planted fault | run | ranks | named | size | likely cause |",
-        "|---|---|---:|---|---:|---|",
-    ]
-    for line in faults:
-        found, name = line["divergence"], line["name"].replace("_", " ")
-        run = line["flags"].removeprefix("--run_type ").replace("--", "")
-        if found is None:
-            text.append(f"| {name} | {run} | {line['ranks']} | **nothing** | | |")
-            continue
-        ranks = f", rank {', '.join(map(str, found['ranks']))}" if found["ranks"] else ""
-        wrong = "" if line["is_right"] else "**wrong:** "
-        place = f"{wrong}step {found['step']}, {found['phase']}, {found['name']}{ranks}"
-        text.append(f"| {name} | {run} | {line['ranks']} | {place} | {found['size']:.1e} | {found['cause']} |")
-    return "\n".join([*text, "\nSound runs: " + "; ".join(line["name"] for line in sound) + "."])
-
-
 def refused_together() -> str:
     from testbed.config.compatibility import refusals
 
@@ -172,7 +146,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "deepspeed keys": deepspeed_keys,
     "refused together": refused_together,
     "mesh agreement": mesh_agreement,
-    "first divergence": first_divergence,
     "planner score": planner_score,
 }
 

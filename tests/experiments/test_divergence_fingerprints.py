@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from testbed.experiments.divergence.causes import ratio_of
 from testbed.experiments.divergence.comparison import Comparison, size_of
-from testbed.experiments.divergence.layouts import piece_of, positions_of, whole_shape
+from testbed.experiments.divergence.layouts import positions_of, print_of, whole_shape
 from testbed.experiments.divergence.projections import FIRST, SQUARES, SUM, fingerprint
 from testbed.experiments.divergence.sides import Place, Side, read_file, save
 from testbed.model.gpt2 import GPT2
@@ -56,7 +56,7 @@ def test_rows_that_fill_the_vocabulary_up_change_nothing():
     """transformers has none."""
     x = torch.randn(300, 32)
     filled = torch.cat([x, torch.zeros(84, 32)])
-    pieces = [piece_of("wte.weight", each, SHAPE).fingerprint(384) for each in (x, filled)]
+    pieces = [print_of("wte.weight", each, SHAPE)[1] for each in (x, filled)]
     np.testing.assert_array_equal(*pieces)
 
 
@@ -73,9 +73,9 @@ def test_the_positions_of_a_context_rank_are_written_out_right():
 
 
 def test_the_bias_of_keys_has_no_gradient_to_compare():
-    bias = torch.ones(96)
-    local = piece_of("h.0.attn.c_attn.bias", bias, SHAPE).tensor.flatten()
-    assert local[:32].all() and not local[32:64].any() and local[64:].all()
+    numbers = print_of("h.0.attn.c_attn.bias", torch.ones(96), SHAPE)[1]
+    has = fingerprint(torch.arange(96).unsqueeze(1) // 32 != 1, torch.arange(96), torch.arange(1), 96)
+    np.testing.assert_array_equal(numbers, has)
 
 
 def side(value: float, of_ranks: tuple[float, ...] = (), bins: tuple[float, ...] = ()) -> Side:
@@ -152,3 +152,9 @@ def test_a_file_that_holds_no_fingerprints_is_refused(tmp_path):
     ended = run_here(PROGRAM, "--a", tmp_path / "a.npz")
     assert ended.returncode == 2
     assert "no file of fingerprints" in ended.stderr
+
+
+def test_the_page_of_results_follows_from_its_file():
+    from support.divergence import BELOW, RESULTS, table
+
+    assert (RESULTS / "README.md").read_text(encoding="utf-8").partition(f"{BELOW}\n\n")[2] == f"{table()}\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.agreement import PAIRS
 from support.divergence_faults import Where
-from support.programs import TINY_RUN, data_flags
+from support.programs import REPOSITORY, TINY_RUN, data_flags
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
@@ -23,6 +23,8 @@ from testbed.experiments.divergence.sides import Side, read_folder
 from testbed.planner.here import facts_here
 from testbed.sweep.request import facts_of_machine
 
+RESULTS = REPOSITORY / "docs" / "results" / "first_divergence"
+BELOW = "## The answers"  # in the page: what stands below follows from the file
 STEPS = 3
 WORKER = "support.divergence_worker"
 OF_WORK = ("--label_smoothing", "--adam_eps", "--precision", "--optimizer")  # a baseline does the same
@@ -91,3 +93,38 @@ def write_down(line: dict) -> None:
             lines.insert(0, {"command": command, **facts_of_machine(), **facts_here()})
         with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(each)}\n" for each in lines)
+
+
+def table() -> str:
+    """Return what stands in docs/results/first_divergence/README.md. A file of several calls has a head for each."""
+    path = RESULTS / "answers.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    calls, lines = ([line for line in lines if ("command" in line) == wanted] for wanted in (True, False))
+    faults, sound = ([line for line in lines if line["is_fault"] == wanted] for wanted in (True, False))
+    right, silent = (sum(line["is_right"] for line in of_kind) for of_kind in (faults, sound))
+    text = [
+        f"`DIVERGENCE_FILE={path.relative_to(REPOSITORY)} {made['command']}`, commit `{made['commit']}`, "
+        f"{made['cores']} cores ({made['cpu']}), PyTorch {made['torch']}.\n"
+        for made in calls
+    ] + [
+        f"{right} of {len(faults)} planted faults were named where they are; {silent} of {len(sound)} sound runs did "
+        "not part.\n",
+        "| planted fault | run | ranks | named | size | likely cause |",
+        "|---|---|---:|---|---:|---|",
+    ]
+    for line in faults:
+        found, name = line["divergence"], line["name"].replace("_", " ")
+        run = line["flags"].removeprefix("--run_type ").replace("--", "")
+        if found is None:
+            text.append(f"| {name} | {run} | {line['ranks']} | **nothing** | | |")
+            continue
+        ranks = f", rank {', '.join(map(str, found['ranks']))}" if found["ranks"] else ""
+        wrong = "" if line["is_right"] else "**wrong:** "
+        place = f"{wrong}step {found['step']}, {found['phase']}, {found['name']}{ranks}"
+        text.append(f"| {name} | {run} | {line['ranks']} | {place} | {found['size']:.1e} | {found['cause']} |")
+    return "\n".join([*text, "\nSound runs: " + "; ".join(line["name"] for line in sound) + "."])
+
+
+if __name__ == "__main__":
+    page = RESULTS / "README.md"
+    page.write_text(page.read_text(encoding="utf-8").partition(BELOW)[0] + f"{BELOW}\n\n{table()}\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,25 +18,6 @@ if TYPE_CHECKING:
 C_ATTN = "attn.c_attn"
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A rank's piece of a tensor of two axes.
-
-    Attributes:
-        rows, columns: int64 places in the whole tensor, in the order in which the piece has them.
-        part: differs between pieces that differ, also between the summands of a sum.
-    """
-
-    tensor: torch.Tensor
-    rows: torch.Tensor
-    columns: torch.Tensor
-    part: str
-
-    def fingerprint(self, length: int) -> np.ndarray:
-        """Return (bins, NUMBERS); `length` is the number of rows of the whole tensor."""
-        return fingerprint(self.tensor, self.rows, self.columns, length)
-
-
 def whole_shape(name: str, shape: ModelShape) -> tuple[int, int]:
     """Return rows and columns of a parameter of the model; a vector has one column."""
     c, is_bias = shape.embedding_size, name.endswith("bias")
@@ -52,10 +32,14 @@ def whole_shape(name: str, shape: ModelShape) -> tuple[int, int]:
     return rows, 1 if is_bias else columns
 
 
-def piece_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> Piece:
-    """Return where a parameter's piece, or that of its gradient, lies.
+def print_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> tuple[str, np.ndarray]:
+    """Return the fingerprint of a rank's piece of a parameter, or of its gradient.
 
     The tensor ranks cut first, query, key and value each by itself; then shards cut the rows of what they hold.
+
+    Returns:
+        The part, which differs between pieces that differ, also between the summands of a sum ("": no elements), and
+        (bins, NUMBERS).
     """
     num_rows, num_columns = whole_shape(name, shape)
     rows, columns, summands = torch.arange(num_rows), torch.arange(num_columns), []
@@ -68,7 +52,7 @@ def piece_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> Piece:
             if axis == "tensor" and C_ATTN in name:
                 rows = exchange_order(rows, 3, ranks)
             rows = _chunk(rows, ranks, rank)
-    local = local_tensor(tensor)
+    local = local_tensor(tensor.detach())
     local = local.reshape(len(local), -1) if local.numel() else local.new_zeros(0, len(columns))
     rows = rows[: len(local)].to(local.device)  # transformers has no rows that fill the vocabulary up
     if name.endswith(
@@ -76,8 +60,8 @@ def piece_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> Piece:
     ):  # a shift of all scores changes no softmax, so the keys' gradient is rounding alone
         is_key = (rows >= shape.embedding_size) & (rows < 2 * shape.embedding_size)
         local = local.masked_fill(is_key.unsqueeze(-1), 0.0)
-    where = f"{int(rows[0])}-{int(rows[-1])},{int(columns[0])}-{int(columns[-1])}" if len(rows) else "nothing"
-    return Piece(local, rows, columns.to(local.device), ":".join([where, *summands]))
+    where = f"{int(rows[0])}-{int(rows[-1])},{int(columns[0])}-{int(columns[-1])}" if len(rows) else ""
+    return ":".join([where, *summands]), fingerprint(local, rows, columns.to(local.device), num_rows)
 
 
 def _cuts(tensor: torch.Tensor) -> list[tuple[str, int, int, int | None]]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from testbed.config.settings import RunSettings
-from testbed.experiments.divergence.layouts import Piece, piece_of, positions_of, whole_shape
+from testbed.experiments.divergence.layouts import positions_of, print_of
 from testbed.experiments.divergence.projections import NUMBERS, bins_of, fingerprint
 from testbed.model.gpt2 import PREFIX, TRANSPOSED
 from testbed.optim.optimizer import local_tensor
@@ -177,27 +177,21 @@ class Recorder:
 
     def add_local_gradient(self, name: str, gradient: torch.Tensor) -> None:
         """Add a summand of a gradient, before ranks exchange theirs."""
-        piece = self.piece(name, gradient)
-        part = f"{piece.part}:data{self.data_rank}:context{self.context[1]}stage{self.stage}"
+        part, numbers = self._print(name, gradient)
+        part += f":data{self.data_rank}:context{self.context[1]}stage{self.stage}"
         if self.backward_row is not None:
             part += f":row{self.data_rank * self.share + self.backward_row}"
-        numbers = piece.fingerprint(self.rows_of(name)) * self.share_of_local
-        self.add(BACKWARD, name, part, numbers)
+        self.add(BACKWARD, name, part, numbers * self.share_of_local)
 
     def add_parameter(self, phase: str, name: str, tensor: torch.Tensor) -> None:
         """Add a rank's piece of a weight or of a synchronised gradient."""
-        piece = self.piece(name, tensor)
-        if len(piece.rows):
-            self.add(phase, name, piece.part, piece.fingerprint(self.rows_of(name)))
+        part, numbers = self._print(name, tensor)
+        if part:
+            self.add(phase, name, part, numbers)
 
-    def piece(self, name: str, tensor: torch.Tensor) -> Piece:
-        tensor = tensor.detach()
-        tensor = tensor.t() if self.is_transposed and name.endswith(TRANSPOSED) else tensor
-        return piece_of(name, tensor, self.settings.shape)
-
-    def rows_of(self, name: str) -> int:
-        """Return the rows of a whole parameter."""
-        return whole_shape(name, self.settings.shape)[0]
+    def _print(self, name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:
+        is_transposed = self.is_transposed and name.endswith(TRANSPOSED)
+        return print_of(name, tensor.t() if is_transposed else tensor, self.settings.shape)
 
 
 def _computes_again() -> bool:

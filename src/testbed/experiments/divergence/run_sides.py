@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from testbed.config.flags import parse_command_line
 from testbed.config.settings import RunSettings
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
-from testbed.distributed.processes import Stop, run
-from testbed.errors import Failure, InputError
+from testbed.distributed.processes import Interrupted, Stop, run
+from testbed.errors import Failure, InputError, one_line
 from testbed.experiments.divergence.sides import Side, read_file, read_folder
 from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.io import SOURCE
@@ -37,18 +37,18 @@ QUIET = "--max_val_steps 0 --sample_tokens 0 --save_at_end off --threads_per_ran
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What was asked for. Each pair is of sides A and B."""
+    """What was asked for: sides A and B in words and their ranks, flags of both, steps, and where the runs go."""
 
     sides: tuple[list[str], list[str]]
     ranks: tuple[int, int]
-    common: tuple[str, ...]
+    common: list[str]
     steps: int
     folder: Path
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A run to record."""
+    """A run to record; `trainer` is "ours" or "transformers"."""
 
     name: str
     trainer: str
@@ -57,58 +57,55 @@ class Start:
     settings: RunSettings
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What to record, of sides A and B: a run, or a side from a file. `again`: B in another split, if there is one."""
+def check(request: Request) -> list[Start | Side]:
+    """Check that both sides do the same work, before anything is started. Raises InputError.
 
-    request: Request
-    sides: tuple[Start | Side, Start | Side]
-    again: Start | None
-
-
-def check(request: Request) -> Plan:
-    """Check that both sides do the same work, before anything is started. Raises InputError."""
+    Returns:
+        Sides A and B: a run, or what a file holds. Then B in another split, where there is one.
+    """
     a, b = (_side(request, number) for number in (0, 1))
-    facts = [facts_of(side) if isinstance(side, Start) else side.facts for side in (a, b)]
-    for name in sorted(facts[0]["work"].keys() | facts[1]["work"].keys()):
-        mine, other = (each["work"].get(name) for each in facts)
+    work = [(facts_of(side) if isinstance(side, Start) else side.facts)["work"] for side in (a, b)]
+    for name in sorted(work[0].keys() | work[1].keys()):
+        mine, other = (of_side.get(name) for of_side in work)
         if mine != other:
             raise InputError(
                 f"--{name} is {mine} of side A and {other} of side B, so they do not do the same work; give both the "
                 "same, after --"
             )
-    return Plan(request, (a, b), _another_split(request, b) if isinstance(b, Start) else None)
+    again = _another_split(request, b) if isinstance(b, Start) else None
+    return [a, b] if again is None else [a, b, again]
 
 
 def _side(request: Request, number: int) -> Start | Side:
-    words, ranks, name = request.sides[number], request.ranks[number], "ab"[number]
+    words, name = request.sides[number], "ab"[number]
     if len(words) == 1 and Path(words[0]).is_file():
         return read_file(Path(words[0]))
-    trainer = "ours"
-    if words == [TRANSFORMERS]:
-        trainer, words = TRANSFORMERS, ["--run_type", "baseline"]
-    elif words and not words[0].startswith("-"):
+    if words != [TRANSFORMERS] and words and not words[0].startswith("-"):
         raise InputError(
             f"--{name} {words[0]} is neither flags of src/gpt2.py nor {TRANSFORMERS} nor a file that --save left"
         )
-    return _start(request, name, trainer, words, ranks)
+    return _start(request, name, words, request.ranks[number])
 
 
-def _start(request: Request, name: str, trainer: str, words: Sequence[str], ranks: int) -> Start:
+def _start(request: Request, name: str, words: Sequence[str], ranks: int) -> Start:
     """Return a run, checked. Raises InputError for what cannot be recorded."""
-    is_made_up = not any(word.startswith("--train_data_path") for word in request.common)
-    flags = [*QUIET, *(MADE_UP if is_made_up else [])]
-    if is_made_up:
+    trainer = "ours"
+    if words[:1] == [TRANSFORMERS]:
+        trainer, words = TRANSFORMERS, ["--run_type", "baseline", *words[1:]]
+    flags, given = [*QUIET], [word.partition("=")[0] for word in request.common]
+    if "--train_data_path" not in given:
         data = request.folder / "data"
         write_made_up_tokens(data, VOCABULARY)
-        flags += ["--train_data_path", str(data / "train.bin"), "--val_data_path", str(data / "val.bin")]
-    if not any(word.startswith(("--max_train_steps", "--max_tokens", "--epochs")) for word in request.common):
+        flags += [*MADE_UP, "--train_data_path", str(data / "train.bin"), "--val_data_path", str(data / "val.bin")]
+    if not {"--max_train_steps", "--max_tokens", "--epochs"} & set(given):
         flags += ["--max_train_steps", str(max(request.steps, SHORTEST))]
     flags += [*request.common, *words, "--checkpoint_path", str(request.folder / name / "run")]
     settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
     if settings.compute.precision == "fp16":
-        raise InputError("--precision fp16 scales losses, and gradients with them, by another number on each side; "
-                         "give --precision fp32 or bf16")  # fmt: skip
+        raise InputError(
+            "--precision fp16 scales losses, and gradients with them, by another number on each side; give --precision "
+            "fp32 or bf16"
+        )
     if settings.checkpointing.resume is not None:
         raise InputError("--resume begins with weights of its own; give --init_from to both sides")
     if settings.finds_micro_batch:
@@ -138,52 +135,38 @@ def facts_of(start: Start) -> dict[str, Any]:
 
 def _another_split(request: Request, b: Start) -> Start | None:
     """Return side B with other micro batches, and another attention kernel: other sums of the same numbers."""
-    batch = b.settings.batch
-    assert batch.micro_batch_size_per_gpu is not None
-    of_rank = batch.global_batch_size // b.settings.plan.data_world_size
-    size = next((n for n in _other_sizes(batch.micro_batch_size_per_gpu) if of_rank % n == 0), None)
-    if size is None or b.settings.model.dropout > 0:
+    size, of_rank = b.settings.batch.micro_batch_size_per_gpu, b.settings.batch.global_batch_size
+    assert size is not None
+    of_rank //= b.settings.plan.data_world_size
+    other = next((each for each in (2 * size, size // 2) if each > 0 and of_rank % each == 0), None)
+    if other is None or b.settings.model.dropout > 0:
         return None
-    words = [*request.sides[1], "--micro_batch_size_per_gpu", str(size)]
-    if request.sides[1] == [TRANSFORMERS]:
-        words = ["--run_type", "baseline", *words[1:]]
-    kernel = ["--attention", "flash" if b.settings.model.attention == "math" else "math"]
+    kernel = "flash" if b.settings.model.attention == "math" else "math"
+    words = [*request.sides[1], "--micro_batch_size_per_gpu", str(other), "--attention", kernel]
     try:
-        return _start(request, "b_again", b.trainer, [*words, *kernel], b.ranks)
+        return _start(request, "b_again", words, b.ranks)
     except InputError:  # the run type takes this kernel alone, or this split
         return None
 
 
-def _other_sizes(size: int) -> list[int]:
-    """Return twice and half a micro batch, then others."""
-    return [each for each in (2 * size, size // 2, 4 * size, 3 * size) if each > 0]
-
-
-def record_sides(plan: Plan, say: Callable[[str], None]) -> tuple[Side, Side, Side | None]:
-    """Make the runs. Returns sides A and B, and B in another split. Raises Failure."""
-    with Stop() as stop:
-        a, b = (side if isinstance(side, Side) else _record(plan.request, side, stop, say) for side in plan.sides)
-        again = None if plan.again is None else _record(plan.request, plan.again, stop, say)
-    return a, b, again
-
-
-def _record(request: Request, start: Start, stop: Stop, say: Callable[[str], None]) -> Side:
+def record(request: Request, start: Start, stop: Stop) -> tuple[Side, str]:
+    """Make a run. Returns its side, and in a line what was done. Raises Failure, Interrupted."""
     folder = request.folder / start.name
     (folder / "run").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "prints", ignore_errors=True)  # of an earlier call
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={start.ranks}"]
     program = ["-m", WORKER, str(folder / "prints"), str(request.steps), start.trainer, *start.flags]
     command = [sys.executable, *(launcher if start.ranks > 1 else []), *program]
     path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path}
-    ended = run(command, folder / "train.log", stop, env=environment)
-    say(f"{start.name.replace('_', ' ')}: {start.settings.training.run_type} on {start.ranks}, {ended.seconds:.0f} s")
+    ended = run(command, folder / "train.log", stop, env={**os.environ, "PYTHONPATH": path})
     if stop.exit_code is not None:
-        raise KeyboardInterrupt
+        raise Interrupted
     side = read_folder(folder / "prints", facts_of(start))
-    wanted = min(request.steps, start.settings.last_step)
-    if ended.exit_code != 0 and (start.name != "a" or side.steps < 1):
+    trainer = start.settings.training.run_type if start.trainer == "ours" else start.trainer
+    said = f"{start.name.replace('_', ' ')}: {trainer} on {start.ranks}, {ended.seconds:.0f} s"
+    if ended.exit_code != 0:
         why = reason_of_failure(folder / "run", folder / "train.log", ended.exit_code)
-        raise Failure(f"side {start.name[0].upper()} failed: {re.sub(chr(10), ' ', why)}")
-    if side.steps < wanted:
-        say(f"side {start.name[0].upper()} ended after step {side.steps}; its first steps are compared")
-    return side
+        if start.name != "a" or side.steps < 1:
+            raise Failure(f"side {start.name[0].upper()} failed: {one_line(why)}")
+        said += f"; it failed after step {side.steps}, and its steps until then are compared ({one_line(why)})"
+    return side, said
