@@ -169,7 +169,7 @@ def new_gloo_group() -> dist.ProcessGroup | None:
 
 def ranks_of_group(name: str) -> list[int]:
     """Return the ranks of the group with this name in torch.distributed."""
-    return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(dist.distributed_c10d.GroupName(name)))
+    return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(dist.GroupName(name)))
 
 
 def stop_process_group() -> None:
