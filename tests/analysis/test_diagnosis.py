@@ -12,6 +12,9 @@ from support.programs import run_here
 from testbed.analysis.diagnosis.diagnose import PHASES, diagnose
 from testbed.analysis.diagnosis.shifts import shift_of
 from testbed.analysis.diagnosis.words import NOTHING, text_of, verdict
+from testbed.analysis.document import markdown
+from testbed.analysis.report.build import report_of
+from testbed.analysis.runs.load import load_run
 from testbed.metrics.file import check_metrics, write_metrics
 
 STEP_S = 0.2
@@ -199,6 +202,19 @@ def test_a_single_process_has_no_other_rank():
     metrics = watched_run(9, ranks=1)
     assert found(metrics) == []
     assert found(add(metrics, 0, 0.05, "own_data_wait")) == [("data", None)]
+
+
+def test_the_report_has_the_sentence_of_every_run_that_has_the_figures(tmp_path):
+    without, quiet, slow = example_metrics(), watched_run(0), add(watched_run(1), 1, 0.05, "own_backward")
+    runs = []
+    for name, metrics in (("without", without), ("quiet", quiet), ("slow", slow)):
+        (tmp_path / name).mkdir()
+        write_metrics(tmp_path / name / "training_metrics.json", metrics | {"run_id": name})
+        runs.append(load_run(tmp_path / name / "training_metrics.json"))
+    (section,) = [one for one in report_of(runs, tmp_path).sections if one.anchor == "held_back"]
+    assert [row[2] for row in section.blocks[0].rows] == [verdict(diagnose(quiet)), verdict(diagnose(slow))]
+    assert NOTHING in markdown.text(report_of(runs, tmp_path), "pictures")
+    assert "what holds a run back" in str(report_of(runs[:1], tmp_path).notes)
 
 
 def test_the_program(tmp_path):
