@@ -4,6 +4,7 @@ A worker of experiments/rank_server.py: FOLDER/tasks.json has a dict with
     stage         of ZeRO; null: plain PyTorch in one process, which goes through the same micro batches
     accumulation  micro batches per step and rank
     max_norm      of clipping
+    seed          of the initial weights
     precision     "fp32"; "bf16": weights and gradients in bf16, masters in fp32; "autocast": fp32 weights
 Rank 0 writes FOLDER/results.json, the loss and the unclipped gradient norm of each step, and FOLDER/weights.npy, the
 final weights in one row.
@@ -81,8 +82,8 @@ def micro_batches(step: int, number: int, rank: int, ranks: int) -> Iterator[tup
         yield rows[:, :-1], rows[:, 1:]
 
 
-def built() -> tuple[Model, torch.optim.Optimizer]:
-    torch.manual_seed(0)
+def built(seed: int) -> tuple[Model, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
     model = Model()
     return model, torch.optim.AdamW(groups(model.parameters()), lr=RATE, betas=(0.9, 0.95), eps=1e-8)
 
@@ -106,12 +107,12 @@ def norm_of(gradients: Any) -> float:
 
 def alone(task: dict[str, Any]) -> tuple[list[float], list[float], list[torch.Tensor]]:
     """Train in one process, without DeepSpeed. Return losses, norms and weights."""
-    model, optimizer = built()
+    model, optimizer = built(task["seed"])
     masters: list[Any] = list(model.parameters())
     number = task["accumulation"] * RANKS
     if task["precision"] == "bf16":
-        masters = [parameter.detach().clone() for parameter in model.parameters()]
         model.bfloat16()
+        masters = [parameter.detach().float() for parameter in model.parameters()]  # rounded, as DeepSpeed's
         optimizer = torch.optim.AdamW(groups(masters), lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     losses, norms = [], []
     for step in range(STEPS):
@@ -143,7 +144,7 @@ def with_deepspeed(task: dict[str, Any]) -> tuple[list[float], list[float], list
     # else it would compile a shared-memory all-reduce for inference, for a minute
     deepspeed.ops.__compatible_ops__.update(deepspeed_shm_comm=False, deepspeed_ccl_comm=False)
     deepspeed.init_distributed("gloo")
-    model, optimizer = built()
+    model, optimizer = built(task["seed"])
     config = {
         "train_micro_batch_size_per_gpu": ROWS // RANKS // task["accumulation"],
         "gradient_accumulation_steps": task["accumulation"],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.document.markdown import escaped, table_text
+from testbed.analysis.document.markdown import table_text
 from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
@@ -144,4 +144,4 @@ def _differing(found: Sequence[Line]) -> list[tuple[str, ...]]:
 
 def _failing(found: Sequence[Line]) -> list[tuple[str, ...]]:
     failing = [line for line in found if "error" in line]
-    return [(*_start(group), escaped(group[0]["error"])) for group in _grouped(failing, lambda line: line["error"])]
+    return [(*_start(group), group[0]["error"]) for group in _grouped(failing, lambda line: line["error"])]

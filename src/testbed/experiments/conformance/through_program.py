@@ -32,7 +32,7 @@ def words_of(task: dict[str, Any], folder: Path) -> list[str]:
     micro_batch = ROWS // RANKS // task["accumulation"]
     return [
         *("--run_type", *strategy, *TINY.split(), "--micro_batch_size_per_gpu", str(micro_batch)),
-        *("--max_grad_norm", str(task["max_norm"]), "--precision", task["precision"]),
+        *("--max_grad_norm", str(task["max_norm"]), "--precision", task["precision"], "--seed", str(42 + task["seed"])),
         *("--train_data_path", str(folder / "data/train.bin"), "--val_data_path", str(folder / "data/val.bin")),
         *("--checkpoint_path", str(folder / "run")),
     ]
