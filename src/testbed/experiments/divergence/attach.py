@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,9 @@ class EnoughSteps(Exception):
 
 def attach(strategy: Any, settings: RunSettings, rank: int, folder: Path, steps: int) -> None:
     """Record `steps` steps of a strategy into a folder; the step after them raises EnoughSteps."""
-    recorder = recorder_of(strategy, settings, rank, folder)
-    watch_model(recorder, strategy, bool(settings.compute.compile))
-    if isinstance(strategy, DeepSpeedZero):
-        _watch_deepspeed(recorder, strategy)
-    elif isinstance(strategy, PeerLoop):
-        _watch_clipping_of_torch(recorder, strategy)
-    else:
-        _watch_gradients(recorder, strategy)
+    recorder = _recorder_of(strategy, settings, rank, folder)
+    _watch_model(recorder, strategy, bool(settings.compute.compile))
+    _watch_gradients(recorder, strategy)
     strategy.optimizer.register_step_pre_hook(lambda *_: _before_update(recorder, strategy))
     _add_weights(recorder, strategy)
     recorder.end_step(0)
@@ -66,7 +61,7 @@ def attach(strategy: Any, settings: RunSettings, rank: int, folder: Path, steps:
     wrapped(strategy, "train_step", train_step)
 
 
-def recorder_of(strategy: Any, settings: RunSettings, rank: int, folder: Path) -> Recorder:
+def _recorder_of(strategy: Any, settings: RunSettings, rank: int, folder: Path) -> Recorder:
     """Return a recorder that knows the rank's place."""
     place: dict[str, Any] = {"data_rank": strategy.data_rank}
     if isinstance(strategy, Mesh):
@@ -79,7 +74,7 @@ def recorder_of(strategy: Any, settings: RunSettings, rank: int, folder: Path) -
     return Recorder(folder, settings, rank, **place)
 
 
-def watch_model(recorder: Recorder, strategy: Any, is_compiled: bool) -> None:
+def _watch_model(recorder: Recorder, strategy: Any, is_compiled: bool) -> None:
     """Hook the modules, and say which rows pass through them."""
     model = _model_of(strategy)
     recorder.watch_model(model, not isinstance(strategy, Pipeline), is_compiled)
@@ -123,61 +118,44 @@ def _watch_stages(recorder: Recorder, strategy: Pipeline) -> None:
         wrapped(stage, "forward_one_chunk", forward)
 
 
-def _watch_gradients(recorder: Recorder, strategy: Baseline) -> None:
-    """Gradients are synchronised when their norm is taken."""
+def _watch_gradients(recorder: Recorder, strategy: Any) -> None:
+    """Record gradients when they are synchronised and not yet clipped: when their norm is taken."""
 
-    def synchronise(honest: Callable) -> None:
-        sharded = isinstance(strategy, Mesh) and strategy.is_sharded
-        seen = {key.split("|")[1] for key in recorder.records if key.startswith(f"{BACKWARD}|")}
-        for name, parameter in _parameters(strategy):  # the zero-bubble schedule adds to them past all hooks
-            if not sharded and name not in seen and parameter.grad is not None:
-                recorder.add_local_gradient(name, parameter.grad)
-        honest()
+    def add(gradient: Callable[[Any], torch.Tensor] = gradient_of) -> None:
+        for name, parameter in _parameters(strategy):
+            recorder.add_parameter(SYNCHRONISATION, name, gradient(parameter))
 
-    def grad_norm(honest: Callable) -> torch.Tensor:
-        _add_gradients(recorder, _parameters(strategy))
-        return honest()
+    def add_of_deepspeed() -> None:
+        from deepspeed.utils import safe_get_full_grad
 
-    wrapped(strategy, "synchronise_gradients", synchronise)
-    wrapped(strategy, "grad_norm", grad_norm)
-
-
-def _watch_clipping_of_torch(recorder: Recorder, strategy: PeerLoop) -> None:
-    """A loop by hand clips with PyTorch's function, which takes the norm too."""
-
-    def clip(honest: Callable, *arguments: Any, **named: Any) -> torch.Tensor:
-        _add_gradients(recorder, _parameters(strategy))
-        return honest(*arguments, **named)
-
-    wrapped(nn.utils, "clip_grad_norm_", clip)
-
-
-def _watch_deepspeed(recorder: Recorder, strategy: DeepSpeedZero) -> None:
-    """DeepSpeed has averaged the gradients when its engine steps after the last micro batch."""
-    from deepspeed.utils import safe_get_full_grad
-
-    def step(honest: Callable, *arguments: Any, **named: Any) -> Any:
         if strategy.engine.is_gradient_accumulation_boundary():
-            _add_gradients(recorder, _parameters(strategy), safe_get_full_grad)
+            add(safe_get_full_grad)
+
+    def add_missing() -> None:  # the zero-bubble schedule adds to gradients past all hooks
+        seen = {key.split("|")[1] for key in recorder.records if key.startswith(f"{BACKWARD}|")}
+        for name, parameter in _parameters(strategy):
+            if not getattr(strategy, "is_sharded", False) and name not in seen:
+                recorder.add_local_gradient(name, gradient_of(parameter))
+
+    if isinstance(strategy, Baseline):
+        _before(strategy, "synchronise_gradients", add_missing)
+        _before(strategy, "grad_norm", add)
+    elif isinstance(strategy, PeerLoop):
+        _before(nn.utils, "clip_grad_norm_", add)
+    elif strategy.settings.deepspeed.zero_stage == 0:
+        _before(strategy, "_clip_averaged_gradients", add)
+    else:
+        _before(strategy.engine, "step", add_of_deepspeed)
+
+
+def _before(holder: Any, method: str, action: Callable[[], None]) -> None:
+    """Let an action come before a method of an object."""
+
+    def both(honest: Callable, *arguments: Any, **named: Any) -> Any:
+        action()
         return honest(*arguments, **named)
 
-    def clip(honest: Callable) -> torch.Tensor:
-        _add_gradients(recorder, _parameters(strategy))
-        return honest()
-
-    if strategy.settings.deepspeed.zero_stage == 0:
-        wrapped(strategy, "_clip_averaged_gradients", clip)
-    else:
-        wrapped(strategy.engine, "step", step)
-
-
-def _add_gradients(
-    recorder: Recorder,
-    parameters: Iterable[tuple[str, nn.Parameter]],
-    gradient: Callable[[Any], torch.Tensor] = gradient_of,
-) -> None:
-    for name, parameter in parameters:
-        recorder.add_parameter(SYNCHRONISATION, name, gradient(parameter))
+    wrapped(holder, method, both)
 
 
 def _before_update(recorder: Recorder, strategy: Any) -> None:

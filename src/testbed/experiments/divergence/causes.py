@@ -25,17 +25,9 @@ def ratio_of(a: np.ndarray, b: np.ndarray) -> float:
 
 def likely_cause(parting: Parting, a: Side, b: Side) -> str:
     """Return a sentence, without its full stop."""
-    place, ratio = parting.place, ratio_of(parting.a, parting.b)
-    said = {
-        "data": _of_data,
-        "weights": _of_weights,
-        "forward": _of_forward,
-        "backward": _of_gradients,
-        "synchronisation": _of_gradients,
-        "clipping": _of_clipping,
-        "update": _of_update,
-    }[place.phase](parting, ratio, a, b)
-    return said or "no pattern that this program knows"
+    of_phase = {"data": _of_data, "weights": _of_weights, "forward": _of_forward, "clipping": _of_clipping}
+    patterns = of_phase.get(parting.place.phase, _of_update if parting.place.phase == "update" else _of_gradients)
+    return patterns(parting, ratio_of(parting.a, parting.b), a, b)
 
 
 def _is(number: float, other: float) -> bool:
