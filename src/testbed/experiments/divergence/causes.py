@@ -123,10 +123,9 @@ def _own_summand(parting: Parting, a: Side) -> str | None:
         return None
     for rank in parting.ranks or a.ranks:
         mine = [array for _, array in a.of_rank(local, rank)]
-        if mine and len(a.ranks) > 1:
-            ratio = ratio_of(parting.a, np.sum(mine, axis=0))
-            if not np.isnan(ratio):
-                return f"rank {rank} has its own gradient alone: it was not exchanged"
+        own = np.sum(mine, axis=0) if mine else a.whole(local)
+        if size_of(own, a.whole(local)) > SAME and not np.isnan(ratio_of(parting.a, own)):  # others have summands too
+            return f"rank {rank} has its own gradient alone: it was not exchanged"
     return None
 
 
