@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import math
-import resource
 import threading
 import time
 from collections.abc import Callable
@@ -31,15 +30,7 @@ START_UP = "start_up"  # up to the first step
 CALL_S = 30e-6  # measured: docs/diagnosis.md
 MOST_OF_A_STEP = 0.008
 JOINING = "joining"  # a part of the start-up in which ranks wait for each other without collectives
-# What a step's row has of every rank, in the order in which ranks exchange it.
-WATCHED = (
-    *(f"own_{name}_s" for name in (*RECORDED_PHASES, BETWEEN)),
-    *(f"cpu_{name}_s" for name in RECORDED_PHASES),
-    "blocked_s",
-    "gc_s",
-    "preemptions",
-)
-NUMBER = "num_calls"  # of collectives in the step; it is exchanged with WATCHED
+NUMBER = "num_calls"  # of collectives in the step; it is exchanged with the sums
 
 
 class _Call:
@@ -83,7 +74,6 @@ class CollectiveWatch:
         self._gc_began_s: float | None = None
         self._began_s = self._now_s = time.perf_counter()
         self._now_cpu_s, self._now_open_s = time.thread_time(), 0.0
-        self._preemptions = _preemptions()
         gc.callbacks.append(self._on_gc)
 
     def close(self) -> None:
@@ -180,10 +170,10 @@ class CollectiveWatch:
     def _begin_sums(self) -> None:
         self._own_s, self._cpu_s = {}, {}
         self._blocked_s = self._gc_s = 0.0
-        self._num_calls, self._preemptions = 0, _preemptions()
+        self._num_calls = 0
 
     def take_step(self) -> dict[str, float]:
-        """End a step; return its sums by WATCHED and NUMBER, with what came before it. Empty: it was not watched."""
+        """End a step; return its sums by name, with what came before it. Empty: it was not watched."""
         self.enter_phase(BETWEEN)
         found = {}
         if self._until_next == 1:
@@ -192,7 +182,6 @@ class CollectiveWatch:
                 **{f"cpu_{name}_s": max(0.0, self._cpu_s.get(name, 0.0)) for name in RECORDED_PHASES},
                 "blocked_s": self._blocked_s,
                 "gc_s": self._gc_s,
-                "preemptions": float(_preemptions() - self._preemptions),
                 NUMBER: float(self._num_calls),
             }
             self.num_steps += 1
@@ -219,8 +208,3 @@ class CollectiveWatch:
             {"name": name, "phase": phase, **dict(zip(names, row, strict=True))}
             for (name, phase), row in sorted(self.totals.items())
         ]
-
-
-def _preemptions() -> int:
-    """Return how often the kernel took the core from this thread while it could have run on."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
