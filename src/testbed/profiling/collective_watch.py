@@ -67,11 +67,11 @@ class CollectiveWatch:
         self._phase = START_UP
         self._own_s: dict[str, float] = {}
         self._cpu_s: dict[str, float] = {}
-        self._blocked_s = self._gc_s = self._gc_of_stretch_s = 0.0
+        self._blocked_s = self._gc_s = self._gc_of_stretch_s = self._gc_cpu_s = 0.0
         self._num_open, self._open_since_s, self._open_s = 0, 0.0, 0.0
         self._last_row: list[float] | None = None
         self._waits_for_transfer = False
-        self._gc_began_s: float | None = None
+        self._gc_began: tuple[float, float] | None = None  # wall and CPU time
         self._began_s = self._now_s = time.perf_counter()
         self._now_cpu_s, self._now_open_s = time.thread_time(), 0.0
         gc.callbacks.append(self._on_gc)
@@ -139,21 +139,21 @@ class CollectiveWatch:
         own_s = wall_s - blocked_s - self._gc_of_stretch_s
         phase = self._phase
         self._own_s[phase] = self._own_s.get(phase, 0.0) + own_s
-        self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_of_stretch_s
+        self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_cpu_s
         if phase != BETWEEN:
             self._blocked_s += blocked_s
         self._gc_s += self._gc_of_stretch_s
-        self._gc_of_stretch_s, self._waits_for_transfer = 0.0, False
+        self._gc_of_stretch_s, self._gc_cpu_s, self._waits_for_transfer = 0.0, 0.0, False
         self._now_s, self._now_cpu_s, self._now_open_s = now_s, cpu_s, open_s
 
     def _on_gc(self, moment: str, _: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread:
             return
-        if moment == "start":
-            self._gc_began_s = time.perf_counter()
-        elif self._gc_began_s is not None:
-            self._gc_of_stretch_s += time.perf_counter() - self._gc_began_s
-            self._gc_began_s = None
+        now = time.perf_counter(), time.thread_time()
+        if moment == "stop" and self._gc_began is not None:
+            self._gc_of_stretch_s += now[0] - self._gc_began[0]
+            self._gc_cpu_s += now[1] - self._gc_began[1]
+        self._gc_began = now if moment == "start" else None
 
     def begin_steps(self, startup_s: float) -> float:
         """End the start-up; return its own seconds on this rank, without those in which it waited for others.

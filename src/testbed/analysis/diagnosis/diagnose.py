@@ -56,7 +56,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, the costliest first; `unknown` is why nothing can be said, and `notes` what was not looked at."""
+    """What was found, first what costs the most for sure, by the lower bound.
+
+    `unknown` is why nothing can be said, and `notes` what was not looked at.
+    """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -76,7 +79,7 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
         return Diagnosis(unknown="its watched steps are not of all of its ranks")
     watched = _Watched(metrics, rows, world_size)
     found = [*_of_ranks(watched), *_of_all(watched), *_of_the_run(watched)]
-    found.sort(key=lambda one: (one.share is None, -one.shift.seconds))
+    found.sort(key=lambda one: (one.share is None, -one.shift.low))
     return Diagnosis(tuple(found), tuple(_notes(watched)))
 
 
@@ -113,6 +116,11 @@ class _Watched:
         """Return the part of own times in which the thread did not compute."""
         return np.maximum(0.0, self.own(phase) - self.cpu(phase))
 
+    def idle_beside(self, phase: str, rank: int) -> np.ndarray:
+        """Return `idle`, each rank's as if it computed as long as `rank`: who computes longer is disturbed more."""
+        middle = np.maximum(np.median(self.cpu(phase), axis=0), 1e-9)
+        return self.idle(phase) * (middle[rank] / middle)
+
     def cpu(self, phase: str) -> np.ndarray:
         """Return the part of own times in which the thread computed."""
         return np.array(self.of(f"cpu_{phase}_s"))
@@ -145,9 +153,11 @@ def _of_ranks(watched: _Watched) -> list[Finding]:
             ("writing", watched.own("between"), LEAST_SHARE_BETWEEN),
             ("garbage collection", np.array(watched.of("gc_s")), LEAST_SHARE),
         ):
-            shift = watched.shift(times, rank, watched.ranks, MEAN)
-            if _is_said(watched, shift, least):
-                found.append(Finding(name, rank, shift, shift.seconds / watched.step_s))
+            for quantile in (MEAN, QUIET):  # what comes in some steps only, or in each
+                shift = watched.shift(times, rank, watched.ranks, quantile)
+                if _is_said(watched, shift, least):
+                    found.append(Finding(name, rank, shift, shift.seconds / watched.step_s))
+                    break
     return found
 
 
@@ -160,7 +170,7 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
     group = watched.group_of(rank)
     is_alone = len(group) == 1  # a stage of its own: what it computes is by design, what it idles is not
     group = list(watched.ranks) if is_alone else group
-    shown = (watched.idle,) if is_alone else (watched.own, watched.cpu)
+    shown = (lambda phase: watched.idle_beside(phase, rank),) if is_alone else (watched.own, watched.cpu)
     said: dict[str, Shift] = {}
     for times in shown:
         if core := _slow_core(watched, rank, group, {phase: times(phase) for phase in COMPUTING}):
