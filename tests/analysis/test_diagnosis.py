@@ -40,8 +40,23 @@ def watched_run(seed: int, ranks: int = 2, windows: int = 64, noise: float = 0.1
             **{f"per_rank_cpu_{phase}_s": [LEVEL_S[phase]] * ranks for phase in PHASES},
             "per_rank_blocked_s": [0.01] * ranks, "per_rank_gc_s": [0.0] * ranks,
         })  # fmt: skip
-    call = {"name": "allreduce", "phase": "backward", "num": 70, "bytes": 70 * 4_000_000, "call_s": 0.01}
-    small = {"name": "allgather", "phase": "between", "num": 70, "bytes": 7000, "call_s": 0.01, "blocked_s": 0.02}
+    call = {
+        "name": "allreduce",
+        "axes": "copies",
+        "phase": "backward",
+        "num": 70,
+        "bytes": 70 * 4_000_000,
+        "call_s": 0.01,
+    }
+    small = {
+        "name": "allgather",
+        "axes": "copies",
+        "phase": "between",
+        "num": 70,
+        "bytes": 7000,
+        "call_s": 0.01,
+        "blocked_s": 0.02,
+    }
     per_rank = [
         {"rank": rank, "own_start_up_s": 5.0, "num_steps": 70, "collectives": [small, {**call, "blocked_s": 0.7}]}
         for rank in range(ranks)
@@ -118,7 +133,7 @@ def test_a_call_that_takes_a_rank_longer_is_the_collectives():
     rank = metrics["watched"]["per_rank"][1]
     rank["collectives"] = [rank["collectives"][0], {**rank["collectives"][1], "call_s": 70 * 0.03}]
     assert found(metrics) == [("collective", 1)]
-    assert "in allreduce of backward" in text_of(diagnose(metrics))
+    assert "in allreduce along copies of backward" in text_of(diagnose(metrics))
 
 
 def test_garbage_collection_counts_even_if_it_comes_in_some_steps_only():
@@ -151,7 +166,7 @@ def test_a_slow_link_is_one_that_moves_few_bytes_while_every_rank_waits():
         return metrics
 
     (first,) = diagnose(with_link(0.32)).findings  # 4 MB in 0.32 s
-    assert (first.cause, first.rank, first.details["collective"]) == ("link", None, "allreduce")
+    assert (first.cause, first.rank, first.details["collective"]) == ("link", None, "allreduce along copies")
     assert first.details["bytes_per_s"] == pytest.approx(4e6 / 0.319, rel=0.01)
     assert found(with_link(0.04)) == [], "100 MB/s"
     assert found(with_link(0.08, small_s=0.05)) == [], "the smallest collectives take as long: the machine is busy"

@@ -11,7 +11,10 @@ import torch
 
 from testbed.metrics.watched_steps import MOST_ROWS, WatchedSteps
 from testbed.profiling import collective_watch
+from testbed.profiling.collective_log import ALL_RANKS
 from testbed.profiling.collective_watch import BETWEEN, CollectiveWatch
+
+AXES = {ALL_RANKS: "copies"}  # of the only group here
 
 
 class Clocks:
@@ -62,8 +65,16 @@ def test_a_wait_is_blocked_time_and_the_rest_is_the_phases_own(watch, clocks):
     step = watch.take_step()
     assert (step["own_backward_s"], step["cpu_backward_s"], step["blocked_s"]) == (1.25, 1.25, 0.5)
     assert (step["own_optimizer_s"], step["own_forward_s"]) == (0.125, 0.0)
-    assert watch.rows() == [
-        {"name": "allreduce", "phase": "backward", "num": 1, "bytes": 8, "call_s": 0.0, "blocked_s": 0.5}
+    assert watch.rows(AXES.get) == [
+        {
+            "name": "allreduce",
+            "axes": "copies",
+            "phase": "backward",
+            "num": 1,
+            "bytes": 8,
+            "call_s": 0.0,
+            "blocked_s": 0.5,
+        }
     ]
 
 
@@ -89,7 +100,7 @@ def test_a_slow_call_is_own_time_of_that_collective(watch, clocks):
     watch.leave("return", call)
     watch.leave("done", call)
     assert watch.take_step()["own_backward_s"] == 0.5
-    (row,) = watch.rows()
+    (row,) = watch.rows(AXES.get)
     assert (row["bytes"], row["call_s"], row["blocked_s"]) == (12, 0.5, 0.0)
 
 
@@ -141,7 +152,7 @@ def test_another_threads_collectives_are_not_counted(watch):
     thread.start()
     thread.join()
     watch.leave("return", calls[0])
-    assert watch.rows() == []
+    assert watch.rows(AXES.get) == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from support.programs import REPOSITORY
 
 TIMEOUT_S = 400.0  # a first start builds DeepSpeed's Adam
 AUDIT_EVENT = "support.ranks"  # what tests/conftest.py takes for the start of a process
+# what FSDP and DTensor would import in each rank
+FOR_ALL = ["torch._dynamo", "testbed.strategies.mesh", "testbed.strategies.pipeline"]
 # a word of the tasks -> what a rank would import for it, seconds long
 PRELOADED = {
     "optimized": ["deepspeed.ops.adam", "deepspeed.runtime.zero.muon.muon_optimizer"],
@@ -75,7 +77,7 @@ class Ranks:
         text = json.dumps(tasks)
         (folder / "tasks.json").write_text(text)
         preload = [module for word, modules in PRELOADED.items() if f'"{word}"' in text for module in modules]
-        request = {"worker": worker, "folder": str(folder), "ranks": ranks, "preload": preload}
+        request = {"worker": worker, "folder": str(folder), "ranks": ranks, "preload": [*FOR_ALL, *preload]}
         return self._ask({**request, "timeout_s": timeout_s, "grace_s": grace_s})
 
     def _ask(self, request: dict) -> list[int | None]:
@@ -92,7 +94,7 @@ class Ranks:
         paths = os.pathsep.join(str(REPOSITORY / folder) for folder in ("src", "tests"))
         with self.log.open("a") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "support.rank_server"],
+                [sys.executable, "-m", "testbed.experiments.rank_server"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 env={**os.environ, "PYTHONPATH": paths},
             )  # fmt: skip

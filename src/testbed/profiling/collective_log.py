@@ -26,6 +26,7 @@ from testbed.io import now_utc
 
 FOLDER = "evidence"  # in the run's, where no launcher named another
 _NAMESPACE = "c10d"
+ALL_RANKS = "0"  # name of the default group
 _MEANING = {
     "enter": "this rank calls it",
     "return": "the call is back; what was started may still be under way",
@@ -140,7 +141,7 @@ def _when_done(returned: Any, then: Callable[[], None]) -> None:
 
 
 def group_of(arguments: tuple) -> str | None:
-    """Return the process group's name in torch.distributed; "0" is all ranks."""
+    """Return the process group's name in torch.distributed."""
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return c10d.ProcessGroup.unbox(argument).group_name

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from testbed.profiling.collective_log import sizes_of
+from testbed.profiling.collective_log import ALL_RANKS, group_of, sizes_of
 from testbed.profiling.step_clock import RECORDED_PHASES
 from testbed.profiling.trace import POINT_TO_POINT
 
@@ -47,8 +47,8 @@ class CollectiveWatch:
     """The sums of this rank. It is a receiver of `collective_log.receive_collectives`; one thread is watched.
 
     Attributes:
-        totals: (collective, phase) -> [number, bytes of inputs and outputs, seconds in the call, seconds blocked].
-            There are as many as kinds of collectives in each phase, however long the run.
+        totals: (collective, name of its group, phase) -> [number, bytes of inputs and outputs, seconds in the call,
+            seconds blocked]. There are as many as kinds of collectives in each phase, however long the run.
         num_steps: steps that were watched.
 
     Args:
@@ -56,7 +56,7 @@ class CollectiveWatch:
     """
 
     def __init__(self, is_limited: bool = True) -> None:
-        self.totals: dict[tuple[str, str], list[float]] = {}
+        self.totals: dict[tuple[str, str, str], list[float]] = {}
         self.num_steps = 0
         self._is_limited = is_limited
         self._switch: Callable[[bool], None] = lambda is_on: None
@@ -95,7 +95,7 @@ class CollectiveWatch:
             return None
         self._advance()
         self._num_calls += 1
-        row = self.totals.setdefault((name, self._phase), [0, 0, 0.0, 0.0])
+        row = self.totals.setdefault((name, group_of(arguments) or ALL_RANKS, self._phase), [0, 0, 0.0, 0.0])
         row[0] += 1
         row[1] += sum(sizes_of(arguments))
         return _Call(name, row)
@@ -201,10 +201,18 @@ class CollectiveWatch:
         if self._until_next > 1:
             self._switch(False)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return `totals` as the metrics file has them."""
+    def rows(self, axes_of_group: Callable[[str], str]) -> list[dict[str, Any]]:
+        """Return `totals` as the metrics file has them: groups along the same axes of the mesh together.
+
+        Args:
+            axes_of_group: the axes of the group with this name.
+        """
+        sums: dict[tuple[str, str, str], list[float]] = {}
+        for (name, group, phase), row in self.totals.items():
+            of_axes = sums.setdefault((name, axes_of_group(group), phase), [0, 0, 0.0, 0.0])
+            of_axes[:] = map(sum, zip(of_axes, row, strict=True))
         names = ("num", "bytes", "call_s", "blocked_s")
         return [
-            {"name": name, "phase": phase, **dict(zip(names, row, strict=True))}
-            for (name, phase), row in sorted(self.totals.items())
+            {"name": name, "axes": axes, "phase": phase, **dict(zip(names, row, strict=True))}
+            for (name, axes, phase), row in sorted(sums.items())
         ]

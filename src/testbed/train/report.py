@@ -105,12 +105,15 @@ class Report:
             mine = {
                 "own_start_up_s": self._own_start_up_s,
                 "num_steps": self.watch.num_steps,
-                "collectives": self.watch.rows(),
+                "collectives": self.watch.rows(self._axes_of_group),
             }
             self.recorder.add_watched(process_group.gather_objects(mine))
         utilization = process_group.gather_objects(self._sampler.stop())
         if not self.settings.training.eval_only:
             self.recorder.add_utilization(utilization)
+
+    def _axes_of_group(self, name: str) -> str:
+        return self.settings.plan.mesh.axes_of(process_group.ranks_of_group(name))
 
     def measure_device(self, first_step: int) -> None:
         """Record the device's best rate, and with --profile where the time of the traced steps went.

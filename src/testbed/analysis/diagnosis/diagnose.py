@@ -212,7 +212,7 @@ def _is_said(watched: _Watched, shift: Shift, least_share: float) -> bool:
 def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str) -> dict[str, Any]:
     """Return the collective of a phase whose calls take this rank the longest beyond the others, per step."""
     ahead = {}
-    per_rank = [{row["name"]: row["call_s"] for row in rows if row["phase"] == phase} for rows in _collectives(watched)]
+    per_rank = [{_named(row): row["call_s"] for row in rows if row["phase"] == phase} for rows in _collectives(watched)]
     for name in per_rank[rank]:
         others = [per_rank[other].get(name, 0.0) for other in group if other != rank]
         ahead[name] = (per_rank[rank][name] - float(np.median(others))) / max(1, _num_steps(watched))
@@ -220,6 +220,10 @@ def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str) -> d
         return {}
     most = max(ahead, key=lambda name: ahead[name])
     return {"collective": most, "call_s": ahead[most]}
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"{row['name']} along {row['axes']}" if row["axes"] else row["name"]
 
 
 def _collectives(watched: _Watched) -> list[list[dict[str, Any]]]:
@@ -264,14 +268,14 @@ def _slow_link(watched: _Watched) -> list[Finding]:
         return []
     least = [min(rows, key=lambda row: row["blocked_s"]) for rows in _same_collective(inside)]
     most = max(least, key=lambda row: row["blocked_s"])
-    details = {"collective": most["name"], "phase": most["phase"], "bytes_per_s": rate, "bytes": num_bytes}
+    details = {"collective": _named(most), "phase": most["phase"], "bytes_per_s": rate, "bytes": num_bytes}
     return [Finding("link", None, shift, shift.seconds / watched.step_s, details)]
 
 
 def _same_collective(per_rank: Sequence[Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in (row for rows in per_rank for row in rows):
-        rows.setdefault((row["name"], row["phase"]), []).append(row)
+        rows.setdefault((_named(row), row["phase"]), []).append(row)
     return list(rows.values())
 
 

@@ -31,6 +31,7 @@ class WatchedSteps(TypedDict):
 
 class WatchedCollective(TypedDict):
     name: Name
+    axes: Annotated[str, 'of the mesh, along which the ranks of its group differ: "shards x context"; "": one rank']
     phase: Annotated[Name, '"between": between the steps; "step": in none of the phases; "start_up"']
     num: Annotated[
         Count, "calls in the watched steps, warm-up included, and in the start-up; bytes of inputs and outputs"

@@ -1,6 +1,6 @@
-"""Import PyTorch once and fork every rank that the tests ask for: a rank is there at once, and always fresh.
+"""Import PyTorch once and fork every rank that is asked for: a rank is there at once, and always fresh.
 
-Usage: python -m support.rank_server, by support/ranks.py. Each line on stdin is a request, a JSON object with
+Usage: python -m testbed.experiments.rank_server. Each line on stdin is a request, a JSON object with
     worker      the module whose `main(folder)` each rank calls
     folder      where the rank reads its task and writes its result; it prints into rank_N.out and rank_N.err there
     ranks       the number of ranks
@@ -13,6 +13,7 @@ A rank that dies takes the others of its request with it, and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -27,12 +28,6 @@ from pathlib import Path
 
 END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl
 LOOK_EVERY_S = 0.02
-# what FSDP and DTensor would import in each rank
-FOR_ALL = (
-    "torch._dynamo",
-    "testbed.strategies.mesh",
-    "testbed.strategies.pipeline",
-)
 
 
 def end_with_parent() -> None:
@@ -59,7 +54,7 @@ def be_rank(request: dict, rank: int, port: int) -> None:
         importlib.import_module(request["worker"]).main(folder)
         code = 0
     except SystemExit as end:
-        code = end.code or 0
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # the parent learns of it by the exit code
         traceback.print_exc()
     finally:
@@ -92,12 +87,11 @@ def serve() -> None:
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an imported library prints is not an answer
-    for module in FOR_ALL:
-        importlib.import_module(module)
     for line in sys.stdin:
         request = json.loads(line)
         for module in (request["worker"], *request["preload"]):
-            importlib.import_module(module)
+            with contextlib.suppress(Exception):  # a rank that needs it fails with it, and says why
+                importlib.import_module(module)
         gc.freeze()  # what is imported lives on: no rank need look at it, or copy its memory, to collect garbage
         port, processes = free_port(), []
         for rank in range(request["ranks"]):

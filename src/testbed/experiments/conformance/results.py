@@ -1,0 +1,147 @@
+"""Keep a line for each combination, and draw the tables of what agrees. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.analysis.document.markdown import table_text
+from testbed.analysis.document.model import Table
+from testbed.config.device_name import cpu_name
+from testbed.distributed.launch import usable_cores
+from testbed.errors import InputError, counted
+from testbed.experiments.conformance.trials import STAGES, Trial
+
+FILE = "conformance.jsonl"
+Line = dict[str, Any]
+PLACES = {"plain": "DeepSpeed alone", "program": "src/gpt2.py"}
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file, none if there is no file; one that was cut off in the middle is left out.
+
+    A line with a command says what made those after it; every other one is a combination.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            raise InputError(f"{path}, line {number} is not JSON; remove that line, and call again") from None
+    return lines
+
+
+def add(path: Path, line: Line) -> None:
+    """Append a line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(line)}\n")
+
+
+def made_by(command: str, commit: str, is_dirty: bool | None) -> Line:
+    """Return the line before those that a command makes."""
+    return {"command": command, "commit": commit, "is_dirty": is_dirty, "cpu": cpu_name(), "cores": usable_cores()}
+
+
+def key(line: Line) -> tuple[str, str, str]:
+    """Return the releases and the combination of a line; "+cpu" and its like belong to a build, not to a release."""
+    trial = Trial(*(line[name] for name in ("through", "stage", "accumulation", "clipping", "precision")))
+    return line["torch"].partition("+")[0], line["deepspeed"], trial.name
+
+
+def combinations(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if "command" not in line]
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.partition("+")[0].split(".") if part.isdigit())
+
+
+def tables(lines: Sequence[Line]) -> str:
+    """Return Markdown: what made the lines, how many combinations agree, and those that do not, with the reason."""
+    heads = [line for line in lines if "command" in line]
+    hardware = dict.fromkeys(f"{head['cores']} cores ({head['cpu']})" for head in heads)
+    commands = dict.fromkeys(f"`{head['command']}`" for head in heads)
+    commits = dict.fromkeys(f"`{head['commit']}`" for head in heads)
+    made = f"{', '.join(commands)}; {counted(len(commits), 'commit')}: {', '.join(commits)}; {', '.join(hardware)}."
+    found = combinations(lines)
+    counts = table_text(
+        Table(("PyTorch", "DeepSpeed", "through", *(f"ZeRO {stage}" for stage in STAGES)), counted_rows(found))
+    )
+    parts = [made, counts]
+    for title, rows, columns in (
+        ("Trains another model", _differing(found), ("ZeRO", "precision", "which", "loss", "norm", "weights")),
+        ("Does not run", _failing(found), ("ZeRO", "precision", "which", "what it says")),
+    ):
+        if rows:
+            columns = ("DeepSpeed", "PyTorch", "through", *columns)
+            parts += [f"**{title}**", table_text(Table(columns, rows, text_columns=range(len(columns))))]
+    return "\n\n".join(parts)
+
+
+def counted_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
+    """Return a row for each pair and way: for each stage, how many combinations agree."""
+    pairs = sorted(
+        {(version(line["torch"]), version(line["deepspeed"]), line["torch"], line["deepspeed"]) for line in found}
+    )
+    rows = []
+    for *_, torch, deepspeed in pairs:
+        of_pair = [line for line in found if (line["torch"], line["deepspeed"]) == (torch, deepspeed)]
+        for through in PLACES:
+            cells = [
+                _cell([line for line in of_pair if line["through"] == through and line["stage"] == stage])
+                for stage in STAGES
+            ]
+            if any(cells):
+                rows.append((torch, deepspeed, PLACES[through], *cells))
+    return rows
+
+
+def _cell(lines: Sequence[Line]) -> str:
+    if not lines:
+        return ""
+    agree, failed = (
+        sum(is_one(line) for line in lines) for is_one in (lambda line: line["agrees"], lambda line: "error" in line)
+    )
+    if agree == len(lines):
+        return f"all {agree} agree"
+    if failed == len(lines):
+        return "does not run"
+    return f"{agree} of {len(lines)} agree" + (f", {failed} do not run" if failed else "")
+
+
+def _grouped(found: Sequence[Line], same: Callable[[Line], Any]) -> list[list[Line]]:
+    """Return lines of one way, release, stage and precision that are the `same` besides."""
+    groups: dict[Any, list[Line]] = {}
+    for line in sorted(found, key=lambda line: (version(line["deepspeed"]), version(line["torch"]), line["through"])):
+        names = ("deepspeed", "torch", "through", "stage", "precision")
+        groups.setdefault((*(line[name] for name in names), same(line)), []).append(line)
+    return list(groups.values())
+
+
+def _start(group: Sequence[Line]) -> tuple[str, ...]:
+    first = group[0]
+    which = [f"accumulation {line['accumulation']}, {'' if line['clipping'] else 'not '}clipping" for line in group]
+    place = (first["deepspeed"], first["torch"], PLACES[first["through"]], str(first["stage"]), first["precision"])
+    return (*place, "all" if len(which) == 4 else "; ".join(which))
+
+
+def _differing(found: Sequence[Line]) -> list[tuple[str, ...]]:
+    differing = [line for line in found if not line["agrees"] and "error" not in line]
+    rows = []
+    for group in _grouped(differing, lambda line: line.get("note")):
+        if "note" in group[0]:
+            rows.append((*_start(group), group[0]["note"], "", ""))
+            continue
+        worst = {
+            name: max(group, key=lambda line: line["distances"][name] / line["allowed"][name])
+            for name in ("loss", "norm", "weights")
+        }
+        rows.append((*_start(group), *(f"{w['distances'][n]:.1e} ({w['allowed'][n]:.0e})" for n, w in worst.items())))
+    return rows
+
+
+def _failing(found: Sequence[Line]) -> list[tuple[str, ...]]:
+    failing = [line for line in found if "error" in line]
+    return [(*_start(group), group[0]["error"]) for group in _grouped(failing, lambda line: line["error"])]
