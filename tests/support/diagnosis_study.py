@@ -4,6 +4,7 @@
     PYTHONPATH=../src:. python -m support.diagnosis_study --planted 54 --clean 24 --seed 1 --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --table --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 10 --into OVERHEAD.jsonl
+    PYTHONPATH=../src:. python -m support.diagnosis_study --cost --into COST.json
 
 A case that the file holds is not run again, so it continues where it was stopped. Cases are drawn from the seed: the
 run types and causes in turn, rank, style and share of the step (1 to 30 %, uniform on the log scale) at random.
@@ -18,7 +19,8 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from support.planted_causes import CAUSES
@@ -176,6 +178,48 @@ def measure_overhead(pairs: int, into: Path) -> None:
         study.ranks.close()
 
 
+def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
+    """Return the microseconds of CPU time that watching adds to a collective and to a phase: least of the repeats.
+
+    On a group without a network, so that other work on the machine has no part in it.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from testbed.profiling import collective_log
+    from testbed.profiling.collective_watch import CollectiveWatch
+    from testbed.profiling.step_clock import StepClock, phase
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    tensor, watch, cpu = torch.zeros(1000), CollectiveWatch(), torch.device("cpu")
+
+    def least_us(act: Callable[[], object]) -> float:
+        times = []
+        for _ in range(repeats):
+            begin_s = time.thread_time()
+            for _ in range(calls):
+                act()
+            times.append((time.thread_time() - begin_s) / calls * 1e6)
+        return min(times)
+
+    def pass_phase() -> None:
+        with phase("forward"):
+            pass
+
+    def take() -> None:
+        watch.take_step()
+        watch.limit_cost(1.0, 1.0)
+
+    found = {}
+    for name, watched in (("off", None), ("on", watch)):
+        collective_log.receive_collectives([watched] if watched else [], "fake")
+        found[f"collective_{name}_us"] = least_us(lambda: dist.all_reduce(tensor))
+        with StepClock(cpu, watch=watched):
+            found[f"phase_{name}_us"] = least_us(pass_phase)
+    return {**found, "step_us": least_us(take), "torch": torch.__version__, "commit": commit()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--planted", type=int, default=0)
@@ -184,7 +228,11 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--overhead", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--cost", action="store_true")
     arguments = parser.parse_args()
+    if arguments.cost:
+        arguments.into.write_text(json.dumps(cost_of_a_call()) + "\n")
+        return
     if arguments.table:
         rows = read(arguments.into)
         print(overhead(rows) if "how" in rows[0] else table(rows))
