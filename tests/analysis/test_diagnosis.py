@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from support.diagnosis_study import is_right, read, table
 from support.metrics_examples import example_metrics
-from support.programs import TINY_RUN, data_flags, run_here
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
 from testbed.analysis.diagnosis.diagnose import PHASES, diagnose
 from testbed.analysis.diagnosis.shifts import shift_of
@@ -260,3 +261,10 @@ def test_a_planted_cause_is_named_on_two_ranks(ranks, token_files, tmp_path, run
     (first, *_) = diagnose(metrics).findings
     assert (first.cause, first.rank) == (cause, rank)
     assert first.shift.seconds > 0.05
+
+
+def test_the_page_of_the_study_has_the_counts_of_its_cases():
+    folder = REPOSITORY / "docs" / "results" / "diagnosis"
+    cases = read(folder / "cases.jsonl")
+    assert table(cases) in (folder / "README.md").read_text()
+    assert is_right({"findings": [{"cause": "data", "rank": 1}], "cause": "data", "rank": 0}) == (False, True)
