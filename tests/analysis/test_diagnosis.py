@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from support.diagnosis_study import is_right, read, table
 from support.metrics_examples import example_metrics
-from support.programs import run_here
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
 from testbed.analysis.diagnosis.diagnose import PHASES, diagnose
 from testbed.analysis.diagnosis.shifts import shift_of
@@ -15,7 +16,7 @@ from testbed.analysis.diagnosis.words import NOTHING, text_of, verdict
 from testbed.analysis.document import markdown
 from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.load import load_run
-from testbed.metrics.file import check_metrics, write_metrics
+from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 
 STEP_S = 0.2
 LEVEL_S = {"data_wait": 0.0005, "forward": 0.05, "backward": 0.1, "synchronise": 0.002, "optimizer": 0.02}
@@ -38,7 +39,7 @@ def watched_run(seed: int, ranks: int = 2, windows: int = 64, noise: float = 0.1
             **{f"per_rank_own_{phase}_s": own[phase][index].tolist() for phase in PHASES},
             "per_rank_own_between_s": [0.002] + [0.001] * (ranks - 1),
             **{f"per_rank_cpu_{phase}_s": [LEVEL_S[phase]] * ranks for phase in PHASES},
-            "per_rank_blocked_s": [0.01] * ranks, "per_rank_gc_s": [0.0] * ranks, "per_rank_preemptions": [1.0] * ranks,
+            "per_rank_blocked_s": [0.01] * ranks, "per_rank_gc_s": [0.0] * ranks,
         })  # fmt: skip
     call = {
         "name": "allreduce",
@@ -240,3 +241,30 @@ def test_the_program(tmp_path):
     assert one["low"] < 0.05 < one["high"] and one["sentence"] in done.stdout
     done = run_here("scripts/diagnose.py", tmp_path / "nowhere")
     assert done.returncode == 2 and "does not exist" in done.stderr
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("run_type", "cause", "rank", "style"),
+    [("ddp", "backward", 1, "sleep"), ("allreduce", "collective", 0, "sleep"), ("pipeline", "forward", 1, "sleep")],
+)
+def test_a_planted_cause_is_named_on_two_ranks(ranks, token_files, tmp_path, run_type, cause, rank, style):
+    """A sample of diagnosis_study.py, with pauses that are long beside the noise of any machine."""
+    words = ["--run_type", run_type, *TINY_RUN, *data_flags(token_files), "--global_batch_size", "4"]
+    words += ["--max_train_steps", "27", "--timing_warmup_steps", "3", "--watch_collectives", "every_step"]
+    words += ["--max_val_steps", "0", "--sample_tokens", "0", "--save_at_end", "off"]
+    done = ranks.run_program(
+        [*words, "--checkpoint_path", str(tmp_path / "out")], tmp_path, 2, plant=[cause, 0.08, rank, style]
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    metrics = read_metrics(tmp_path / "out" / "training_metrics.json")
+    (first, *_) = diagnose(metrics).findings
+    assert (first.cause, first.rank) == (cause, rank)
+    assert first.shift.seconds > 0.05
+
+
+def test_the_page_of_the_study_has_the_counts_of_its_cases():
+    folder = REPOSITORY / "docs" / "results" / "diagnosis"
+    cases = read(folder / "cases.jsonl")
+    assert table(cases) in (folder / "README.md").read_text()
+    assert is_right({"findings": [{"cause": "data", "rank": 1}], "cause": "data", "rank": 0}) == (False, True)

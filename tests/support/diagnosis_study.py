@@ -3,6 +3,8 @@
     cd tests
     PYTHONPATH=../src:. python -m support.diagnosis_study --planted 54 --clean 24 --seed 1 --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --table --into FILE.jsonl
+    PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 10 --into OVERHEAD.jsonl
+    PYTHONPATH=../src:. python -m support.diagnosis_study --cost --into COST.json
 
 A case that the file holds is not run again, so it continues where it was stopped. Cases are drawn from the seed: the
 run types and causes in turn, rank, style and share of the step (1 to 30 %, uniform on the log scale) at random.
@@ -17,7 +19,8 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from support.planted_causes import CAUSES
@@ -25,6 +28,7 @@ from support.programs import REPOSITORY, data_flags, write_token_files
 from support.ranks import Ranks
 from testbed.analysis.diagnosis.diagnose import diagnose
 from testbed.analysis.diagnosis.words import json_of
+from testbed.analysis.statistics import compare
 from testbed.metrics.file import read_metrics
 
 RUN_TYPES = ("allreduce", "ddp", "fsdp", "optimized", "tensor", "pipeline")
@@ -32,7 +36,8 @@ FLAGS = [
     "--model", "nano", "--seq_length", "64", "--global_batch_size", "8", "--precision", "fp32", "--device", "cpu",
     "--max_val_steps", "0", "--sample_tokens", "0", "--save_at_end", "off", "--threads_per_rank", "1",
 ]  # fmt: skip
-RUN_S, STEPS = 9.0, (80, 300)  # how long to train, and bounds of the steps for it
+RUN_S, STEPS = 9.0, (60, 300)  # how long to train, and bounds of the steps for it
+HOW = ("auto", "off")  # --watch_collectives
 START_UP_S = (5.0, 12.0)  # once, for shares of 0 to 30 %
 
 
@@ -70,10 +75,19 @@ class Study:
             self.step_s[run_type] = self.run(run_type, 40, None)["timing"]["step_time_p50_sec"]
         return self.step_s[run_type]
 
-    def run(self, run_type: str, steps: int, plant: list | None) -> dict:
+    def cost(self, run_type: str, how: str) -> dict:
+        """Return CPU seconds and wall seconds of a step on the mean rank with --watch_collectives `how`."""
+        metrics = self.run(run_type, 60, None, "--watch_collectives", how)
+        wall_s = [sum(one) for one in zip(*(row["per_rank_step_time_s"] for row in metrics["steps"]), strict=True)]
+        used = [row["cpu_percent_mean"] / 100 for row in metrics["utilization"]["per_rank"]]
+        cpu_s = sum(share * seconds for share, seconds in zip(used, wall_s, strict=True)) / len(used)
+        median_s = metrics["timing"]["step_time_p50_sec"]
+        return {"run_type": run_type, "how": how, "cpu_s": cpu_s / 60, "step_s": median_s, "commit": commit()}
+
+    def run(self, run_type: str, steps: int, plant: list | None, *more: str) -> dict:
         folder = self.folder / "run"
         shutil.rmtree(folder, ignore_errors=True)
-        words = ["--run_type", run_type, *FLAGS, *self.data, "--max_train_steps", str(steps)]
+        words = ["--run_type", run_type, *FLAGS, *self.data, "--max_train_steps", str(steps), *more]
         words += ["--checkpoint_path", str(folder / "out")]
         done = self.ranks.run_program(words, folder, 2, plant=plant)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -109,7 +123,7 @@ def commit() -> str:
 
 
 def is_right(case: dict) -> tuple[bool, bool]:
-    """Return whether the costliest finding names the rank, and the cause."""
+    """Return whether the first finding names the rank, and the cause."""
     first = case["findings"][0] if case["findings"] else {"rank": None, "cause": None}
     return first["rank"] == case["rank"], first["cause"] == case["cause"]
 
@@ -134,8 +148,76 @@ def table(cases: list[dict]) -> str:
     return "\n".join([*lines, "", f"Clean runs with a finding: {false} of {len(clean_cases)}."])
 
 
+def overhead(rows: list[dict]) -> str:
+    """Return what watching costs, in Markdown: ratios of medians with 95 % intervals, on over off."""
+    lines = ["| run type | pairs | CPU time of a step | step time |", "|---|--:|--:|--:|"]
+    for run_type in dict.fromkeys(row["run_type"] for row in rows):
+        cells = []
+        for name in ("cpu_s", "step_s"):
+            on, off = ([row[name] for row in rows if (row["run_type"], row["how"]) == (run_type, how)] for how in HOW)
+            found = compare([1 / one for one in off], [1 / one for one in on])
+            interval = "" if found.low is None else f" ({found.low - 1:+.1%} to {found.high - 1:+.1%})"
+            cells.append(f"{found.ratio - 1:+.1%}{interval}")
+        lines.append(f"| {run_type} | {len(on)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def measure_overhead(pairs: int, into: Path) -> None:
+    """Run with and without watching in turn, and which is first in turn too."""
+    with tempfile.TemporaryDirectory() as folder, into.open("a") as file:
+        study = Study(Path(folder))
+        for pair in range(pairs):
+            for run_type in ("ddp", "allreduce"):
+                for how in HOW if pair % 2 else HOW[::-1]:
+                    file.write(json.dumps(study.cost(run_type, how)) + "\n")
+                    file.flush()
+        study.ranks.close()
+
+
+def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
+    """Return the microseconds of CPU time that watching adds to a collective and to a phase: least of the repeats.
+
+    On a group without a network, so that other work on the machine has no part in it.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from testbed.profiling import collective_log
+    from testbed.profiling.collective_watch import CollectiveWatch
+    from testbed.profiling.step_clock import StepClock, phase
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    tensor, watch, cpu = torch.zeros(1000), CollectiveWatch(), torch.device("cpu")
+
+    def least_us(act: Callable[[], object]) -> float:
+        times = []
+        for _ in range(repeats):
+            begin_s = time.thread_time()
+            for _ in range(calls):
+                act()
+            times.append((time.thread_time() - begin_s) / calls * 1e6)
+        return min(times)
+
+    def pass_phase() -> None:
+        with phase("forward"):
+            pass
+
+    def take() -> None:
+        watch.take_step()
+        watch.limit_cost(1.0, 1.0)
+
+    found = {}
+    for name, watched in (("off", None), ("on", watch)):
+        collective_log.receive_collectives([watched] if watched else [], "fake")
+        found[f"collective_{name}_us"] = least_us(lambda: dist.all_reduce(tensor))
+        with StepClock(cpu, watch=watched):
+            found[f"phase_{name}_us"] = least_us(pass_phase)
+    return {**found, "step_us": least_us(take), "torch": torch.__version__, "commit": commit()}
 
 
 def main() -> None:
@@ -145,9 +227,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--overhead", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--cost", action="store_true")
     arguments = parser.parse_args()
+    if arguments.cost:
+        arguments.into.write_text(json.dumps(cost_of_a_call()) + "\n")
+        return
     if arguments.table:
-        print(table(read(arguments.into)))
+        rows = read(arguments.into)
+        print(overhead(rows) if "how" in rows[0] else table(rows))
+        return
+    if arguments.overhead:
+        measure_overhead(arguments.overhead, arguments.into)
         return
     done = {case["id"] for case in read(arguments.into)}
     cases = [*planted(arguments.seed, arguments.planted), *clean(arguments.seed, arguments.clean)]

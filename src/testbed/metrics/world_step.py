@@ -24,7 +24,9 @@ class WorldStep:
     per_rank_phase_s: dict[str, list[float]]  # by phase of the step clock
     stop: int = 0  # largest StopSignals.number of all ranks; 0: no rank was asked to stop
     grad_norm: float | None = None  # of the whole model, the same on every rank; not finite: fp16 skipped the update
-    per_rank_watched: dict[str, list[float]] = field(default_factory=dict)  # by name of WATCHED; empty: not watched
+    per_rank_watched: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # CollectiveWatch.take_step; empty: not watched
 
     @property
     def step_time_s(self) -> float:

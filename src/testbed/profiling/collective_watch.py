@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import math
-import resource
 import threading
 import time
 from collections.abc import Callable
@@ -31,15 +30,7 @@ START_UP = "start_up"  # up to the first step
 CALL_S = 30e-6  # measured: docs/diagnosis.md
 MOST_OF_A_STEP = 0.008
 JOINING = "joining"  # a part of the start-up in which ranks wait for each other without collectives
-# What a step's row has of every rank, in the order in which ranks exchange it.
-WATCHED = (
-    *(f"own_{name}_s" for name in (*RECORDED_PHASES, BETWEEN)),
-    *(f"cpu_{name}_s" for name in RECORDED_PHASES),
-    "blocked_s",
-    "gc_s",
-    "preemptions",
-)
-NUMBER = "num_calls"  # of collectives in the step; it is exchanged with WATCHED
+NUMBER = "num_calls"  # of collectives in the step; it is exchanged with the sums
 
 
 class _Call:
@@ -76,14 +67,13 @@ class CollectiveWatch:
         self._phase = START_UP
         self._own_s: dict[str, float] = {}
         self._cpu_s: dict[str, float] = {}
-        self._blocked_s = self._gc_s = self._gc_of_stretch_s = 0.0
+        self._blocked_s = self._gc_s = self._gc_of_stretch_s = self._gc_cpu_s = 0.0
         self._num_open, self._open_since_s, self._open_s = 0, 0.0, 0.0
         self._last_row: list[float] | None = None
         self._waits_for_transfer = False
-        self._gc_began_s: float | None = None
+        self._gc_began: tuple[float, float] | None = None  # wall and CPU time
         self._began_s = self._now_s = time.perf_counter()
         self._now_cpu_s, self._now_open_s = time.thread_time(), 0.0
-        self._preemptions = _preemptions()
         gc.callbacks.append(self._on_gc)
 
     def close(self) -> None:
@@ -149,21 +139,21 @@ class CollectiveWatch:
         own_s = wall_s - blocked_s - self._gc_of_stretch_s
         phase = self._phase
         self._own_s[phase] = self._own_s.get(phase, 0.0) + own_s
-        self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_of_stretch_s
+        self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_cpu_s
         if phase != BETWEEN:
             self._blocked_s += blocked_s
         self._gc_s += self._gc_of_stretch_s
-        self._gc_of_stretch_s, self._waits_for_transfer = 0.0, False
+        self._gc_of_stretch_s, self._gc_cpu_s, self._waits_for_transfer = 0.0, 0.0, False
         self._now_s, self._now_cpu_s, self._now_open_s = now_s, cpu_s, open_s
 
     def _on_gc(self, moment: str, _: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread:
             return
-        if moment == "start":
-            self._gc_began_s = time.perf_counter()
-        elif self._gc_began_s is not None:
-            self._gc_of_stretch_s += time.perf_counter() - self._gc_began_s
-            self._gc_began_s = None
+        now = time.perf_counter(), time.thread_time()
+        if moment == "stop" and self._gc_began is not None:
+            self._gc_of_stretch_s += now[0] - self._gc_began[0]
+            self._gc_cpu_s += now[1] - self._gc_began[1]
+        self._gc_began = now if moment == "start" else None
 
     def begin_steps(self, startup_s: float) -> float:
         """End the start-up; return its own seconds on this rank, without those in which it waited for others.
@@ -180,10 +170,10 @@ class CollectiveWatch:
     def _begin_sums(self) -> None:
         self._own_s, self._cpu_s = {}, {}
         self._blocked_s = self._gc_s = 0.0
-        self._num_calls, self._preemptions = 0, _preemptions()
+        self._num_calls = 0
 
     def take_step(self) -> dict[str, float]:
-        """End a step; return its sums by WATCHED and NUMBER, with what came before it. Empty: it was not watched."""
+        """End a step; return its sums by name, with what came before it. Empty: it was not watched."""
         self.enter_phase(BETWEEN)
         found = {}
         if self._until_next == 1:
@@ -192,7 +182,6 @@ class CollectiveWatch:
                 **{f"cpu_{name}_s": max(0.0, self._cpu_s.get(name, 0.0)) for name in RECORDED_PHASES},
                 "blocked_s": self._blocked_s,
                 "gc_s": self._gc_s,
-                "preemptions": float(_preemptions() - self._preemptions),
                 NUMBER: float(self._num_calls),
             }
             self.num_steps += 1
@@ -227,8 +216,3 @@ class CollectiveWatch:
             {"name": name, "axes": axes, "phase": phase, **dict(zip(names, row, strict=True))}
             for (name, axes, phase), row in sorted(sums.items())
         ]
-
-
-def _preemptions() -> int:
-    """Return how often the kernel took the core from this thread while it could have run on."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw

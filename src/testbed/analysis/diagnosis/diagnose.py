@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.diagnosis.shifts import LEAST_WINDOWS, Shift, against_others, batches, shift_of
+from testbed.analysis.diagnosis.shifts import (
+    LEAST_WINDOWS,
+    MEAN,
+    MIDDLE,
+    QUIET,
+    Shift,
+    against_others,
+    batches,
+    shift_of,
+)
 
 LEAST_SHARE = 0.01  # of the step: less is not said
 LEAST_SHARE_BETWEEN = 0.03  # rank 0 alone keeps rows and prints, by design
@@ -47,7 +56,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, the costliest first; `unknown` is why nothing can be said, and `notes` what was not looked at."""
+    """What was found, first what costs the most for sure, by the lower bound.
+
+    `unknown` is why nothing can be said, and `notes` what was not looked at.
+    """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -67,7 +79,7 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
         return Diagnosis(unknown="its watched steps are not of all of its ranks")
     watched = _Watched(metrics, rows, world_size)
     found = [*_of_ranks(watched), *_of_all(watched), *_of_the_run(watched)]
-    found.sort(key=lambda one: (one.share is None, -one.shift.seconds))
+    found.sort(key=lambda one: (one.share is None, -one.shift.low))
     return Diagnosis(tuple(found), tuple(_notes(watched)))
 
 
@@ -88,7 +100,9 @@ class _Watched:
         self.step_s = float(metrics["timing"]["step_time_p50_sec"])
         self.mesh = (metrics.get("training_config") or {}).get("mesh") or {}
         self.groups = _groups(self.mesh, world_size)
-        self.comparisons = world_size * (len(PHASES) + 3)  # each phase, all of them, between the steps, garbage
+        self.comparisons = world_size * (
+            2 * len(PHASES) + 4
+        )  # own and CPU times of phases and of all; between, garbage
         self.is_pipeline = (self.mesh.get("pipeline") or 1) > 1
 
     def of(self, name: str) -> list[list[float]]:
@@ -100,13 +114,22 @@ class _Watched:
 
     def idle(self, phase: str) -> np.ndarray:
         """Return the part of own times in which the thread did not compute."""
-        return np.maximum(0.0, self.own(phase) - np.array(self.of(f"cpu_{phase}_s")))
+        return np.maximum(0.0, self.own(phase) - self.cpu(phase))
+
+    def idle_beside(self, phase: str, rank: int) -> np.ndarray:
+        """Return `idle`, each rank's as if it computed as long as `rank`: who computes longer is disturbed more."""
+        middle = np.maximum(np.median(self.cpu(phase), axis=0), 1e-9)
+        return self.idle(phase) * (middle[rank] / middle)
+
+    def cpu(self, phase: str) -> np.ndarray:
+        """Return the part of own times in which the thread computed."""
+        return np.array(self.of(f"cpu_{phase}_s"))
 
     def group_of(self, rank: int) -> list[int]:
         return next(group for group in self.groups if rank in group)
 
-    def shift(self, times: np.ndarray, rank: int, group: Sequence[int], is_rare: bool = False) -> Shift:
-        return shift_of(against_others(batches(times, is_rare), rank, group), self.comparisons)
+    def shift(self, times: np.ndarray, rank: int, group: Sequence[int], quantile: float | None = QUIET) -> Shift:
+        return shift_of(against_others(batches(times, quantile), rank, group), self.comparisons)
 
 
 def _groups(mesh: Mapping[str, int], world_size: int) -> list[list[int]]:
@@ -130,40 +153,56 @@ def _of_ranks(watched: _Watched) -> list[Finding]:
             ("writing", watched.own("between"), LEAST_SHARE_BETWEEN),
             ("garbage collection", np.array(watched.of("gc_s")), LEAST_SHARE),
         ):
-            shift = watched.shift(times, rank, watched.ranks, is_rare=True)
-            if _is_said(watched, shift, least):
-                found.append(Finding(name, rank, shift, shift.seconds / watched.step_s))
+            for quantile in (MEAN, QUIET):  # what comes in some steps only, or in each
+                shift = watched.shift(times, rank, watched.ranks, quantile)
+                if _is_said(watched, shift, least):
+                    found.append(Finding(name, rank, shift, shift.seconds / watched.step_s))
+                    break
     return found
 
 
 def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
-    """Return the phases in which a rank is slow, or the one finding that its core is."""
+    """Return the phases in which a rank is slow, or the one finding that its core is.
+
+    Own times show every cause, and other work on the machine too; CPU times show only what is computed, and hardly any
+    noise. What either shows is said.
+    """
     group = watched.group_of(rank)
     is_alone = len(group) == 1  # a stage of its own: what it computes is by design, what it idles is not
-    times = {phase: watched.idle(phase) if is_alone else watched.own(phase) for phase in PHASES}
-    times["data_wait"] = watched.own("data_wait")
     group = list(watched.ranks) if is_alone else group
-    shifts = {phase: watched.shift(times[phase], rank, group) for phase in PHASES}
-    computing = np.sum([times[phase] for phase in COMPUTING], axis=0)
-    total = watched.shift(computing, rank, group)
-    level = {phase: float(np.median(watched.own(phase)[:, rank])) for phase in ("forward", "backward")}
-    relative = {phase: shifts[phase].seconds / max(level[phase], 1e-9) for phase in level}
-    least, most = min(relative.values()), max(relative.values())
-    is_spread = least > SPREAD * most and all(shifts[phase].score > SEEN for phase in level)
-    said = [phase for phase in PHASES if _is_said(watched, shifts[phase], LEAST_SHARE)]
+    shown = (lambda phase: watched.idle_beside(phase, rank),) if is_alone else (watched.own, watched.cpu)
+    said: dict[str, Shift] = {}
+    for times in shown:
+        if core := _slow_core(watched, rank, group, {phase: times(phase) for phase in COMPUTING}):
+            return [core]
+        for phase in PHASES:
+            is_data = is_alone and phase == "data_wait"
+            shift = watched.shift(watched.own(phase) if is_data else times(phase), rank, group)
+            if _is_said(watched, shift, LEAST_SHARE):
+                said.setdefault(phase, shift)
     found = []
-    if is_spread and _is_said(watched, total, LEAST_SHARE):
-        idle = watched.shift(np.sum([watched.idle(phase) for phase in COMPUTING], axis=0), rank, group)
-        details = {"idle_share": min(1.0, max(0.0, idle.seconds / total.seconds))}
-        found.append(Finding("core", rank, total, total.seconds / watched.step_s, details))
-        said = [phase for phase in said if phase == "data_wait"]
-    for phase in said:
-        shift = shifts[phase]
+    for phase, shift in said.items():
         called = _called(watched, rank, group, phase)
         is_call = called.get("call_s", 0.0) > shift.seconds / 2
         cause = "collective" if is_call else CAUSE_OF_PHASE[phase]
         found.append(Finding(cause, rank, shift, shift.seconds / watched.step_s, {"phase": phase, **called}))
     return found
+
+
+def _slow_core(watched: _Watched, rank: int, group: Sequence[int], times: dict[str, np.ndarray]) -> Finding | None:
+    """Return that a rank's core is slow, where forward and backward are slow alike. `times`: of the phases."""
+    total = watched.shift(sum(times.values(), np.zeros(1)), rank, group, MIDDLE)
+    if not _is_said(watched, total, LEAST_SHARE):
+        return None
+    shifts = {phase: watched.shift(times[phase], rank, group, MIDDLE) for phase in ("forward", "backward")}
+    relative = [
+        shift.seconds / max(float(np.median(watched.own(phase)[:, rank])), 1e-9) for phase, shift in shifts.items()
+    ]
+    if min(relative) < SPREAD * max(relative) or any(shift.score < SEEN for shift in shifts.values()):
+        return None
+    idle = watched.shift(sum((watched.idle(phase) for phase in COMPUTING), np.zeros(1)), rank, group, MIDDLE)
+    details = {"is_waiting": idle.seconds > total.seconds / 2}
+    return Finding("core", rank, total, total.seconds / watched.step_s, details)
 
 
 def _is_said(watched: _Watched, shift: Shift, least_share: float) -> bool:
@@ -201,7 +240,8 @@ def _of_all(watched: _Watched) -> list[Finding]:
     """Return what every rank has: what the one with the least has of it."""
     found = []
     for cause, times in (("data", watched.own("data_wait")), ("garbage collection", np.array(watched.of("gc_s")))):
-        shift = shift_of(batches(times, is_rare=cause != "data").min(axis=1), watched.comparisons)
+        quantile = QUIET if cause == "data" else MEAN
+        shift = shift_of(batches(times, quantile).min(axis=1), watched.comparisons)
         if _is_said(watched, shift, LEAST_SHARE_OF_ALL):
             found.append(Finding(cause, None, shift, shift.seconds / watched.step_s))
     return found + _slow_link(watched)

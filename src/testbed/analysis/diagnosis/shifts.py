@@ -5,9 +5,10 @@ put into NUM_BATCHES batches in their order, and a Student interval is made of o
 Conway 1963). What the batches still have in common is measured by their lag-1 autocorrelation r: the variance of
 their mean is (1 + r) / (1 - r) times that of independent ones.
 
-The number of a batch is the rank's lower quartile minus the median of the others': other work only ever adds time, so
-quiet steps show best what every step has. Of what comes now and then, as garbage collection does, it is of means. The
-interval holds at 95 % for all comparisons of a run together (Bonferroni).
+The number of a batch is the rank's lowest tenth minus the median of the others': other work only ever adds time, so
+quiet steps show best what every step has. Of what comes now and then, as garbage collection does, it is of means, and
+of a core that something else uses, of medians. The interval holds at 95 % for all comparisons of a run together
+(Bonferroni).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from scipy import special
 
 NUM_BATCHES = 10
-QUIET = 0.25
+QUIET, MIDDLE, MEAN = 0.1, 0.5, None  # which number of a batch
 LEAST_WINDOWS = 12  # fewer make no claim
 CONFIDENCE = 0.95
 
@@ -52,10 +53,10 @@ def shift_of(values: np.ndarray, comparisons: int) -> Shift:
     return Shift(middle, middle - margin, middle + margin, middle / error)
 
 
-def batches(times: np.ndarray, is_rare: bool = False) -> np.ndarray:
-    """Return batches x ranks of windows x ranks: lower quartiles, or means of what comes in some steps only."""
+def batches(times: np.ndarray, quantile: float | None = QUIET) -> np.ndarray:
+    """Return batches x ranks of windows x ranks: a quantile of each batch, or the mean."""
     parts = np.array_split(times, min(NUM_BATCHES, len(times)))
-    return np.array([part.mean(axis=0) if is_rare else np.quantile(part, QUIET, axis=0) for part in parts])
+    return np.array([part.mean(axis=0) if quantile is None else np.quantile(part, quantile, axis=0) for part in parts])
 
 
 def against_others(of_batches: np.ndarray, rank: int, group: Sequence[int]) -> np.ndarray:

@@ -90,8 +90,8 @@ def _who(finding: Finding) -> str:
 def _what(finding: Finding) -> str:
     details, is_one = finding.details, finding.rank is not None
     if finding.cause == "core":
-        idle = details["idle_share"]
-        reason = "it waits for its core, which something else uses" if idle > 0.5 else "it computes more slowly"
+        is_waiting = details["is_waiting"]
+        reason = "it waits for its core, which something else uses" if is_waiting else "it computes more slowly"
         return f"has a slow core ({reason}; forward and backward are slow alike)"
     if finding.cause == "link":
         return (

@@ -27,9 +27,6 @@ class WatchedSteps(TypedDict):
     per_rank_cpu_optimizer_s: OneOrMore[Amount]
     per_rank_blocked_s: Annotated[OneOrMore[Amount], "of the step, blocked in collectives"]
     per_rank_gc_s: Annotated[OneOrMore[Amount], "Python's garbage collection, between the steps too"]
-    per_rank_preemptions: Annotated[
-        OneOrMore[Amount], "how often the kernel took the core from the thread (involuntary context switches)"
-    ]
 
 
 class WatchedCollective(TypedDict):
