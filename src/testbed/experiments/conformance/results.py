@@ -11,11 +11,13 @@ from testbed.analysis.document.markdown import table_text
 from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
-from testbed.errors import InputError, counted
-from testbed.experiments.conformance.trials import STAGES, Trial
+from testbed.errors import InputError, counted, one_line
+from testbed.experiments.conformance.trials import STAGES, TOLERANCES, Trial
 
 FILE = "conformance.jsonl"
 Line = dict[str, Any]
+WHERE = ("DeepSpeed", "PyTorch", "through", "ZeRO", "precision", "which")
+DIFFERING, FAILING = ("loss", "norm", "weights", "other initial weights"), ("what it says",)
 PLACES = {"plain": "DeepSpeed alone", "program": "src/gpt2.py"}
 
 
@@ -71,12 +73,12 @@ def tables(lines: Sequence[Line]) -> str:
     )
     parts = [made, counts]
     for title, rows, columns in (
-        ("Trains another model", _differing(found), ("ZeRO", "precision", "which", "loss", "norm", "weights")),
-        ("Does not run", _failing(found), ("ZeRO", "precision", "which", "what it says")),
+        ("Trains another model: distance (allowed)", _differing(found), DIFFERING),
+        ("Does not run", _failing(found), FAILING),
     ):
         if rows:
-            columns = ("DeepSpeed", "PyTorch", "through", *columns)
-            parts += [f"**{title}**", table_text(Table(columns, rows, text_columns=range(len(columns))))]
+            table = Table((*WHERE, *columns), rows, text_columns=range(len(WHERE) + len(columns)))
+            parts += [f"**{title}**", table_text(table)]
     return "\n\n".join(parts)
 
 
@@ -132,16 +134,21 @@ def _differing(found: Sequence[Line]) -> list[tuple[str, ...]]:
     rows = []
     for group in _grouped(differing, lambda line: line.get("note")):
         if "note" in group[0]:
-            rows.append((*_start(group), group[0]["note"], "", ""))
+            rows.append((*_start(group), group[0]["note"], "", "", ""))
             continue
-        worst = {
-            name: max(group, key=lambda line: line["distances"][name] / line["allowed"][name])
-            for name in ("loss", "norm", "weights")
-        }
-        rows.append((*_start(group), *(f"{w['distances'][n]:.1e} ({w['allowed'][n]:.0e})" for n, w in worst.items())))
+        far = []
+        for name in TOLERANCES:
+            pairs = [(line["distances"][name], line["allowed"][name]) for line in group]
+            distance, allowed = max(pairs, key=lambda pair: pair[0] / pair[1])
+            far.append(f"{distance:.1e} ({allowed:.0e})")
+        again = [times for line in group for times in line.get("again", ())]
+        said = f"{min(again):.2g} to {max(again):.2g} times what is allowed" if again else ""
+        rows.append((*_start(group), *far, said))
     return rows
 
 
 def _failing(found: Sequence[Line]) -> list[tuple[str, ...]]:
     failing = [line for line in found if "error" in line]
-    return [(*_start(group), group[0]["error"]) for group in _grouped(failing, lambda line: line["error"])]
+    return [
+        (*_start(group), one_line(group[0]["error"], 200)) for group in _grouped(failing, lambda line: line["error"])
+    ]
