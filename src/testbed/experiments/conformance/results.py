@@ -64,11 +64,7 @@ def version(text: str) -> tuple[int, ...]:
 def tables(lines: Sequence[Line]) -> str:
     """Return Markdown: what made the lines, how many combinations agree, and those that do not, with the reason."""
     heads = [line for line in lines if "command" in line]
-    made = "\n".join(
-        dict.fromkeys(
-            f"- `{head['command']}`, commit `{head['commit']}`, {head['cores']} cores ({head['cpu']})" for head in heads
-        )
-    )
+    made = "\n".join(dict.fromkeys(map(_made, heads)))
     found = combinations(lines)
     counts = table_text(
         Table(("PyTorch", "DeepSpeed", "through", *(f"ZeRO {stage}" for stage in STAGES)), counted_rows(found))
@@ -88,6 +84,11 @@ def tables(lines: Sequence[Line]) -> str:
             table = Table((*WHERE, *columns), rows, text_columns=range(len(WHERE) + len(columns)))
             parts += [f"**{title}**", table_text(table)]
     return "\n\n".join(parts)
+
+
+def _made(head: Line) -> str:
+    changes = " with changes" if head["is_dirty"] else ""
+    return f"- `{head['command']}`, commit `{head['commit']}`{changes}, {head['cores']} cores ({head['cpu']})"
 
 
 def counted_rows(found: Sequence[Line]) -> list[Row]:
