@@ -14,7 +14,10 @@ from hypothesis import settings
 from support.programs import write_pair_files, write_token_files
 from support.ranks import AUDIT_EVENT, Ranks
 
-settings.register_profile("all")  # support/fuzz.py draws a tenth without it
+# No deadline: beside other work an example takes as long as it takes.
+settings.register_profile("everyday", deadline=None)
+settings.register_profile("all", deadline=None)  # support/fuzz.py draws a tenth without it
+settings.load_profile("everyday")
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", AUDIT_EVENT)
 FREE = ("git", "uname")  # every record of a run asks for the commit, and the platform module once for the processor
 started: list[str] = []  # by the test that runs now

@@ -99,6 +99,26 @@ def test_a_protocol_that_compares_unequal_work_has_its_own_verdict(tmp_path, pro
     assert any(text.startswith(start) for text in said), said
 
 
+def test_communication_stands_by_axis_without_a_profile(tmp_path):
+    """Of the watched steps alone: what ranks wait for between the steps and before them is no part of a step."""
+
+    def collective(axes: str, phase: str, blocked_s: float) -> dict:
+        row = {"name": "allreduce", "axes": axes, "phase": phase, "num": 20, "bytes": 40 * 2**20, "call_s": 0.0}
+        return {**row, "blocked_s": blocked_s}
+
+    ranks = [
+        [collective("tensor", "forward", 0.2), collective("tensor", "backward", 0.3), collective("", "forward", 9.0)],
+        [collective("tensor", "forward", 0.1), collective("copies", "between", 9.0)],
+    ]
+    watched = [
+        {"rank": rank, "own_start_up_s": 1.0, "num_steps": 10, "collectives": rows} for rank, rows in enumerate(ranks)
+    ]
+    save(tmp_path / "watched", {**run_metrics("ddp", 2, 1), "watched": {"per_rank": watched}})
+    cells = [line.split("|")[2:-1] for line in markdown(load(tmp_path)).splitlines() if "| tensor " in line]
+    found = [[cell.strip() for cell in row] for row in cells if "backward and forward" in row[1]]
+    assert found == [["tensor", "backward and forward", "3.0", "6.000", "30.00"]]
+
+
 def test_collectives_of_unknown_groups_have_no_bandwidth(tmp_path):
     """Where several groups of ranks could be meant, a file holds null, and no bandwidth is made of it."""
     metrics = run_metrics("pipeline", 2, 1, is_profiled=True)

@@ -107,11 +107,13 @@ def as_fsdp_moves(parameters: list[nn.Parameter], buffers: list[torch.Tensor], d
             torch.utils.swap_tensors(tensor, type(tensor)(tensor.to(device)))
 
 
-def test_roles_are_every_stage_and_tensor_rank_with_the_ends_of_the_data_ranks():
+def test_roles_are_every_stage_and_the_ends_of_its_data_and_tensor_ranks():
     assert role_ranks(MeshSizes(data=1024)) == [0, 1023]
     assert role_ranks(MeshSizes(data=1, pipeline=4)) == [0, 1, 2, 3]
     # a stage after the other, in it the data ranks, of each its tensor ranks
     assert role_ranks(MeshSizes(data=3, pipeline=2, tensor=2)) == [0, 1, 4, 5, 6, 7, 10, 11]
+    # every tensor rank where the vocabulary is cut
+    assert role_ranks(MeshSizes(data=1, pipeline=3, tensor=3)) == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
 def test_what_would_end_a_start_is_said(token_files):

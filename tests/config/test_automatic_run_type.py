@@ -15,7 +15,9 @@ from support.settings import checked_run, launch, refusal, settings_of
 from testbed.config.automatic_run_type import DEFAULT_CHOICE, Taken, content_of, hash_of, read_choice
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
+from testbed.config.run_types import HOW_AXES_WORK
 from testbed.config.settings import CheckedRun
+from testbed.distributed.mesh import MeshSizes
 
 
 @pytest.fixture
@@ -155,16 +157,22 @@ def test_a_resumed_run_keeps_the_type_that_it_recorded(place, token_files):
     assert auto(token_files, "--resume", "--checkpoint_path", "new").settings.training.run_type == "ddp", "not begun"
 
 
-def test_a_run_resumed_without_tensor_ranks_forgets_their_cut_stream(place, token_files):
+@pytest.mark.parametrize("axis", HOW_AXES_WORK)
+def test_a_run_resumed_with_one_rank_on_an_axis_forgets_how_that_worked(place, token_files, axis):
+    how = {
+        "sequence_parallel": "on",
+        "context_parallel_method": "allgather",
+        "pipeline_schedule": "interleaved_1f1b",
+        "stages_per_rank": "2",
+    }
     folder, mesh = Path("run"), ("--run_type", "mesh")
     folder.mkdir()
-    cut = settings_of(token_files, *mesh, "--tensor_parallel_size", "2", "--sequence_parallel", "on", world_size=4)
+    typed = [word for flag in HOW_AXES_WORK[axis] for word in (f"--{flag}", how[flag])]
+    cut = settings_of(token_files, *mesh, f"--{axis}", "2", *typed, world_size=4)
     (folder / "effective_config.json").write_text(json.dumps(cut.as_config()))
     resumed = (*mesh, "--resume", "--checkpoint_path", "run")
-    assert settings_of(token_files, *resumed, world_size=4).plan.mesh.tensor == 2
-    other = ("--tensor_parallel_size", "1", "--context_parallel_size", "2")
-    settings = settings_of(token_files, *resumed, *other, world_size=4)
-    assert (settings.plan.mesh.tensor, settings.plan.mesh.context) == (1, 2)
+    assert settings_of(token_files, *resumed, world_size=4).plan.mesh.flags()[axis] == 2
+    assert settings_of(token_files, *resumed, f"--{axis}", "1", world_size=4).plan.mesh == MeshSizes(data=4, shard=4)
 
 
 @pytest.mark.parametrize("content", ["{}", '{"run_type": ["ddp"]}', '{"run_type": "ddp", "bucket_cap_mb": {}}', "x"])

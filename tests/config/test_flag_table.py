@@ -126,7 +126,7 @@ FREE = (
     "bind_cores checkpoint_path stop_at_step early_stop_patience eval_every eval_multiple_choice save_every "
     "save_at_end keep_last async_mode keep_best max_val_steps num_workers steps_per_print timing_warmup_steps "
     "timing_sample_every profile profile_steps "
-    "profile_mode log_collectives tensorboard track quiet_nccl_monitor sample_prompt sample_tokens "
+    "profile_mode log_collectives watch_collectives tensorboard track quiet_nccl_monitor sample_prompt sample_tokens "
     "run_inference_benchmark "
     "threads_per_rank enforce_global_batch_size deepspeed_config grace_seconds collective_timeout train_data_path "
     "val_data_path"
@@ -143,8 +143,8 @@ NEVER = "num_layers num_heads embedding_size vocab_size max_position_embeddings 
 # Repeats of one configuration may differ in these. Where a run computed is compared as hardware.
 WITHIN_AN_ARM = (
     "checkpoint_path seed steps_per_print sample_prompt sample_tokens run_inference_benchmark train_data_path "
-    "val_data_path save_every save_at_end keep_last keep_best timing_sample_every tensorboard track grace_seconds "
-    "collective_timeout device enforce_global_batch_size"
+    "val_data_path save_every save_at_end keep_last keep_best watch_collectives timing_sample_every tensorboard track "
+    "grace_seconds collective_timeout device enforce_global_batch_size"
 )
 # A strategy is called by these where runs differ in them.
 NAMES_AN_ARM = (

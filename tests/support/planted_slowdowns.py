@@ -1,6 +1,7 @@
-"""Be one rank of src/gpt2.py with a pause planted in one part of the step.
+"""Be one rank of src/gpt2.py with a pause planted in one part of the step, or a cause of planted_causes.py.
 
-Not a test: test_attribution.py asks in which row of the attribution the pause turns up.
+Not a test: test_attribution.py asks in which row of the attribution the pause turns up, test_diagnosis.py which rank
+and cause are named.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from support import program_worker
+from support import planted_causes, program_worker
 
 
 def slowed(function, pause_s: float):
@@ -64,8 +65,12 @@ def plant(place: str, pause_s: float) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run gpt2.py as the task in the folder says: `plant` is a place, a pause in s and the rank (None: each)."""
-    place, pause_s, rank = json.loads((folder / "tasks.json").read_text())["plant"]
-    if place != "nowhere" and rank in (None, int(os.environ["RANK"])):
+    """Run gpt2.py as the task in the folder says: `plant` is a place, a pause in s and the rank (None: each), and of a
+    cause its style."""
+    place, pause_s, rank, *style = json.loads((folder / "tasks.json").read_text())["plant"]
+    is_here = place != "nowhere" and rank in (None, int(os.environ["RANK"]))
+    if is_here and style:
+        planted_causes.CAUSES[place](pause_s, *style)
+    elif is_here:
         plant(place, pause_s)
     program_worker.main(folder)

@@ -335,6 +335,6 @@ def test_a_run_on_a_gpu_watches_its_own_device(files, tmp_path, monkeypatch):
     monkeypatch.setattr(other_ranks.run_lock, "by_handle", lambda directory: directory)
     ending, _ = waiting_for_rank_1(files, tmp_path, 0)
     ending.signals, ending.ranks.watch_startup = SimpleNamespace(interrupt=lambda: None), lambda: None
-    checked, device, _ = setup.join_ranks(checked, Launch(0, 0, 2, 2), ending)
+    checked, device, _, _ = setup.join_ranks(checked, Launch(0, 0, 2, 2), ending)
     setup.agree_on_start(checked, Launch(0, 0, 2, 2), ending, device)
     assert watches == [True]

@@ -65,15 +65,17 @@ class BuiltRank:
 
 
 def role_ranks(mesh: MeshSizes) -> list[int]:
-    """Return a rank for each role: every stage, every tensor rank, the first and the last data or context rank.
+    """Return a rank for each role: the first and the last data and tensor rank of every stage, and every tensor rank of
+    the outer stages, which cut the vocabulary.
 
     Ranks of one role hold pieces of the same shape and are in groups of the same sizes.
     """
+    last_data, last_tensor = mesh.data * mesh.context - 1, mesh.tensor - 1
     return [
         (stage * mesh.data * mesh.context + data) * mesh.tensor + tensor
         for stage in range(mesh.pipeline)
-        for data in sorted({0, mesh.data * mesh.context - 1})
-        for tensor in range(mesh.tensor)
+        for data in sorted({0, last_data})
+        for tensor in (range(mesh.tensor) if stage in (0, mesh.pipeline - 1) else sorted({0, last_tensor}))
     ]
 
 

@@ -17,7 +17,7 @@ from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag import Flag
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import AUTO
-from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
+from testbed.config.run_types import ALL_OPTIONS, HOW_AXES_WORK, STRATEGIES
 from testbed.config.table import FLAGS, GROUPS, flags_where
 from testbed.errors import InputError, one_line
 from testbed.io import read_json
@@ -211,8 +211,9 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
         for name in sorted(_TAKEN - foreign - asked.explicit)
         if content.get(name) is not None
     }
-    if "tensor_parallel_size" in asked.explicit and asked.values["tensor_parallel_size"] == 1:
-        taken.pop("sequence_parallel", None)  # of the tensor ranks that the run had
+    for axis, flags in HOW_AXES_WORK.items():
+        if axis in asked.explicit and asked.values[axis] == 1:  # they are of the axis that the run had
+            taken = {name: value for name, value in taken.items() if name not in flags}
     if asked.explicit & _LENGTHS:
         taken = {name: value for name, value in taken.items() if name not in _LENGTHS}
     taken["run_type"] = run_type

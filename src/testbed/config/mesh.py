@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed.config.compatibility import check_combination
 from testbed.config.flag_types import AUTO
-from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
+from testbed.config.run_types import ALL_OPTIONS, HOW_AXES_WORK, STRATEGIES
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError, counted
 
@@ -136,13 +136,12 @@ def _check_sequence(values: Mapping[str, Any], tensor: int, context: int) -> Non
 
 def _check_axes(values: Mapping[str, Any], mesh: MeshSizes, defaults: Mapping[str, Any]) -> None:
     """Refuse what says how an axis works where that has one rank; a default is in every saved configuration."""
-    for name, axis, size in (
-        ("pipeline_schedule", "pipeline_stages", mesh.pipeline),
-        ("stages_per_rank", "pipeline_stages", mesh.pipeline),
-        ("context_parallel_method", "context_parallel_size", mesh.context),
-    ):
-        if size == 1 and values[name] not in (None, defaults[name]):
-            raise InputError(f"--{name} {values[name]} with --{axis} 1 does nothing; leave it out, or give --{axis} 2")
+    for axis, size in mesh.flags().items():
+        for name in HOW_AXES_WORK.get(axis, ()) if size == 1 else ():
+            if values[name] not in (None, defaults[name]):
+                raise InputError(
+                    f"--{name} {values[name]} with --{axis} 1 does nothing; leave it out, or give --{axis} 2"
+                )
 
 
 def _stages_per_rank(values: Mapping[str, Any], mesh: MeshSizes) -> int | None:

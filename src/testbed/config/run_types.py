@@ -285,6 +285,12 @@ STRATEGIES = {
         },
     ),
 }
+# axis of a mesh, by the flag of its size -> the flags that say how it works
+HOW_AXES_WORK = {
+    "tensor_parallel_size": ("sequence_parallel",),
+    "context_parallel_size": ("context_parallel_method",),
+    "pipeline_stages": ("pipeline_schedule", "stages_per_rank"),
+}
 ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)
 WITH_AUTOMATIC_MICRO_BATCH = tuple(name for name, entry in STRATEGIES.items() if entry.micro_batch != "given")
 

@@ -193,6 +193,10 @@ class Measuring:
         "log when each rank enters and leaves each collective in DIR/evidence, see docs/evidence.md; marks the run as "
         "instrumented",
         OUTPUT, default=False, is_instrument=True)
+    watch_collectives: str = flag(
+        "add up in memory how long each rank is blocked in collectives, for scripts/diagnose.py; on the CPU. auto = in so many "
+        "steps that it costs under 1 %% of the time (default: %(default)s)",
+        OUTPUT, choices=["auto", "every_step", "off"], default="auto")
     tensorboard: bool = flag(
         "as --track tensorboard",
         OUTPUT, default=False)

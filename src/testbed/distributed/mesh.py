@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -32,6 +33,21 @@ class MeshSizes:
             "tensor_parallel_size": self.tensor,
             "context_parallel_size": self.context,
         }
+
+    def axes_of(self, ranks: Sequence[int]) -> str:
+        """Return the axes along which these ranks of a group differ, such as "shards x context"; "": of one rank.
+
+        Tensor ranks are neighbours; then come context ranks, shards, copies and stages.
+        """
+        shards = max(self.shard // self.context, 1)
+        sizes = {"tensor": self.tensor, "context": self.context, "shards": shards}
+        sizes |= {"copies": self.data // shards, "stages": self.pipeline}
+        found, unit = [], 1
+        for name, size in sizes.items():
+            if len({rank // unit % size for rank in ranks}) > 1:
+                found.append(name)
+            unit *= size
+        return " x ".join(reversed(found))
 
     def __str__(self) -> str:
         hybrid = f" (replicate={self.replicate} x shard={self.shard})" if self.shard > 1 else ""

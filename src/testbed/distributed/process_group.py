@@ -167,6 +167,11 @@ def new_gloo_group() -> dist.ProcessGroup | None:
         ) from error
 
 
+def ranks_of_group(name: str) -> list[int]:
+    """Return the ranks of the group with this name in torch.distributed."""
+    return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(dist.GroupName(name)))
+
+
 def stop_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

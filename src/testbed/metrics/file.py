@@ -19,7 +19,12 @@ _TYPES = {"1": MetricsFile1, "2.0": MetricsFile20, SCHEMA_VERSION: TrainingMetri
 # What 2.1 called other than 2.0 had: in 2.2 a figure has one name, that of 2.0.
 _RENAMED_TIMING = {"step_time_median_s": "step_time_p50_sec", "step_time_p95_s": "step_time_p95_sec"}
 _RENAMED_STEP = {"learning_rate": "lr"}
-_ROW_LISTS = ("steps", "evaluations", "checkpoints")  # can hold thousands of rows: one line of text each
+_ROW_LISTS = (
+    "steps",
+    "evaluations",
+    "checkpoints",
+    "watched_steps",
+)  # can hold thousands of rows: one line of text each
 _V1_KEYS = ("train_time_per_epoch", "train_loss_per_epoch")  # v1 carries no version; these two are always there
 
 

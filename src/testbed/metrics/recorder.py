@@ -19,6 +19,7 @@ from testbed.metrics.busy_machine import signs_of_other_work
 from testbed.metrics.derived import epoch_figures, speed, summary, timing, tokens_per_s
 from testbed.metrics.file import write_metrics
 from testbed.metrics.segments import Starts, larger_peaks, take_over_facts
+from testbed.metrics.watched_steps import WatchedSteps
 from testbed.profiling import utilization
 from testbed.profiling.attribution import words_on_attribution
 from testbed.run_folder import COMPLETE, METRICS, run_lock
@@ -52,6 +53,7 @@ class RunRecorder:
         self._earlier_epochs: dict[int, dict] = {}
         self._earlier_peaks: list[dict] | None = None
         self.starts = Starts(facts)
+        self._watched = WatchedSteps()
         self.first_step_s: float | None = None  # wall moment at which this start's first step began
         self.step_end_s: list[float] = []  # wall moments, for the throughput that hides nothing between clocks
         self._epoch_wall_s: dict[int, float] = {}
@@ -101,6 +103,8 @@ class RunRecorder:
                 **{f"per_rank_{name}_s": seconds for name, seconds in world.per_rank_phase_s.items()},
             }
         )
+        if world.per_rank_watched and not self.steps[-1]["is_warmup"]:
+            self._watched.add(step, world.per_rank_watched)
         now = time.perf_counter()
         self.step_end_s.append(now)
         self._epoch_wall_s[epoch] = self._epoch_wall_s.get(epoch, 0.0) + now - self._epoch_mark_s
@@ -184,6 +188,10 @@ class RunRecorder:
         ranks = [{"rank": rank, **figures} for rank, figures in enumerate(per_rank)]
         self.metrics["utilization"] = {"interval_s": utilization.INTERVAL_S, "per_rank": ranks}
 
+    def add_watched(self, per_rank: list[dict]) -> None:
+        """Add what every rank watched over the whole start."""
+        self.metrics["watched"] = {"per_rank": [{"rank": rank, **row} for rank, row in enumerate(per_rank)]}
+
     def add_attribution(self, attribution: dict | None) -> None:
         """Add the attribution of the profiled steps."""
         self.metrics["attribution"] = attribution
@@ -266,6 +274,8 @@ class RunRecorder:
             epochs=[self._epoch(number) for number in sorted({row["epoch"] for row in self.steps})],
             timing=timing(self.steps, self.step_end_s, self.startup_s, self.settings),
         )
+        if watched := self._watched.rows():
+            self.metrics["watched_steps"] = watched
         rate = tokens_per_s(self.steps, self.settings)
         self.metrics["flops"].update(speed(rate, self.metrics["flops"], self.metrics["hardware"]["num_devices"]))
         self.metrics["summary"] = summary(self.evaluations, rate, self.starts.wall_s)

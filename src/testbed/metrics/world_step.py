@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from testbed.distributed import watchdog
 from testbed.distributed.process_group import gather_rows
+from testbed.profiling.collective_watch import NUMBER
 from testbed.profiling.step_clock import RECORDED_PHASES, StepClock
 from testbed.step import StepResult
 
@@ -23,6 +24,7 @@ class WorldStep:
     per_rank_phase_s: dict[str, list[float]]  # by phase of the step clock
     stop: int = 0  # largest StopSignals.number of all ranks; 0: no rank was asked to stop
     grad_norm: float | None = None  # of the whole model, the same on every rank; not finite: fp16 skipped the update
+    per_rank_watched: dict[str, list[float]] = field(default_factory=dict)  # by name of WATCHED; empty: not watched
 
     @property
     def step_time_s(self) -> float:
@@ -37,8 +39,12 @@ def gather_step(result: StepResult, clock: StepClock, device: torch.device, stop
     """
     watchdog.enter("exchange")
     phases = [clock.phase_s[name] for name in RECORDED_PHASES]
-    rows = _gather(result.loss_sum, [float(result.num_target_tokens), clock.step_time_s, float(stop), *phases], device)
+    numbers = [float(result.num_target_tokens), clock.step_time_s, float(stop), *phases, *clock.watched.values()]
+    rows = _gather(result.loss_sum, numbers, device)
     loss, num_tokens = _mean_loss(rows)
+    watched = {name: [row[4 + len(phases) + place] for row in rows] for place, name in enumerate(clock.watched)}
+    if watched and clock.watch is not None:
+        clock.watch.limit_cost(max(watched.pop(NUMBER)), max(row[2] for row in rows))
     return WorldStep(
         loss,
         num_tokens,
@@ -46,6 +52,7 @@ def gather_step(result: StepResult, clock: StepClock, device: torch.device, stop
         per_rank_phase_s={name: [row[4 + place] for row in rows] for place, name in enumerate(RECORDED_PHASES)},
         stop=int(max(row[3] for row in rows)),
         grad_norm=None if result.grad_norm is None else float(result.grad_norm),
+        per_rank_watched=watched,
     )
 
 

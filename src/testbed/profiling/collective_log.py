@@ -1,7 +1,7 @@
-"""Log when this rank enters and leaves each collective (--log_collectives), a line of JSON each.
+"""Tell receivers when this rank enters and leaves each collective, and log it (--log_collectives), a line of JSON each.
 
 The hooks are in PyTorch's dispatcher, which all collectives pass: torch.distributed's, DDP's from C++, FSDP's,
-DeepSpeed's. Without the flag nothing is registered.
+DeepSpeed's. Without a receiver nothing is registered. The other receiver is collective_watch.py.
 
 The file is collectives_rank0_1.jsonl (docs/evidence.md): rank, and number of the start in that folder.
 """
@@ -13,9 +13,9 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -26,12 +26,23 @@ from testbed.io import now_utc
 
 FOLDER = "evidence"  # in the run's, where no launcher named another
 _NAMESPACE = "c10d"
+ALL_RANKS = "0"  # name of the default group
 _MEANING = {
     "enter": "this rank calls it",
     "return": "the call is back; what was started may still be under way",
     "done": "the collective is over on this rank: of gloo alone, and not of its point-to-point transfers; when one of "
     "NCCL is over, only the device knows",
 }
+
+
+class Receiver(Protocol):
+    """What is told of each collective. `enter` returns what `leave` is called with."""
+
+    def enter(self, name: str, arguments: tuple) -> Any:
+        """Take that this rank calls a collective; `sizes_of` and `group_of` read the arguments."""
+
+    def leave(self, event: str, number: Any) -> None:
+        """Take "return", and on gloo "done", perhaps from another thread."""
 
 
 class CollectiveLog:
@@ -42,16 +53,15 @@ class CollectiveLog:
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self.path = _new_file(folder, launch.rank)
         self._numbers = itertools.count(1)
-        self.knows_the_end = backend == "gloo"
         start = {"rank": launch.rank, "world_size": launch.world_size, "backend": backend, "process": os.getpid()}
         start |= {"host": socket.gethostname(), "started_utc": now_utc()}
         start["launcher_restarts"] = os.environ.get("TORCHELASTIC_RESTART_COUNT")
         self._write({"event": "start", **start, "clock": "seconds of CLOCK_MONOTONIC", "meaning": _MEANING})
 
-    def enter(self, name: str, group: str | None, sizes: list[int]) -> int:
+    def enter(self, name: str, arguments: tuple) -> int:
         """Note that a collective begins; returns its number on this rank."""
-        number = next(self._numbers)
-        self._write({"event": "enter", "number": number, "name": name, "group": group, "bytes": sizes})
+        number, group = next(self._numbers), group_of(arguments)
+        self._write({"event": "enter", "number": number, "name": name, "group": group, "bytes": sizes_of(arguments)})
         return number
 
     def leave(self, event: str, number: int) -> None:
@@ -73,17 +83,22 @@ def _new_file(folder: Path, rank: int) -> tuple[int, Path]:
     raise AssertionError("numbers do not end")
 
 
-_registered: torch.library.Library | None = None  # as long as it lives, collectives are logged
+_registered: torch.library.Library | None = None  # as long as it lives, collectives are received
 
 
-def log_collectives(directory: Path, launch: Launch, backend: str | None) -> CollectiveLog:
-    """Begin to log the collectives of this process, in the launcher's folder of evidence, else DIRECTORY/evidence."""
+def log_in(directory: Path, launch: Launch, backend: str | None) -> CollectiveLog:
+    """Open the log of this process in the launcher's folder of evidence, else in DIRECTORY/evidence."""
+    return CollectiveLog(Path(os.environ.get(EVIDENCE_DIR) or directory / FOLDER), launch, backend)
+
+
+def receive_collectives(receivers: Sequence[Receiver], backend: str | None) -> None:
+    """Tell the receivers of every collective of this process from now on, in place of any before; none: of nothing."""
     global _registered
-    log = CollectiveLog(Path(os.environ.get(EVIDENCE_DIR) or directory / FOLDER), launch, backend)
-    _registered = torch.library.Library(_NAMESPACE, "IMPL")
-    for name in _collectives():
-        _registered.impl(name, _logged(name, log), "Autograd", with_keyset=True)
-    return log
+    _registered = None
+    if receivers:
+        _registered = torch.library.Library(_NAMESPACE, "IMPL")
+        for name in _collectives():
+            _registered.impl(name, _received(name, receivers, backend == "gloo"), "Autograd", with_keyset=True)
 
 
 def _collectives() -> Iterable[str]:
@@ -96,19 +111,24 @@ def _collectives() -> Iterable[str]:
                 yield name
 
 
-def _logged(name: str, log: CollectiveLog) -> Callable:
-    operator = getattr(torch.ops.c10d, name).default
+def _received(name: str, receivers: Sequence[Receiver], knows_the_end: bool) -> Callable:
+    operator, plain_name = getattr(torch.ops.c10d, name).default, name.strip("_")
 
-    def logged(keys: torch._C.DispatchKeySet, *arguments: Any) -> Any:
-        number = log.enter(name.strip("_"), _group_name(arguments), [_num_bytes(one) for one in _tensors(arguments)])
+    def received(keys: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        numbers = [(receiver, receiver.enter(plain_name, arguments)) for receiver in receivers]
         with torch._C._AutoDispatchBelowAutograd():  # autograd has no say in these: on to the kernel of the device
             returned = operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-        log.leave("return", number)
-        if log.knows_the_end:
-            _when_done(returned, lambda: log.leave("done", number))
+        _leave("return", numbers)
+        if knows_the_end:
+            _when_done(returned, lambda: _leave("done", numbers))
         return returned
 
-    return logged
+    return received
+
+
+def _leave(event: str, numbers: Sequence[tuple[Receiver, Any]]) -> None:
+    for receiver, number in numbers:
+        receiver.leave(event, number)
 
 
 def _when_done(returned: Any, then: Callable[[], None]) -> None:
@@ -120,17 +140,18 @@ def _when_done(returned: Any, then: Callable[[], None]) -> None:
         return
 
 
-def _group_name(arguments: tuple) -> str | None:
-    """Return the process group's name in torch.distributed; "0" is all ranks."""
+def group_of(arguments: tuple) -> str | None:
+    """Return the process group's name in torch.distributed."""
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return c10d.ProcessGroup.unbox(argument).group_name
     return None
 
 
-def _tensors(arguments: tuple) -> list[Any]:
-    """Return the arguments that hold tensors, inputs and outputs."""
-    return [one for one in arguments if isinstance(one, torch.Tensor) or (isinstance(one, list) and _num_bytes(one))]
+def sizes_of(arguments: tuple) -> list[int]:
+    """Return the bytes of each argument that holds tensors, inputs and outputs."""
+    sizes = [(one, _num_bytes(one)) for one in arguments if isinstance(one, torch.Tensor | list)]
+    return [size for one, size in sizes if size or isinstance(one, torch.Tensor)]
 
 
 def _num_bytes(argument: Any) -> int:

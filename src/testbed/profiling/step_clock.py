@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch.profiler import record_function
@@ -41,6 +41,19 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class PhaseWatch(Protocol):
+    """What is told of the phases; collective_watch.py has it."""
+
+    def enter_phase(self, name: str) -> None:
+        """Begin a phase of the step; "step" is what is in none."""
+
+    def take_step(self) -> dict[str, float]:
+        """End the step and return its sums, by name."""
+
+    def limit_cost(self, num_calls: float, step_time_s: float) -> None:
+        """Take what all ranks know of the step, to decide which steps it watches."""
+
+
 class StepClock:
     """Times one optimizer step: data wait, forward, backward, synchronisation and update.
 
@@ -49,10 +62,13 @@ class StepClock:
     to at most the step; a pipeline's bubble and Python between phases are in none.
 
     On CUDA, events in the device's stream mark the phases, so nothing waits for them.
+
+    A `watch` is told of the phases; `watched` then holds its sums of the step, by name.
     """
 
-    def __init__(self, device: torch.device, emits_nvtx: bool = False):
-        self.device = device
+    def __init__(self, device: torch.device, emits_nvtx: bool = False, watch: PhaseWatch | None = None):
+        self.device, self.watch = device, watch
+        self.watched: dict[str, float] = {}
         self.emits_nvtx = emits_nvtx and device.type == "cuda"
         self.step_time_s = self.cpu_s = 0.0
         self.phase_s = dict.fromkeys(RANGES, 0.0)
@@ -95,6 +111,8 @@ class StepClock:
                 self._mark()
 
     def _mark(self) -> None:
+        if self.watch is not None:
+            self.watch.enter_phase(self._open[-1] if self._open else "step")
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -112,6 +130,8 @@ class StepClock:
         synchronize(self.device)
         self.step_time_s = time.perf_counter() - self._start_s
         self.cpu_s = time.process_time() - self._start_cpu_s
+        if self.watch is not None:
+            self.watched = self.watch.take_step()
         self._step_range.__exit__(kind, error, traceback)  # after the device: an earlier end would miss its kernels
         _running = None
         self.phase_s = dict.fromkeys(RANGES, 0.0)

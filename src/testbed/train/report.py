@@ -17,6 +17,7 @@ from testbed.metrics.recorder import RunRecorder
 from testbed.metrics.trackers import Trackers
 from testbed.metrics.world_step import WorldStep
 from testbed.profiling.attribution import attribution
+from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
@@ -42,15 +43,19 @@ class Report:
     trackers: Trackers
     peak: PeakRate | None  # None where a data sheet gives the device's best rate
     rss_before_model: int  # bytes
+    watch: CollectiveWatch | None  # None: nothing is watched
 
     def __post_init__(self) -> None:
         self._sampler = UtilizationSampler(self.device)
         self._profile_step = lambda: None
+        self._own_start_up_s = 0.0
         self._traces = self.recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
         """Start the clocks of the run. Call it right before the first step."""
         self._sampler.start()
+        if self.watch is not None:
+            self._own_start_up_s = self.watch.begin_steps(startup_s)
         self.recorder.begin_training(startup_s)
 
     @contextlib.contextmanager
@@ -94,10 +99,21 @@ class Report:
         self.recorder.add_memory(step, process_group.gather_objects(mine))
 
     def end_training(self) -> None:
-        """Stop the sampler of utilization and record what it saw."""
+        """Stop the sampler of utilization and the watch, and record what they saw."""
+        if self.watch is not None:
+            self.watch.close()
+            mine = {
+                "own_start_up_s": self._own_start_up_s,
+                "num_steps": self.watch.num_steps,
+                "collectives": self.watch.rows(self._axes_of_group),
+            }
+            self.recorder.add_watched(process_group.gather_objects(mine))
         utilization = process_group.gather_objects(self._sampler.stop())
         if not self.settings.training.eval_only:
             self.recorder.add_utilization(utilization)
+
+    def _axes_of_group(self, name: str) -> str:
+        return self.settings.plan.mesh.axes_of(process_group.ranks_of_group(name))
 
     def measure_device(self, first_step: int) -> None:
         """Record the device's best rate, and with --profile where the time of the traced steps went.

@@ -46,7 +46,8 @@ from testbed.metrics.trackers import TrackedRun, Trackers
 from testbed.metrics.world_step import gather_loss
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
-from testbed.profiling.collective_log import log_collectives
+from testbed.profiling.collective_log import Receiver, log_in, receive_collectives
+from testbed.profiling.collective_watch import JOINING, START_UP, CollectiveWatch
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
 from testbed.profiling.step_clock import StepClock, named_range
 from testbed.run_folder.run_lock import by_handle, check_held
@@ -143,11 +144,14 @@ def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def join_ranks(checked: CheckedRun, launch: Launch, ending: RunEnding) -> tuple[CheckedRun, torch.device, str | None]:
+def join_ranks(
+    checked: CheckedRun, launch: Launch, ending: RunEnding
+) -> tuple[CheckedRun, torch.device, str | None, CollectiveWatch | None]:
     """Choose the device, check its memory, and join the other ranks. All ranks call it.
 
     Returns:
-        The run with the type of its device, the device, and the backend of the process group (None: there is none).
+        The run with the type of its device, the device, the backend of the process group (None: there is none), and
+        the watch of collectives (None: nothing is watched).
     """
     ending.signals.interrupt()
     settings = checked.settings
@@ -161,6 +165,12 @@ def join_ranks(checked: CheckedRun, launch: Launch, ending: RunEnding) -> tuple[
         say_if_read(warning)
     if settings.compute.quiet_nccl_monitor:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    # On CUDA the host knows neither when a collective ends nor when a phase does.
+    how, watch = settings.measuring.watch_collectives, None
+    if how != "off" and device.type == "cpu":
+        watch = CollectiveWatch(is_limited=how == "auto")
+    if watch is not None:
+        watch.enter_phase(JOINING)
     backend = process_group.start_process_group(
         device,
         launch,
@@ -169,10 +179,22 @@ def join_ranks(checked: CheckedRun, launch: Launch, ending: RunEnding) -> tuple[
         backend=settings.compute.backend,
         on_all_here=ending.ranks.watch_startup,
     )
+    if watch is not None:
+        watch.enter_phase(START_UP)
+    if backend is not None:
+        receive(settings, launch, backend, watch)
     check_same_flags(checked.flags_sha256)
+    return dataclasses.replace(checked, settings=settings), device, backend, watch
+
+
+def receive(settings: RunSettings, launch: Launch, backend: str, watch: CollectiveWatch | None) -> None:
+    """Let the watch, and with --log_collectives the log, be told of the collectives from now on."""
+    logs: list[Receiver] = []
     if settings.measuring.log_collectives:
-        log_collectives(Path(settings.checkpointing.checkpoint_path), launch, backend)
-    return dataclasses.replace(checked, settings=settings), device, backend
+        logs.append(log_in(Path(settings.checkpointing.checkpoint_path), launch, backend))
+    receive_collectives(logs if watch is None else [*logs, watch], backend)
+    if watch is not None:
+        watch.switch_by(lambda is_on: receive_collectives([*logs, watch] if is_on else logs, backend))
 
 
 def agree_on_start(
@@ -275,7 +297,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     Returns:
         The run before its first step; None if there is nothing left to train.
     """
-    checked, device, backend = join_ranks(checked, launch, ending)
+    checked, device, backend, watch = join_ranks(checked, launch, ending)
     start, weights, questions = agree_on_start(checked, launch, ending, device)
     if start.is_complete:
         return None
@@ -337,8 +359,8 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         strategy=strategy,
         batches=batches,
         validation=validation,
-        clock=StepClock(device, emits_nvtx=settings.measuring.profile_mode),
-        report=Report(settings, launch, device, recorder, console, trackers, peak, rss_before_model),
+        clock=StepClock(device, emits_nvtx=settings.measuring.profile_mode, watch=watch),
+        report=Report(settings, launch, device, recorder, console, trackers, peak, rss_before_model, watch),
         checkpoints=checkpoints,
         ending=ending,
         tokenizer_text=tokenizer_text,

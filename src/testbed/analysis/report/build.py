@@ -20,6 +20,7 @@ from testbed.analysis.report.cautions import cautions
 from testbed.analysis.report.certified import cautions_on_noise, certified
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.report.headlines import headlines
+from testbed.analysis.report.held_back import held_back
 from testbed.analysis.report.predictions import predictions
 from testbed.analysis.report.verdicts import in_order, verdicts
 from testbed.analysis.runs.entries import Subject, subject_of
@@ -90,6 +91,7 @@ def report_of(
         ("losses", sections.learning(subject)),
         ("predicted against measured: needs a plan.json, a calibration.json or a known GPU", predictions(subject)),
         ("breakdown of the step: train with --profile", sections.step_breakdown(subject)),
+        ("what holds a run back: --watch_collectives, on the CPU", held_back(subject)),
         ("collectives: train with --profile", details.communication(subject)),
         ("pipeline bubble: a pipeline, trained with --profile", details.pipelines(subject)),
         ("memory", sections.memory(subject)),

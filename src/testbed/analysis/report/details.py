@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from testbed.analysis.runs.load import Run, attribution_of
 GB = 1e9
 FIRST_ATTRIBUTED = "Of each configuration the first profiled run; the bars of a step are a mean over all of them."
 Attributed = tuple[Entry, dict[str, Any]]
+OUTSIDE_STEPS = ("between", "start_up")  # phases of watched collectives
 VERSIONS = {"Python": "python", "PyTorch": "torch", "CUDA": "cuda", "DeepSpeed": "deepspeed", "NumPy": "numpy"}
 
 
@@ -67,7 +69,55 @@ def communication(subject: Subject) -> Section | None:
         )
         text = ("configuration", "link's bandwidth from")
         parts.append(table_of(bounds, columns, "Communication against its bound", note, text))
+    if by_axes := [row for entry in subject.entries for row in _by_axes(entry)]:
+        parts.append(_table_by_axes(by_axes))
     return Section("Communication", parts, "communication") if parts else None
+
+
+@dataclass
+class _OnAxes:
+    """What a configuration communicated along some axes of the mesh, per step and rank."""
+
+    entry: Entry
+    axes: str
+    phases: set[str] = field(default_factory=set)
+    num: float = 0.0
+    num_bytes: float = 0.0
+    blocked_s: float = 0.0
+
+
+def _by_axes(entry: Entry) -> list[_OnAxes]:
+    """Return a row for all axes along which the configuration's first watched run communicated in its steps."""
+    watched = next((run.record["watched"] for run in entry.runs if run.record.get("watched")), None)
+    ranks = [rank for rank in watched["per_rank"] if rank["num_steps"]] if watched else []
+    rows: dict[str, _OnAxes] = {}
+    for rank in ranks:
+        share = 1 / rank["num_steps"] / len(ranks)
+        for found in rank["collectives"]:
+            if found["axes"] and found["phase"] not in OUTSIDE_STEPS:
+                row = rows.setdefault(found["axes"], _OnAxes(entry, found["axes"]))
+                row.phases.add(found["phase"])
+                row.num += found["num"] * share
+                row.num_bytes += found["bytes"] * share
+                row.blocked_s += found["blocked_s"] * share
+    return sorted(rows.values(), key=lambda row: -row.blocked_s)
+
+
+def _table_by_axes(rows: list[_OnAxes]) -> Block:
+    columns: dict[str, Callable[[_OnAxes], Cell]] = {
+        "configuration": lambda row: link_to(row.entry),
+        "axes": lambda row: row.axes,
+        "phases": lambda row: joined(sorted(row.phases)),
+        "collectives": lambda row: Number(row.num, ".1f"),
+        "MiB": lambda row: _scaled(row.num_bytes, 1 / MIB),
+        "blocked (ms)": lambda row: _scaled(row.blocked_s, 1e3),
+    }
+    note = (
+        "Axes of the mesh along which the ranks of a group differ, and the phases in which they communicate. Per step, "
+        "mean over ranks, of each configuration the first run that recorded it (--watch_collectives), with warm-up. "
+        "MiB: inputs and outputs. Blocked: the rank could not go on, so what computation hides is not in it."
+    )
+    return table_of(rows, columns, "Communication by axis", note, ("configuration", "axes", "phases"))
 
 
 def pipelines(subject: Subject) -> Section | None:

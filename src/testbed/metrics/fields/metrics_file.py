@@ -18,6 +18,7 @@ from testbed.metrics.fields.run import (
 from testbed.metrics.fields.steps import Epoch, Evaluation, Flops, Memory, Step, Summary, Timing
 from testbed.metrics.fields.training import Data, DeepSpeedConfig, Hardware, TrainingConfig
 from testbed.metrics.fields.types import AboveZero, Name, OneOrMore
+from testbed.metrics.fields.watched import Watched, WatchedSteps
 
 SCHEMA_VERSION = "2.2"
 
@@ -84,6 +85,10 @@ class TrainingMetrics(TypedDict):
             "sampled by a background thread from the first step to the last, validation and saving included",
         ]
     ]
+    watched_steps: NotRequired[
+        Annotated[list[WatchedSteps], "measured steps of the last start, in at most 128 windows: means over each"]
+    ]
+    watched: NotRequired[Annotated[Watched, "of the last start, once it has ended by itself"]]
     inference_latency: NotRequired[
         Annotated[
             AboveZero | None,
@@ -107,6 +112,10 @@ SECTIONS = {
     "attribution": (
         "Where the time of a step went",
         "Only with `--profile`: see [measuring.md](measuring.md#where-the-time-goes).",
+    ),
+    "watched_steps": (
+        "Which rank holds the others back",
+        "With `--watch_collectives`, on the CPU: see [diagnosis.md](diagnosis.md).",
     ),
     "inference_latency": (
         "Inference",

@@ -1,0 +1,1 @@
+"""Say from a run's own file which rank holds it back, and why."""

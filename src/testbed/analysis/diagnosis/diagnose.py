@@ -1,0 +1,273 @@
+"""Find the rank and the cause that hold a run back, from its own training_metrics.json.
+
+A rank is compared with the others of its group by its own times (docs/diagnosis.md). What all ranks share, as a slow
+link, is told from the run's other figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from testbed.analysis.diagnosis.shifts import LEAST_WINDOWS, Shift, against_others, batches, shift_of
+
+LEAST_SHARE = 0.01  # of the step: less is not said
+LEAST_SHARE_BETWEEN = 0.03  # rank 0 alone keeps rows and prints, by design
+LEAST_SHARE_OF_ALL = 0.03  # of what no rank has less of: every run waits for data and collects garbage a little
+LEAST_SHARE_OF_RUN = 0.1  # of checkpoints and validation, which are asked for
+SLOW_LINK_BYTES_PER_S = 60e6
+LEAST_SHARE_OF_LINK = 0.1
+LEAST_LATENCY_S = 1e-3  # of a collective: what is allowed for each, beside what the run's smallest ones take
+START_UP_AHEAD = 0.75  # a rank's own start-up over the others', as a fraction and in seconds: one number, no interval
+START_UP_AHEAD_S = 3.0
+SPREAD = 0.5  # a slow core slows forward and backward alike: the smaller relative shift over the larger one
+SEEN = 2.0  # standard errors of the smaller one
+COMPUTING = ("forward", "backward", "optimizer")
+PHASES = ("data_wait", "forward", "backward", "synchronise", "optimizer")
+CAUSE_OF_PHASE = {
+    "data_wait": "data", "forward": "forward", "backward": "backward", "synchronise": "collective",
+    "optimizer": "optimizer", "between": "writing",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause. `rank` None: all ranks alike. `shift` is in seconds per step, of start-up in seconds once; without an
+    interval where the run has one number only. `details` are what the words need."""
+
+    cause: str
+    rank: int | None
+    shift: Shift
+    share: float | None  # of the step; None: not of the step
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, the costliest first; `unknown` is why nothing can be said, and `notes` what was not looked at."""
+
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    unknown: str | None = None
+
+
+def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
+    """Return what holds a run back. `metrics`: its file, of any version, with or without the rows of its steps."""
+    rows = metrics.get("watched_steps") or []
+    world_size = (metrics.get("hardware") or {}).get("world_size") or 1
+    if not rows:
+        return Diagnosis(unknown=_why_not_watched(metrics))
+    if len(rows) < LEAST_WINDOWS:
+        few = f"it watched {len(rows)} steps after warm-up, and a claim takes {LEAST_WINDOWS}; train more steps"
+        return Diagnosis(unknown=f"{few}, or watch each: --watch_collectives every_step")
+    if any(len(row["per_rank_gc_s"]) != world_size for row in rows):
+        return Diagnosis(unknown="its watched steps are not of all of its ranks")
+    watched = _Watched(metrics, rows, world_size)
+    found = [*_of_ranks(watched), *_of_all(watched), *_of_the_run(watched)]
+    found.sort(key=lambda one: (one.share is None, -one.shift.seconds))
+    return Diagnosis(tuple(found), tuple(_notes(watched)))
+
+
+def _why_not_watched(metrics: Mapping[str, Any]) -> str:
+    hardware = metrics.get("hardware") or {}
+    if hardware.get("device_type") == "cuda":
+        return "on CUDA the host does not know when a collective ends; train with --profile, and merge_traces.py"
+    if (metrics.get("settings") or {}).get("watch_collectives") == "off":
+        return "it was run with --watch_collectives off"
+    return "it has no watched steps after warm-up: an earlier version wrote it, or it did no such step"
+
+
+class _Watched:
+    """The run's numbers, and the ranks that may be compared."""
+
+    def __init__(self, metrics: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], world_size: int):
+        self.metrics, self.rows, self.ranks = metrics, rows, range(world_size)
+        self.step_s = float(metrics["timing"]["step_time_p50_sec"])
+        self.mesh = (metrics.get("training_config") or {}).get("mesh") or {}
+        self.groups = _groups(self.mesh, world_size)
+        self.comparisons = world_size * (len(PHASES) + 3)  # each phase, all of them, between the steps, garbage
+        self.is_pipeline = (self.mesh.get("pipeline") or 1) > 1
+
+    def of(self, name: str) -> list[list[float]]:
+        return [row[f"per_rank_{name}"] for row in self.rows]
+
+    def own(self, phase: str) -> np.ndarray:
+        """Return the own times of a phase, windows x ranks."""
+        return np.array(self.of(f"own_{phase}_s"))
+
+    def idle(self, phase: str) -> np.ndarray:
+        """Return the part of own times in which the thread did not compute."""
+        return np.maximum(0.0, self.own(phase) - np.array(self.of(f"cpu_{phase}_s")))
+
+    def group_of(self, rank: int) -> list[int]:
+        return next(group for group in self.groups if rank in group)
+
+    def shift(self, times: np.ndarray, rank: int, group: Sequence[int], is_rare: bool = False) -> Shift:
+        return shift_of(against_others(batches(times, is_rare), rank, group), self.comparisons)
+
+
+def _groups(mesh: Mapping[str, int], world_size: int) -> list[list[int]]:
+    """Return the ranks that do equal work: of one stage, and of one part of the sequences. Tensor ranks are neighbours,
+    then come context ranks; stages are outermost (distributed/axes.py)."""
+    stages, context, tensor = (mesh.get(name) or 1 for name in ("pipeline", "context", "tensor"))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for rank in range(world_size):
+        groups.setdefault((rank * stages // world_size, rank // tensor % context), []).append(rank)
+    return list(groups.values())
+
+
+def _of_ranks(watched: _Watched) -> list[Finding]:
+    """Return what one rank has more of than the others."""
+    if len(watched.ranks) == 1:
+        return []
+    found = []
+    for rank in watched.ranks:
+        found += _of_phases(watched, rank)
+        for name, times, least in (
+            ("writing", watched.own("between"), LEAST_SHARE_BETWEEN),
+            ("garbage collection", np.array(watched.of("gc_s")), LEAST_SHARE),
+        ):
+            shift = watched.shift(times, rank, watched.ranks, is_rare=True)
+            if _is_said(watched, shift, least):
+                found.append(Finding(name, rank, shift, shift.seconds / watched.step_s))
+    return found
+
+
+def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
+    """Return the phases in which a rank is slow, or the one finding that its core is."""
+    group = watched.group_of(rank)
+    is_alone = len(group) == 1  # a stage of its own: what it computes is by design, what it idles is not
+    times = {phase: watched.idle(phase) if is_alone else watched.own(phase) for phase in PHASES}
+    times["data_wait"] = watched.own("data_wait")
+    group = list(watched.ranks) if is_alone else group
+    shifts = {phase: watched.shift(times[phase], rank, group) for phase in PHASES}
+    computing = np.sum([times[phase] for phase in COMPUTING], axis=0)
+    total = watched.shift(computing, rank, group)
+    level = {phase: float(np.median(watched.own(phase)[:, rank])) for phase in ("forward", "backward")}
+    relative = {phase: shifts[phase].seconds / max(level[phase], 1e-9) for phase in level}
+    least, most = min(relative.values()), max(relative.values())
+    is_spread = least > SPREAD * most and all(shifts[phase].score > SEEN for phase in level)
+    said = [phase for phase in PHASES if _is_said(watched, shifts[phase], LEAST_SHARE)]
+    found = []
+    if is_spread and _is_said(watched, total, LEAST_SHARE):
+        idle = watched.shift(np.sum([watched.idle(phase) for phase in COMPUTING], axis=0), rank, group)
+        details = {"idle_share": min(1.0, max(0.0, idle.seconds / total.seconds))}
+        found.append(Finding("core", rank, total, total.seconds / watched.step_s, details))
+        said = [phase for phase in said if phase == "data_wait"]
+    for phase in said:
+        shift = shifts[phase]
+        called = _called(watched, rank, group, phase)
+        is_call = called.get("call_s", 0.0) > shift.seconds / 2
+        cause = "collective" if is_call else CAUSE_OF_PHASE[phase]
+        found.append(Finding(cause, rank, shift, shift.seconds / watched.step_s, {"phase": phase, **called}))
+    return found
+
+
+def _is_said(watched: _Watched, shift: Shift, least_share: float) -> bool:
+    return shift.low > 0 and shift.seconds >= least_share * watched.step_s
+
+
+def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str) -> dict[str, Any]:
+    """Return the collective of a phase whose calls take this rank the longest beyond the others, per step."""
+    ahead = {}
+    per_rank = [{_named(row): row["call_s"] for row in rows if row["phase"] == phase} for rows in _collectives(watched)]
+    for name in per_rank[rank]:
+        others = [per_rank[other].get(name, 0.0) for other in group if other != rank]
+        ahead[name] = (per_rank[rank][name] - float(np.median(others))) / max(1, _num_steps(watched))
+    if not ahead:
+        return {}
+    most = max(ahead, key=lambda name: ahead[name])
+    return {"collective": most, "call_s": ahead[most]}
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"{row['name']} along {row['axes']}" if row["axes"] else row["name"]
+
+
+def _collectives(watched: _Watched) -> list[list[dict[str, Any]]]:
+    per_rank = (watched.metrics.get("watched") or {}).get("per_rank") or []
+    return [row["collectives"] for row in per_rank] or [[] for _ in watched.ranks]
+
+
+def _num_steps(watched: _Watched) -> int:
+    per_rank = (watched.metrics.get("watched") or {}).get("per_rank") or []
+    return min((row["num_steps"] for row in per_rank), default=0)
+
+
+def _of_all(watched: _Watched) -> list[Finding]:
+    """Return what every rank has: what the one with the least has of it."""
+    found = []
+    for cause, times in (("data", watched.own("data_wait")), ("garbage collection", np.array(watched.of("gc_s")))):
+        shift = shift_of(batches(times, is_rare=cause != "data").min(axis=1), watched.comparisons)
+        if _is_said(watched, shift, LEAST_SHARE_OF_ALL):
+            found.append(Finding(cause, None, shift, shift.seconds / watched.step_s))
+    return found + _slow_link(watched)
+
+
+def _slow_link(watched: _Watched) -> list[Finding]:
+    """Return that collectives take long on the rank that waits least, beyond what as many of the smallest ones take."""
+    steps = _num_steps(watched)
+    if len(watched.ranks) == 1 or watched.is_pipeline or not steps:
+        return []
+    per_rank = _collectives(watched)
+    inside = [[row for row in rows if row["phase"] in (*PHASES, "step")] for rows in per_rank]
+    small = [
+        min(row["blocked_s"] / row["num"] for row in rows if (row["name"], row["phase"]) == ("allgather", "between"))
+        for rows in per_rank
+        if any((row["name"], row["phase"]) == ("allgather", "between") for row in rows)
+    ]
+    latency_s = max(LEAST_LATENCY_S, 2 * min(small, default=0.0))
+    num, num_bytes = (max(sum(row[name] for row in rows) / steps for rows in inside) for name in ("num", "bytes"))
+    waited = np.array(watched.of("blocked_s")).min(axis=1, keepdims=True)
+    shift = shift_of(batches(waited)[:, 0] - num * latency_s, watched.comparisons)
+    rate = num_bytes / shift.seconds if shift.seconds > 0 else float("inf")
+    if rate > SLOW_LINK_BYTES_PER_S or not _is_said(watched, shift, LEAST_SHARE_OF_LINK):
+        return []
+    least = [min(rows, key=lambda row: row["blocked_s"]) for rows in _same_collective(inside)]
+    most = max(least, key=lambda row: row["blocked_s"])
+    details = {"collective": _named(most), "phase": most["phase"], "bytes_per_s": rate, "bytes": num_bytes}
+    return [Finding("link", None, shift, shift.seconds / watched.step_s, details)]
+
+
+def _same_collective(per_rank: Sequence[Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in (row for rows in per_rank for row in rows):
+        rows.setdefault((_named(row), row["phase"]), []).append(row)
+    return list(rows.values())
+
+
+def _of_the_run(watched: _Watched) -> list[Finding]:
+    """Return what lies outside the steps: checkpoints, validation, start-up."""
+    metrics, found = watched.metrics, []
+    first = watched.rows[0]["step"]
+    last = watched.rows[-1]["step"] + watched.rows[-1]["num_steps"] - 1
+    for name, seconds in (
+        ("checkpoints", [row["blocking_s"] for row in metrics.get("checkpoints") or [] if first <= row["step"] < last]),
+        ("validation", [row["wall_time_s"] for row in metrics.get("evaluations") or [] if first <= row["step"] < last]),
+    ):
+        per_step = sum(seconds) / max(1, last - first + 1)
+        if per_step >= LEAST_SHARE_OF_RUN * watched.step_s:
+            shift = Shift(per_step, per_step, per_step, float("inf"))
+            details = {"what": name, "num": len(seconds)}
+            found.append(Finding("writing", None, shift, per_step / watched.step_s, details))
+    own = [row["own_start_up_s"] for row in (metrics.get("watched") or {}).get("per_rank") or []]
+    for rank in range(len(own) if len(own) > 1 else 0):
+        (ahead,) = against_others(np.array([own]), rank, watched.ranks)
+        if ahead > max(START_UP_AHEAD_S, START_UP_AHEAD * (own[rank] - ahead)):
+            found.append(Finding("start-up", rank, Shift(ahead, ahead, ahead, float("inf")), None))
+    return found
+
+
+def _notes(watched: _Watched) -> list[str]:
+    notes = []
+    if any(len(group) == 1 for group in watched.groups) and len(watched.ranks) > 1:
+        notes.append(
+            "ranks that do different work by design, as the stages of a pipeline, are compared by the time in which "
+            "they neither compute nor wait: a stage that computes longer is not told from one with more to compute"
+        )
+    if watched.is_pipeline:
+        notes.append("a slow link between stages is not told from a stage that is waited for")
+    return notes

@@ -1,0 +1,116 @@
+"""Say a diagnosis in sentences: the rank, the cause, what it costs, how sure that is, and what to try."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from testbed.analysis.diagnosis.diagnose import Diagnosis, Finding
+from testbed.analysis.diagnosis.shifts import CONFIDENCE
+
+NOTHING = "nothing stands out"
+TRY = {
+    "data": "--num_workers 2 reads ahead; is the file on a slow disk of that host?",
+    "forward": "look for what only this rank does in forward: --profile shows its operators",
+    "backward": "look for what only this rank does in backward: --profile shows its operators",
+    "optimizer": "--profile shows its operators; --run_type fsdp shards the optimizer's work",
+    "collective": "--log_collectives shows each call of it; see docs/evidence.md",
+    "link": "--gradient_compression bf16, more --grad_accum_steps, or a faster network (docs/network.md)",
+    "core": "move the other work, or --bind_cores; --threads_per_rank if ranks have more threads than cores",
+    "garbage collection": "something makes many objects in each step: gc.freeze() after the start, or fewer objects",
+    "writing": "a larger --steps_per_print, fewer --track, or a faster disk for --checkpoint_path",
+    "checkpoints": "a larger --save_every, or --async_mode async",
+    "validation": "a larger --eval_every, or a smaller --max_val_steps",
+    "start-up": "its disk or imports are slow: a local copy of the environment and of the data",
+}
+
+
+def sentence(finding: Finding) -> str:
+    """Return one sentence on a finding, without what to try."""
+    words = f"{_who(finding)}{_what(finding)}"
+    if finding.share is None:
+        return f"{words}: {finding.shift.seconds:.1f} s once"
+    cost = f"{_time(finding.shift.seconds)} per step, {finding.share:.1%} of it"
+    if not math.isfinite(finding.shift.score):
+        return f"{words}: {cost}"
+    interval = f"{CONFIDENCE:.0%} interval {_time(finding.shift.low)} to {_time(finding.shift.high)}"
+    return f"{words}: {cost} ({interval})"
+
+
+def way_out(finding: Finding) -> str:
+    """Return what to try."""
+    return TRY[finding.details.get("what", finding.cause)]
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """Return one line: the costliest finding, that nothing stands out, or why nothing can be said."""
+    if diagnosis.unknown is not None:
+        return f"not known: {diagnosis.unknown}"
+    if not diagnosis.findings:
+        return NOTHING
+    more = len(diagnosis.findings) - 1
+    return sentence(diagnosis.findings[0]) + (f"; and {more} more" if more else "")
+
+
+def text_of(diagnosis: Diagnosis) -> str:
+    """Return all that a terminal shows of a diagnosis."""
+    if diagnosis.unknown is not None or not diagnosis.findings:
+        lines = [verdict(diagnosis)]
+    else:
+        lines = [line for one in diagnosis.findings for line in (sentence(one), f"  try: {way_out(one)}")]
+    return "\n".join([*lines, *(f"note: {note}" for note in diagnosis.notes)])
+
+
+def json_of(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis for a program."""
+    return {
+        "unknown": diagnosis.unknown,
+        "findings": [
+            {
+                "cause": one.cause,
+                "rank": one.rank,
+                "seconds": one.shift.seconds,
+                "low": one.shift.low,
+                "high": one.shift.high,
+                "share_of_step": one.share,
+                "details": dict(one.details),
+                "sentence": sentence(one),
+                "try": way_out(one),
+            }
+            for one in diagnosis.findings
+        ],
+        "notes": list(diagnosis.notes),
+    }
+
+
+def _who(finding: Finding) -> str:
+    return "all ranks: " if finding.rank is None else f"rank {finding.rank} "
+
+
+def _what(finding: Finding) -> str:
+    details, is_one = finding.details, finding.rank is not None
+    if finding.cause == "core":
+        idle = details["idle_share"]
+        reason = "it waits for its core, which something else uses" if idle > 0.5 else "it computes more slowly"
+        return f"has a slow core ({reason}; forward and backward are slow alike)"
+    if finding.cause == "link":
+        return (
+            f"a slow link; {details['collective']} in {details['phase']} takes the longest, at "
+            f"{details['bytes_per_s'] / 1e6:.3g} MB/s"
+        )
+    if finding.cause == "collective":
+        which = f"in {details['collective']}" if "collective" in details else "between its collectives"
+        return f"is slow {which} of {details['phase']}, before the transfer begins"
+    if finding.cause == "writing":
+        return "is busy between the steps: rows, printing, writing" if is_one else f"{details['what']} take time"
+    if finding.cause == "start-up":
+        return "starts later than the others"
+    if finding.cause == "data":
+        return "waits longer for its data" if is_one else "wait for data"
+    if finding.cause == "garbage collection":
+        return "collects more garbage" if is_one else "collect garbage"
+    return f"is slow in {finding.cause}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if abs(seconds) < 1 else f"{seconds:.3g} s"

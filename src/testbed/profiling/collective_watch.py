@@ -1,0 +1,234 @@
+"""Add up, in memory, how long this rank is blocked in collectives and how long each phase takes of its own.
+
+A rank that is slow comes last to a collective and hardly waits; the others wait for it. So a phase's own time, its time
+by the clock without what this thread was blocked, names the slow rank where the phases themselves are equal, as under
+DDP. No clocks of two ranks are compared.
+
+**Blocked** is counted between two events of the training thread (a phase begins or ends, a collective is called or
+back): the part in which a collective that had been called was not over, at most the time in which this thread did not
+compute. gloo's sends and receives have no end that can be asked for: one counts as open until the next event.
+
+**Cost.** A collective costs CALL_S here. Where that is more than MOST_OF_A_STEP, only every second step is watched, or
+every third, and so on; in the others no hook is registered. All ranks watch the same steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import resource
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from testbed.profiling.collective_log import ALL_RANKS, group_of, sizes_of
+from testbed.profiling.step_clock import RECORDED_PHASES
+from testbed.profiling.trace import POINT_TO_POINT
+
+BETWEEN = "between"  # from the end of a step to the beginning of the next one
+START_UP = "start_up"  # up to the first step
+CALL_S = 30e-6  # measured: docs/diagnosis.md
+MOST_OF_A_STEP = 0.008
+JOINING = "joining"  # a part of the start-up in which ranks wait for each other without collectives
+# What a step's row has of every rank, in the order in which ranks exchange it.
+WATCHED = (
+    *(f"own_{name}_s" for name in (*RECORDED_PHASES, BETWEEN)),
+    *(f"cpu_{name}_s" for name in RECORDED_PHASES),
+    "blocked_s",
+    "gc_s",
+    "preemptions",
+)
+NUMBER = "num_calls"  # of collectives in the step; it is exchanged with WATCHED
+
+
+class _Call:
+    """A collective that this thread has called: `since` when it is under way, and whether it is over."""
+
+    __slots__ = ("is_over", "is_under_way", "name", "row")
+
+    def __init__(self, name: str, row: list[float]):
+        self.name, self.row = name, row
+        self.is_under_way = self.is_over = False
+
+
+class CollectiveWatch:
+    """The sums of this rank. It is a receiver of `collective_log.receive_collectives`; one thread is watched.
+
+    Attributes:
+        totals: (collective, name of its group, phase) -> [number, bytes of inputs and outputs, seconds in the call,
+            seconds blocked]. There are as many as kinds of collectives in each phase, however long the run.
+        num_steps: steps that were watched.
+
+    Args:
+        is_limited: whether to leave out steps to stay within MOST_OF_A_STEP.
+    """
+
+    def __init__(self, is_limited: bool = True) -> None:
+        self.totals: dict[tuple[str, str, str], list[float]] = {}
+        self.num_steps = 0
+        self._is_limited = is_limited
+        self._switch: Callable[[bool], None] = lambda is_on: None
+        self._num_calls, self._until_next = 0, 1  # 1: the next step is watched
+        self._all_calls_s = self._all_steps_s = 0.0
+        self._lock = threading.Lock()
+        self._thread = threading.get_ident()
+        self._phase = START_UP
+        self._own_s: dict[str, float] = {}
+        self._cpu_s: dict[str, float] = {}
+        self._blocked_s = self._gc_s = self._gc_of_stretch_s = 0.0
+        self._num_open, self._open_since_s, self._open_s = 0, 0.0, 0.0
+        self._last_row: list[float] | None = None
+        self._waits_for_transfer = False
+        self._gc_began_s: float | None = None
+        self._began_s = self._now_s = time.perf_counter()
+        self._now_cpu_s, self._now_open_s = time.thread_time(), 0.0
+        self._preemptions = _preemptions()
+        gc.callbacks.append(self._on_gc)
+
+    def close(self) -> None:
+        """Stop counting garbage collections."""
+        gc.callbacks.remove(self._on_gc)
+
+    def enter_phase(self, name: str) -> None:
+        """Begin a phase on the watched thread; the time since the last event is of the one before."""
+        self._advance()
+        self._phase = name
+
+    def switch_by(self, switch: Callable[[bool], None]) -> None:
+        """Take what registers the hooks (True) and removes them (False)."""
+        self._switch = switch
+
+    def enter(self, name: str, arguments: tuple) -> _Call | None:
+        """Note that a collective is called. None: by another thread, such as one that writes a checkpoint."""
+        if threading.get_ident() != self._thread:
+            return None
+        self._advance()
+        self._num_calls += 1
+        row = self.totals.setdefault((name, group_of(arguments) or ALL_RANKS, self._phase), [0, 0, 0.0, 0.0])
+        row[0] += 1
+        row[1] += sum(sizes_of(arguments))
+        return _Call(name, row)
+
+    def leave(self, event: str, call: _Call | None) -> None:
+        """Note "return" or "done", the latter from any thread."""
+        if call is None:
+            return
+        if event == "done":
+            with self._lock:
+                call.is_over = True
+                if call.is_under_way:
+                    self._num_open -= 1
+                    if not self._num_open:
+                        self._open_s += time.perf_counter() - self._open_since_s
+            return
+        before_s = self._now_s
+        self._advance()
+        call.row[2] += self._now_s - before_s
+        self._last_row = call.row
+        if call.name in POINT_TO_POINT:
+            self._waits_for_transfer = True
+            return
+        with self._lock:
+            if not call.is_over:
+                call.is_under_way = True
+                if not self._num_open:
+                    self._open_since_s = self._now_s
+                self._num_open += 1
+
+    def _advance(self) -> None:
+        """Book the stretch since the last event: blocked, in garbage collection, or the phase's own."""
+        now_s, cpu_s = time.perf_counter(), time.thread_time()
+        with self._lock:
+            open_s = self._open_s + (now_s - self._open_since_s if self._num_open else 0.0)
+        wall_s, computed_s = now_s - self._now_s, cpu_s - self._now_cpu_s
+        waited_s = wall_s if self._waits_for_transfer else open_s - self._now_open_s
+        blocked_s = max(0.0, min(waited_s, wall_s - computed_s))
+        if blocked_s and self._last_row is not None:
+            self._last_row[3] += blocked_s
+        own_s = wall_s - blocked_s - self._gc_of_stretch_s
+        phase = self._phase
+        self._own_s[phase] = self._own_s.get(phase, 0.0) + own_s
+        self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_of_stretch_s
+        if phase != BETWEEN:
+            self._blocked_s += blocked_s
+        self._gc_s += self._gc_of_stretch_s
+        self._gc_of_stretch_s, self._waits_for_transfer = 0.0, False
+        self._now_s, self._now_cpu_s, self._now_open_s = now_s, cpu_s, open_s
+
+    def _on_gc(self, moment: str, _: dict[str, Any]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if moment == "start":
+            self._gc_began_s = time.perf_counter()
+        elif self._gc_began_s is not None:
+            self._gc_of_stretch_s += time.perf_counter() - self._gc_began_s
+            self._gc_began_s = None
+
+    def begin_steps(self, startup_s: float) -> float:
+        """End the start-up; return its own seconds on this rank, without those in which it waited for others.
+
+        Args:
+            startup_s: from the program's start to now. What came before this watch counts as own time.
+        """
+        self.enter_phase(BETWEEN)
+        before_watch_s = startup_s - (self._now_s - self._began_s)
+        own_s = max(0.0, before_watch_s) + self._own_s.get(START_UP, 0.0)
+        self._begin_sums()
+        return own_s
+
+    def _begin_sums(self) -> None:
+        self._own_s, self._cpu_s = {}, {}
+        self._blocked_s = self._gc_s = 0.0
+        self._num_calls, self._preemptions = 0, _preemptions()
+
+    def take_step(self) -> dict[str, float]:
+        """End a step; return its sums by WATCHED and NUMBER, with what came before it. Empty: it was not watched."""
+        self.enter_phase(BETWEEN)
+        found = {}
+        if self._until_next == 1:
+            found = {
+                **{f"own_{name}_s": max(0.0, self._own_s.get(name, 0.0)) for name in (*RECORDED_PHASES, BETWEEN)},
+                **{f"cpu_{name}_s": max(0.0, self._cpu_s.get(name, 0.0)) for name in RECORDED_PHASES},
+                "blocked_s": self._blocked_s,
+                "gc_s": self._gc_s,
+                "preemptions": float(_preemptions() - self._preemptions),
+                NUMBER: float(self._num_calls),
+            }
+            self.num_steps += 1
+        else:
+            self._until_next -= 1
+            if self._until_next == 1:  # what comes before the next step is counted with it
+                self._switch(True)
+        self._begin_sums()
+        return found
+
+    def limit_cost(self, num_calls: float, step_time_s: float) -> None:
+        """Decide after a watched step how many steps later the next one is. All ranks give the same numbers."""
+        self._all_calls_s += num_calls * CALL_S
+        self._all_steps_s += step_time_s
+        share = self._all_calls_s / self._all_steps_s if self._all_steps_s else 0.0
+        self._until_next = max(1, math.ceil(share / MOST_OF_A_STEP)) if self._is_limited else 1
+        if self._until_next > 1:
+            self._switch(False)
+
+    def rows(self, axes_of_group: Callable[[str], str]) -> list[dict[str, Any]]:
+        """Return `totals` as the metrics file has them: groups along the same axes of the mesh together.
+
+        Args:
+            axes_of_group: the axes of the group with this name.
+        """
+        sums: dict[tuple[str, str, str], list[float]] = {}
+        for (name, group, phase), row in self.totals.items():
+            of_axes = sums.setdefault((name, axes_of_group(group), phase), [0, 0, 0.0, 0.0])
+            of_axes[:] = map(sum, zip(of_axes, row, strict=True))
+        names = ("num", "bytes", "call_s", "blocked_s")
+        return [
+            {"name": name, "axes": axes, "phase": phase, **dict(zip(names, row, strict=True))}
+            for (name, axes, phase), row in sorted(sums.items())
+        ]
+
+
+def _preemptions() -> int:
+    """Return how often the kernel took the core from this thread while it could have run on."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw

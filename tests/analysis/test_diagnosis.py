@@ -1,0 +1,242 @@
+"""Which rank and which cause hold a run back: from rows that are made up, and a few real runs on two ranks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from support.metrics_examples import example_metrics
+from support.programs import run_here
+
+from testbed.analysis.diagnosis.diagnose import PHASES, diagnose
+from testbed.analysis.diagnosis.shifts import shift_of
+from testbed.analysis.diagnosis.words import NOTHING, text_of, verdict
+from testbed.analysis.document import markdown
+from testbed.analysis.report.build import report_of
+from testbed.analysis.runs.load import load_run
+from testbed.metrics.file import check_metrics, write_metrics
+
+STEP_S = 0.2
+LEVEL_S = {"data_wait": 0.0005, "forward": 0.05, "backward": 0.1, "synchronise": 0.002, "optimizer": 0.02}
+
+
+def watched_run(seed: int, ranks: int = 2, windows: int = 64, noise: float = 0.1, mesh: dict | None = None) -> dict:
+    """A run whose ranks are alike: each phase takes its level, times noise of a long tail that both its steps and its
+    neighbours in time have in common."""
+    random = np.random.default_rng(seed)
+
+    def noisy(level: float) -> np.ndarray:
+        slow = np.repeat(random.exponential(noise, (windows // 4 + 1, ranks)), 4, axis=0)[:windows]
+        return level * (1 + slow + random.exponential(noise, (windows, ranks)))
+
+    own = {phase: noisy(level) for phase, level in LEVEL_S.items()}
+    rows = []
+    for index in range(windows):
+        rows.append({
+            "step": 6 + index, "num_steps": 1,
+            **{f"per_rank_own_{phase}_s": own[phase][index].tolist() for phase in PHASES},
+            "per_rank_own_between_s": [0.002] + [0.001] * (ranks - 1),
+            **{f"per_rank_cpu_{phase}_s": [LEVEL_S[phase]] * ranks for phase in PHASES},
+            "per_rank_blocked_s": [0.01] * ranks, "per_rank_gc_s": [0.0] * ranks, "per_rank_preemptions": [1.0] * ranks,
+        })  # fmt: skip
+    call = {
+        "name": "allreduce",
+        "axes": "copies",
+        "phase": "backward",
+        "num": 70,
+        "bytes": 70 * 4_000_000,
+        "call_s": 0.01,
+    }
+    small = {
+        "name": "allgather",
+        "axes": "copies",
+        "phase": "between",
+        "num": 70,
+        "bytes": 7000,
+        "call_s": 0.01,
+        "blocked_s": 0.02,
+    }
+    per_rank = [
+        {"rank": rank, "own_start_up_s": 5.0, "num_steps": 70, "collectives": [small, {**call, "blocked_s": 0.7}]}
+        for rank in range(ranks)
+    ]
+    metrics = example_metrics(num_steps=windows + 5, world_size=ranks, step_time_s=STEP_S)
+    metrics |= {"watched_steps": rows, "watched": {"per_rank": per_rank}}
+    if mesh:
+        metrics["training_config"]["mesh"] = {"data": 1, "pipeline": 1, "tensor": 1, "shard": 1, "context": 1} | mesh
+    check_metrics(metrics)
+    return metrics
+
+
+def add(metrics: dict, rank: int, seconds: float, *names: str) -> dict:
+    for row in metrics["watched_steps"]:
+        for name in names:
+            row[f"per_rank_{name}_s"][rank] += seconds
+    return metrics
+
+
+def found(metrics: dict) -> list[tuple[str, int | None]]:
+    return [(one.cause, one.rank) for one in diagnose(metrics).findings]
+
+
+def test_ranks_that_are_alike_are_seldom_told_apart():
+    """200 runs, 16 comparisons each, together at most 5 % false. The noise lasts for four windows, a batch for six."""
+    false = sum(bool(found(watched_run(seed))) for seed in range(200))
+    assert false <= 10
+    assert verdict(diagnose(watched_run(0))) == NOTHING
+
+
+def test_intervals_hold_as_often_as_they_say():
+    """One comparison at 95 %, of noise that is independent from batch to batch and of noise that lasts."""
+    random = np.random.default_rng(0)
+    for lasting in (0.0, 0.3):
+        missed = 0
+        for _ in range(400):
+            noise = random.normal(0.0, 1.0, 30)
+            for place in range(1, 30):
+                noise[place] += lasting * noise[place - 1]
+            shift = shift_of(1.0 + noise[20:], comparisons=1)
+            missed += not shift.low <= 1.0 <= shift.high
+        assert missed <= 0.08 * 400
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [("data_wait", "data"), ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"),
+     ("synchronise", "collective"), ("between", "writing")],
+)  # fmt: skip
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_slow_in_one_phase_is_named_with_it(phase, cause, ranks):
+    for seed in range(5):
+        metrics = add(watched_run(seed, ranks), ranks - 1, 0.1 * STEP_S, f"own_{phase}")
+        assert found(metrics)[0] == (cause, ranks - 1)
+        (first, *_) = diagnose(metrics).findings
+        assert first.shift.low < first.shift.seconds < first.shift.high or phase == "between"
+        assert first.share == pytest.approx(0.1, abs=0.05)
+
+
+def test_a_core_is_slow_in_forward_and_backward_alike():
+    for waits in (True, False):
+        metrics = watched_run(1)
+        for phase, seconds in (("forward", 0.01), ("backward", 0.02), ("optimizer", 0.004)):
+            add(metrics, 1, seconds, f"own_{phase}", *([] if waits else [f"cpu_{phase}"]))
+        (first,) = diagnose(metrics).findings
+        assert (first.cause, first.rank) == ("core", 1)
+        assert first.shift.low < 0.034 < first.shift.high
+        words = text_of(diagnose(metrics))
+        assert ("which something else uses" in words) is waits and ("computes more slowly" in words) is not waits
+
+
+def test_a_call_that_takes_a_rank_longer_is_the_collectives():
+    metrics = add(watched_run(1), 1, 0.03, "own_backward")
+    rank = metrics["watched"]["per_rank"][1]
+    rank["collectives"] = [rank["collectives"][0], {**rank["collectives"][1], "call_s": 70 * 0.03}]
+    assert found(metrics) == [("collective", 1)]
+    assert "in allreduce along copies of backward" in text_of(diagnose(metrics))
+
+
+def test_garbage_collection_counts_even_if_it_comes_in_some_steps_only():
+    metrics = watched_run(2)
+    for row in metrics["watched_steps"][::2]:
+        row["per_rank_gc_s"][0] = 0.02
+    assert found(metrics) == [("garbage collection", 0)]
+
+
+def test_what_all_ranks_have_is_of_no_rank():
+    metrics = watched_run(3)
+    for rank in (0, 1):
+        add(metrics, rank, 0.02, "own_data_wait")
+    (first,) = diagnose(metrics).findings
+    assert (first.cause, first.rank) == ("data", None)
+    assert text_of(diagnose(metrics)).startswith("all ranks: wait for data: 20") and "--num_workers" in text_of(
+        diagnose(metrics)
+    )
+
+
+def test_a_slow_link_is_one_that_moves_few_bytes_while_every_rank_waits():
+    def with_link(waited_s: float, small_s: float = 0.02 / 70) -> dict:
+        metrics = watched_run(4)
+        for rank in metrics["watched"]["per_rank"]:
+            rank["collectives"] = [dict(one) for one in rank["collectives"]]
+            rank["collectives"][0]["blocked_s"] = 70 * small_s
+            rank["collectives"][1]["blocked_s"] = 70 * waited_s
+        for row in metrics["watched_steps"]:
+            row["per_rank_blocked_s"] = [waited_s, 1.5 * waited_s]
+        return metrics
+
+    (first,) = diagnose(with_link(0.32)).findings  # 4 MB in 0.32 s
+    assert (first.cause, first.rank, first.details["collective"]) == ("link", None, "allreduce along copies")
+    assert first.details["bytes_per_s"] == pytest.approx(4e6 / 0.319, rel=0.01)
+    assert found(with_link(0.04)) == [], "100 MB/s"
+    assert found(with_link(0.08, small_s=0.05)) == [], "the smallest collectives take as long: the machine is busy"
+
+
+def test_a_stage_of_its_own_is_compared_by_what_it_idles():
+    """Stages compute different things by design: 30 ms more in forward is no cause, 30 ms more of waiting is."""
+    stages = {"pipeline": 2}
+    by_design = add(watched_run(5, mesh=stages), 1, 0.03, "own_forward", "cpu_forward")
+    assert found(by_design) == []
+    assert found(add(by_design, 1, 0.03, "own_forward")) == [("forward", 1)]
+    assert any("stages of a pipeline" in note for note in diagnose(by_design).notes)
+
+
+def test_ranks_of_one_stage_are_compared_with_each_other():
+    metrics = watched_run(6, ranks=4, mesh={"pipeline": 2, "data": 2})
+    for rank in (2, 3):
+        add(metrics, rank, 0.05, "own_backward", "cpu_backward")
+    assert found(metrics) == []
+    assert found(add(metrics, 3, 0.05, "own_backward")) == [("backward", 3)]
+
+
+def test_what_is_outside_the_steps():
+    metrics = watched_run(7)
+    metrics["watched"]["per_rank"][1]["own_start_up_s"] = 11.0
+    metrics["checkpoints"] = [
+        {"step": step, "bytes": 1, "blocking_s": 1.0, "total_s": 1.0, "is_asynchronous": False} for step in (20, 40)
+    ]
+    metrics["evaluations"] = []
+    assert found(metrics) == [("writing", None), ("start-up", 1)]
+    assert "--async_mode async" in text_of(diagnose(metrics)) and "6.0 s once" in text_of(diagnose(metrics))
+
+
+def test_files_that_cannot_say_it_say_why():
+    few = watched_run(8)
+    few["watched_steps"] = few["watched_steps"][:5]
+    other = watched_run(8)
+    other["hardware"]["world_size"] = 3
+    cuda, off = example_metrics(), example_metrics()
+    cuda["hardware"]["device_type"] = "cuda"
+    off["settings"]["watch_collectives"] = "off"
+    for metrics, words in ((few, "watched 5 steps"), (other, "not of all"), (cuda, "on CUDA"), (off, "off"),
+                           (example_metrics(), "an earlier version")):  # fmt: skip
+        assert words in verdict(diagnose(metrics))
+
+
+def test_a_single_process_has_no_other_rank():
+    metrics = watched_run(9, ranks=1)
+    assert found(metrics) == []
+    assert found(add(metrics, 0, 0.05, "own_data_wait")) == [("data", None)]
+
+
+def test_the_report_has_the_sentence_of_every_run_that_has_the_figures(tmp_path):
+    without, quiet, slow = example_metrics(), watched_run(0), add(watched_run(1), 1, 0.05, "own_backward")
+    runs = []
+    for name, metrics in (("without", without), ("quiet", quiet), ("slow", slow)):
+        (tmp_path / name).mkdir()
+        write_metrics(tmp_path / name / "training_metrics.json", metrics | {"run_id": name})
+        runs.append(load_run(tmp_path / name / "training_metrics.json"))
+    (section,) = [one for one in report_of(runs, tmp_path).sections if one.anchor == "held_back"]
+    assert [row[2] for row in section.blocks[0].rows] == [verdict(diagnose(quiet)), verdict(diagnose(slow))]
+    assert NOTHING in markdown.text(report_of(runs, tmp_path), "pictures")
+    assert "what holds a run back" in str(report_of(runs[:1], tmp_path).notes)
+
+
+def test_the_program(tmp_path):
+    write_metrics(tmp_path / "training_metrics.json", add(watched_run(10), 1, 0.05, "own_backward"))
+    done = run_here("scripts/diagnose.py", tmp_path, "--json", tmp_path / "out.json")
+    assert done.returncode == 0 and done.stdout.startswith("rank 1 is slow in backward: ")
+    (one,) = json.loads((tmp_path / "out.json").read_text())["findings"]
+    assert one["low"] < 0.05 < one["high"] and one["sentence"] in done.stdout
+    done = run_here("scripts/diagnose.py", tmp_path / "nowhere")
+    assert done.returncode == 2 and "does not exist" in done.stderr

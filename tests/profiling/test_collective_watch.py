@@ -1,0 +1,206 @@
+"""What a rank was blocked in collectives, and what its phases took of their own. Clocks that the test moves."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from testbed.metrics.watched_steps import MOST_ROWS, WatchedSteps
+from testbed.profiling import collective_watch
+from testbed.profiling.collective_log import ALL_RANKS
+from testbed.profiling.collective_watch import BETWEEN, CollectiveWatch
+
+AXES = {ALL_RANKS: "copies"}  # of the only group here
+
+
+class Clocks:
+    """Wall and CPU time, which pass only when they are told to."""
+
+    def __init__(self):
+        self.wall_s = self.cpu_s = 0.0
+
+    def compute(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.cpu_s += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.wall_s += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch) -> Clocks:
+    clocks = Clocks()
+    stand_in = SimpleNamespace(perf_counter=lambda: clocks.wall_s, thread_time=lambda: clocks.cpu_s)
+    monkeypatch.setattr(collective_watch, "time", stand_in)
+    return clocks
+
+
+@pytest.fixture
+def watch(clocks):
+    watch = CollectiveWatch()
+    watch.begin_steps(0.0)
+    watch.enter_phase("backward")
+    yield watch
+    watch.close()
+
+
+def start(watch: CollectiveWatch, name: str = "allreduce", size: int = 8):
+    call = watch.enter(name, (torch.empty(size, dtype=torch.uint8),))
+    watch.leave("return", call)
+    return call
+
+
+def test_a_wait_is_blocked_time_and_the_rest_is_the_phases_own(watch, clocks):
+    clocks.compute(1.0)
+    call = start(watch)
+    clocks.sleep(0.5)
+    watch.leave("done", call)
+    clocks.compute(0.25)
+    watch.enter_phase("optimizer")
+    clocks.compute(0.125)
+    step = watch.take_step()
+    assert (step["own_backward_s"], step["cpu_backward_s"], step["blocked_s"]) == (1.25, 1.25, 0.5)
+    assert (step["own_optimizer_s"], step["own_forward_s"]) == (0.125, 0.0)
+    assert watch.rows(AXES.get) == [
+        {
+            "name": "allreduce",
+            "axes": "copies",
+            "phase": "backward",
+            "num": 1,
+            "bytes": 8,
+            "call_s": 0.0,
+            "blocked_s": 0.5,
+        }
+    ]
+
+
+def test_a_transfer_that_computation_hides_blocks_nothing(watch, clocks):
+    call = start(watch)
+    clocks.compute(1.0)
+    watch.leave("done", call)
+    assert watch.take_step()["blocked_s"] == 0.0
+
+
+def test_a_pause_while_nothing_is_under_way_is_the_phases_own(watch, clocks):
+    """What a slow disk, a sleep or a core that others use looks like: no CPU time, and no collective to wait for."""
+    call = start(watch)
+    watch.leave("done", call)
+    clocks.sleep(1.0)
+    step = watch.take_step()
+    assert (step["own_backward_s"], step["cpu_backward_s"], step["blocked_s"]) == (1.0, 0.0, 0.0)
+
+
+def test_a_slow_call_is_own_time_of_that_collective(watch, clocks):
+    call = watch.enter("allgather", ([torch.empty(4, dtype=torch.uint8)], torch.empty(1, dtype=torch.int64), 5))
+    clocks.sleep(0.5)
+    watch.leave("return", call)
+    watch.leave("done", call)
+    assert watch.take_step()["own_backward_s"] == 0.5
+    (row,) = watch.rows(AXES.get)
+    assert (row["bytes"], row["call_s"], row["blocked_s"]) == (12, 0.5, 0.0)
+
+
+def test_collectives_that_overlap_are_waited_for_once(watch, clocks):
+    first, second = start(watch), start(watch)
+    clocks.sleep(0.5)
+    watch.leave("done", second)
+    clocks.sleep(0.5)
+    watch.leave("done", first)
+    assert watch.take_step()["blocked_s"] == 1.0
+
+
+def test_a_transfer_between_two_ranks_counts_until_the_next_event(watch, clocks):
+    start(watch, "recv")
+    clocks.sleep(0.5)
+    watch.enter_phase("forward")
+    clocks.sleep(0.25)
+    step = watch.take_step()
+    assert (step["blocked_s"], step["own_forward_s"]) == (0.5, 0.25)
+
+
+def test_garbage_collection_is_no_phases_own_time(watch, clocks):
+    watch._on_gc("start", {})
+    clocks.compute(0.5)
+    watch._on_gc("stop", {})
+    clocks.compute(0.25)
+    step = watch.take_step()
+    assert (step["gc_s"], step["own_backward_s"], step["cpu_backward_s"]) == (0.5, 0.25, 0.25)
+
+
+def test_the_time_between_steps_is_of_the_step_after_it(watch, clocks):
+    watch.take_step()
+    clocks.compute(0.5)
+    call = start(watch, "barrier")
+    clocks.sleep(2.0)
+    watch.leave("done", call)
+    watch.enter_phase("forward")
+    clocks.compute(0.25)
+    step = watch.take_step()
+    assert (step[f"own_{BETWEEN}_s"], step["own_forward_s"], step["blocked_s"]) == (0.5, 0.25, 0.0)
+    assert watch.take_step()["own_forward_s"] == 0.0, "each step begins with nothing"
+
+
+def test_another_threads_collectives_are_not_counted(watch):
+    calls = []
+    thread = threading.Thread(target=lambda: calls.append(watch.enter("broadcast", ())))
+    thread.start()
+    thread.join()
+    watch.leave("return", calls[0])
+    assert watch.rows(AXES.get) == []
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "step_s", "is_watched"),
+    [
+        (10, 0.1, [True] * 7),
+        (100, 0.1, [True, False, False, False, True, False, False]),
+        (100, 1.0, [True] * 7),
+    ],
+)
+def test_steps_are_left_out_where_watching_would_cost_more_than_is_allowed(clocks, num_calls, step_s, is_watched):
+    """100 calls at 30 us are 3 % of a step of 0.1 s: every fourth one costs 0.75 % of the time."""
+    watch, switched = CollectiveWatch(), []
+    watch.switch_by(switched.append)
+    watch.begin_steps(0.0)
+    found = []
+    for _ in is_watched:
+        watch.enter_phase("forward")
+        clocks.compute(step_s)
+        step = watch.take_step()
+        found.append(bool(step))
+        if step:
+            watch.limit_cost(num_calls, step_s)
+    watch.close()
+    assert found == is_watched
+    assert switched == ([False, True, False] if False in is_watched else []), "hooks are there for watched steps alone"
+
+
+def test_the_start_up_counts_from_the_programs_start_without_waits(clocks):
+    clocks.wall_s = 10.0
+    watch = CollectiveWatch()
+    watch.enter_phase(collective_watch.JOINING)
+    clocks.sleep(5.0)
+    watch.enter_phase(collective_watch.START_UP)
+    clocks.compute(2.0)
+    call = start(watch)
+    clocks.sleep(1.0)
+    watch.leave("done", call)
+    assert watch.begin_steps(startup_s=11.0) == 3.0 + 2.0
+    watch.close()
+    assert watch._on_gc not in gc.callbacks
+
+
+def test_windows_grow_with_the_run_and_keep_its_means():
+    watched, per_step = WatchedSteps(), 1000
+    for step in range(6, 6 + per_step):
+        watched.add(step, {"gc_s": [float(step), 0.5]})
+    rows = watched.rows()
+    assert MOST_ROWS / 2 <= len(rows) <= MOST_ROWS
+    assert [row["num_steps"] for row in rows[:-1]] == [8] * (len(rows) - 1)
+    assert rows[0] == {"step": 6, "num_steps": 8, "per_rank_gc_s": [9.5, 0.5]}
+    assert sum(row["num_steps"] for row in rows) == per_step
+    assert sum(row["num_steps"] * row["per_rank_gc_s"][0] for row in rows) == sum(range(6, 6 + per_step))

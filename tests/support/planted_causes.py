@@ -1,0 +1,167 @@
+"""Causes that hold one rank back, planted from outside into any run type: for planted_slowdowns.py.
+
+Each takes seconds per optimizer step (start-up: once). A style "sleep" waits, as for a disk or a device; "compute"
+keeps the core busy.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+BUSY = """
+import ctypes, os, sys, time
+ctypes.CDLL(None).prctl(1, 9)  # end with the rank
+os.sched_setaffinity(0, {int(sys.argv[1])})
+share, period = float(sys.argv[2]), 0.02
+while True:
+    end = time.thread_time() + share * period
+    while time.thread_time() < end: pass
+    time.sleep((1 - share) * period)
+"""
+
+
+def pause(seconds: float, style: str) -> None:
+    if style == "sleep":
+        time.sleep(seconds)
+        return
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def before(function: Callable, act: Callable[[], None]) -> Callable:
+    @functools.wraps(function)
+    def slow(*args, **kwargs):
+        act()
+        return function(*args, **kwargs)
+
+    return slow
+
+
+def once_per_step(act: Callable[[], None]) -> Callable[[], None]:
+    """Return what acts at its first call in each step."""
+    from testbed.profiling.step_clock import StepClock
+
+    is_due = [False]
+
+    def note() -> None:
+        is_due[0] = True
+
+    StepClock.__enter__ = before(StepClock.__enter__, note)
+
+    def at_first() -> None:
+        if is_due[0]:
+            is_due[0] = False
+            act()
+
+    return at_first
+
+
+def data(seconds: float, style: str) -> None:
+    from testbed.train.batches import TrainingBatches
+
+    TrainingBatches.of_step = before(TrainingBatches.of_step, lambda: pause(seconds, style))
+
+
+def forward(seconds: float, style: str) -> None:
+    from testbed.model.gpt2 import MLP
+
+    MLP.forward = before(MLP.forward, once_per_step(lambda: pause(seconds, style)))
+
+
+def backward(seconds: float, style: str) -> None:
+    """In the gradient of one layer, somewhere in the backward pass."""
+    from testbed.model.gpt2 import MLP
+
+    act, compute = once_per_step(lambda: pause(seconds, style)), MLP.forward
+
+    def slow(self, x):
+        y = compute(self, x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: act())
+        return y
+
+    MLP.forward = slow
+
+
+def optimizer(seconds: float, style: str) -> None:
+    from testbed.profiling.step_clock import StepClock
+
+    enter = StepClock.phase
+
+    def slow(clock, name):
+        entered = enter(clock, name)
+        return _Paused(entered, seconds, style) if name == "optimizer" else entered
+
+    StepClock.phase = slow
+
+
+class _Paused:
+    def __init__(self, inner, seconds: float, style: str):
+        self.inner, self.seconds, self.style = inner, seconds, style
+
+    def __enter__(self):
+        found = self.inner.__enter__()
+        pause(self.seconds, self.style)
+        return found
+
+    def __exit__(self, *error):
+        return self.inner.__exit__(*error)
+
+
+def collective(seconds: float, style: str) -> None:
+    """In the first call of a step, after it has been entered: what copies and registers memory before a transfer."""
+    from torch._ops import OpOverload
+
+    act, redispatch = once_per_step(lambda: pause(seconds, style)), OpOverload.redispatch
+
+    def slow(operator, keys, *args, **kwargs):
+        if operator.namespace == "c10d":
+            act()
+        return redispatch(operator, keys, *args, **kwargs)
+
+    OpOverload.redispatch = slow
+
+
+def core(share: float, style: str) -> None:
+    """Another process on the core that this rank is bound to, which wants `share` of it."""
+    number = int(os.environ["RANK"]) % (os.cpu_count() or 1)
+    os.sched_setaffinity(0, {number})
+    subprocess.Popen([sys.executable, "-S", "-c", BUSY, str(number), str(share)])
+
+
+def garbage(seconds: float, style: str) -> None:
+    """As many live objects as make one collection of a step take so long."""
+    from testbed.model.gpt2 import MLP
+
+    kept = [[] for _ in range(20_000)]
+    begin_s = time.perf_counter()
+    gc.collect()
+    per_object_s = (time.perf_counter() - begin_s) / len(gc.get_objects())
+    kept += [[] for _ in range(int(seconds / per_object_s))]
+    MLP.forward = before(MLP.forward, once_per_step(gc.collect))
+    MLP.kept = kept
+
+
+def writing(seconds: float, style: str) -> None:
+    from testbed.metrics.recorder import RunRecorder
+
+    RunRecorder.write_if_due = before(RunRecorder.write_if_due, lambda: pause(seconds, style))
+
+
+def start_up(seconds: float, style: str) -> None:
+    from testbed.train import run
+
+    run.build_strategy = before(run.build_strategy, lambda: pause(seconds, style))
+
+
+CAUSES = {
+    "data": data, "forward": forward, "backward": backward, "optimizer": optimizer, "collective": collective,
+    "core": core, "garbage collection": garbage, "writing": writing, "start-up": start_up,
+}  # fmt: skip
