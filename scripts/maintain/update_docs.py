@@ -123,6 +123,12 @@ def mesh_agreement() -> str:
     return "\n".join(table)
 
 
+def conformance() -> str:
+    from testbed.experiments.conformance import results
+
+    return results.tables(results.read(RESULTS / "conformance" / results.FILE))
+
+
 def refused_together() -> str:
     from testbed.config.compatibility import refusals
 
@@ -146,6 +152,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "deepspeed keys": deepspeed_keys,
     "refused together": refused_together,
     "mesh agreement": mesh_agreement,
+    "conformance": conformance,
     "planner score": planner_score,
 }
 

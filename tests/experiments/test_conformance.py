@@ -118,7 +118,7 @@ def test_the_tables_count_what_agrees_and_name_what_does_not():
     which = "accumulation 2, clipping; accumulation 2, not clipping"
     assert f"| 0.19.8 | 2.13.0 | DeepSpeed alone | 1 | bf16 | {which} | 1.0e-01 (2e-01) | 1.0e-01 (1e-02)" in text
     assert "ImportError: &lt;no&gt; torch._six" in text
-    assert f"`{'c' * 40}`; 2 cores (A)." in text
+    assert f"- `python scripts/conformance.py`, commit `{'c' * 40}`, 2 cores (A)" in text
 
 
 def test_every_stage_precision_accumulation_and_clipping_is_tried_both_ways():

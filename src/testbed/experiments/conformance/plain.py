@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,6 +185,6 @@ def main(folder: Path) -> None:
     task = json.loads((folder / "tasks.json").read_text())
     torch.set_num_threads(1)
     losses, norms, weights = (alone if task["stage"] is None else with_deepspeed)(task)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if not dist.is_initialized() or dist.get_rank() == 0:
         np.save(folder / "weights.npy", torch.cat([each.float().flatten() for each in weights]).numpy())
         (folder / "results.json").write_text(json.dumps({"losses": losses, "norms": norms}))

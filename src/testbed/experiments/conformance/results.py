@@ -11,11 +11,14 @@ from testbed.analysis.document.markdown import table_text
 from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
-from testbed.errors import InputError, counted
-from testbed.experiments.conformance.trials import STAGES, Trial
+from testbed.errors import InputError, one_line
+from testbed.experiments.conformance.trials import STAGES, TOLERANCES, Trial
 
 FILE = "conformance.jsonl"
 Line = dict[str, Any]
+Row = tuple[str, ...]
+WHERE = ("DeepSpeed", "PyTorch", "through", "ZeRO", "precision", "which")
+DIFFERING, FAILING = ("loss", "norm", "weights", "other initial weights"), ("what it says",)
 PLACES = {"plain": "DeepSpeed alone", "program": "src/gpt2.py"}
 
 
@@ -61,26 +64,34 @@ def version(text: str) -> tuple[int, ...]:
 def tables(lines: Sequence[Line]) -> str:
     """Return Markdown: what made the lines, how many combinations agree, and those that do not, with the reason."""
     heads = [line for line in lines if "command" in line]
-    hardware = dict.fromkeys(f"{head['cores']} cores ({head['cpu']})" for head in heads)
-    commands = dict.fromkeys(f"`{head['command']}`" for head in heads)
-    commits = dict.fromkeys(f"`{head['commit']}`" for head in heads)
-    made = f"{', '.join(commands)}; {counted(len(commits), 'commit')}: {', '.join(commits)}; {', '.join(hardware)}."
+    made = "\n".join(dict.fromkeys(map(_made, heads)))
     found = combinations(lines)
     counts = table_text(
         Table(("PyTorch", "DeepSpeed", "through", *(f"ZeRO {stage}" for stage in STAGES)), counted_rows(found))
     )
     parts = [made, counts]
+    failing = [line for line in found if "error" in line]
+    differing = [line for line in found if not line["agrees"] and "error" not in line]
     for title, rows, columns in (
-        ("Trains another model", _differing(found), ("ZeRO", "precision", "which", "loss", "norm", "weights")),
-        ("Does not run", _failing(found), ("ZeRO", "precision", "which", "what it says")),
+        (
+            "Trains another model: distance (allowed)",
+            _rows(differing, ("stage", "precision", "note"), _distances),
+            DIFFERING,
+        ),
+        ("Does not run", _rows(failing, ("error",), lambda group: [one_line(group[0]["error"], 200)]), FAILING),
     ):
         if rows:
-            columns = ("DeepSpeed", "PyTorch", "through", *columns)
-            parts += [f"**{title}**", table_text(Table(columns, rows, text_columns=range(len(columns))))]
+            table = Table((*WHERE, *columns), rows, text_columns=range(len(WHERE) + len(columns)))
+            parts += [f"**{title}**", table_text(table)]
     return "\n\n".join(parts)
 
 
-def counted_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
+def _made(head: Line) -> str:
+    changes = " with changes" if head["is_dirty"] else ""
+    return f"- `{head['command']}`, commit `{head['commit']}`{changes}, {head['cores']} cores ({head['cpu']})"
+
+
+def counted_rows(found: Sequence[Line]) -> list[Row]:
     """Return a row for each pair and way: for each stage, how many combinations agree."""
     pairs = sorted(
         {(version(line["torch"]), version(line["deepspeed"]), line["torch"], line["deepspeed"]) for line in found}
@@ -111,37 +122,33 @@ def _cell(lines: Sequence[Line]) -> str:
     return f"{agree} of {len(lines)} agree" + (f", {failed} do not run" if failed else "")
 
 
-def _grouped(found: Sequence[Line], same: Callable[[Line], Any]) -> list[list[Line]]:
-    """Return lines of one way, release, stage and precision that are the `same` besides."""
+def _rows(found: Sequence[Line], same: Sequence[str], said: Callable[[Sequence[Line]], Sequence[str]]) -> list[Row]:
+    """Return a row for the lines of a pair that are the `same` in these fields, with what is `said` of them."""
     groups: dict[Any, list[Line]] = {}
     for line in sorted(found, key=lambda line: (version(line["deepspeed"]), version(line["torch"]), line["through"])):
-        names = ("deepspeed", "torch", "through", "stage", "precision")
-        groups.setdefault((*(line[name] for name in names), same(line)), []).append(line)
-    return list(groups.values())
+        groups.setdefault(tuple(line.get(name) for name in ("deepspeed", "torch", "through", *same)), []).append(line)
+    return [(*_where(group), *said(group)) for group in groups.values()]
 
 
-def _start(group: Sequence[Line]) -> tuple[str, ...]:
+def _where(group: Sequence[Line]) -> Row:
     first = group[0]
-    which = [f"accumulation {line['accumulation']}, {'' if line['clipping'] else 'not '}clipping" for line in group]
-    place = (first["deepspeed"], first["torch"], PLACES[first["through"]], str(first["stage"]), first["precision"])
-    return (*place, "all" if len(which) == 4 else "; ".join(which))
+    stages, precisions = (
+        ", ".join(dict.fromkeys(str(line[name]) for line in group)) for name in ("stage", "precision")
+    )
+    which = dict.fromkeys(
+        f"accumulation {line['accumulation']}, {'' if line['clipping'] else 'not '}clipping" for line in group
+    )
+    short = "all" if len(which) == 4 else "; ".join(which)
+    return first["deepspeed"], first["torch"], PLACES[first["through"]], stages, precisions, short
 
 
-def _differing(found: Sequence[Line]) -> list[tuple[str, ...]]:
-    differing = [line for line in found if not line["agrees"] and "error" not in line]
-    rows = []
-    for group in _grouped(differing, lambda line: line.get("note")):
-        if "note" in group[0]:
-            rows.append((*_start(group), group[0]["note"], "", ""))
-            continue
-        worst = {
-            name: max(group, key=lambda line: line["distances"][name] / line["allowed"][name])
-            for name in ("loss", "norm", "weights")
-        }
-        rows.append((*_start(group), *(f"{w['distances'][n]:.1e} ({w['allowed'][n]:.0e})" for n, w in worst.items())))
-    return rows
-
-
-def _failing(found: Sequence[Line]) -> list[tuple[str, ...]]:
-    failing = [line for line in found if "error" in line]
-    return [(*_start(group), group[0]["error"]) for group in _grouped(failing, lambda line: line["error"])]
+def _distances(group: Sequence[Line]) -> Sequence[str]:
+    if "note" in group[0]:
+        return group[0]["note"], "", "", ""
+    far = []
+    for name in TOLERANCES:
+        pairs = [(line["distances"][name], line["allowed"][name]) for line in group]
+        distance, allowed = max(pairs, key=lambda pair: pair[0] / pair[1])
+        far.append(f"{distance:.1e} ({allowed:.0e})")
+    again = [times for line in group for times in line.get("again", ())]
+    return *far, f"{min(again):.2g} to {max(again):.2g} times what is allowed" if again else ""

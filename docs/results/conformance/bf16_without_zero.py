@@ -1,7 +1,9 @@
-"""Show that DeepSpeed takes an optimizer step before training: bf16 without ZeRO. DeepSpeed alone, one process.
+"""Show what DeepSpeed does in bf16 without ZeRO, beside ZeRO 1. DeepSpeed alone, one process, one linear layer.
 
     MASTER_ADDR=127.0.0.1 MASTER_PORT=29599 RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 DS_ACCELERATOR=cpu \
-        python docs/results/conformance/steps_before_training.py
+        python docs/results/conformance/bf16_without_zero.py
+
+Nothing should happen to weights before training, and with a learning rate of 0 one batch has one gradient norm.
 """
 
 import logging
@@ -25,9 +27,17 @@ for stage in (0, 1):
         "zero_allow_untested_optimizer": True,
     }
     before = model.weight.detach().clone().bfloat16().float()
-    deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     masters = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
     after = torch.cat([master.flatten() for master in masters])[: before.numel()].view_as(before)
-    steps = sorted({int(state["step"]) for state in optimizer.state.values() if "step" in state})
     change = float((after.float() / before).mean() - 1)
-    print(f"ZeRO {stage}: Adam has taken steps {steps} before training; its fp32 weights changed by {change:+.2%}")
+    steps = sorted({int(state["step"]) for state in optimizer.state.values() if "step" in state}) or [0]
+    print(f"ZeRO {stage}: before training, Adam has taken {steps[0]} steps, its weights changed by {change:+.2%}")
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    norms = []
+    for _ in range(3):
+        engine.backward(engine(torch.ones(1, 4, dtype=torch.bfloat16)).float().square().mean())
+        engine.step()
+        norms.append(f"{float(engine.get_global_grad_norm() or float('nan')):.4g}")
+    print(f"ZeRO {stage}: gradient norms of one batch three times, learning rate 0: {', '.join(norms)}")
