@@ -91,12 +91,23 @@ def test_a_misspelt_flag_is_said_before_what_is_missing_and_in_commands_too(caps
         (["ddp"], "'ddp' stands there without a flag"),
         (["--bf16"], "--bf16 is not a flag (did you mean --precision bf16?)"),
         (["--tensor-model-parallel-size", "2"], "(did you mean --tensor_parallel_size?)"),
+        (
+            ["--precision=float32"],
+            "invalid choice: 'float32' (choose from 'auto', 'fp32', 'bf16', 'fp16') (did you mean ",
+        ),
+        (["--run_type=float32"], "'mesh', 'auto'); --help"),  # whose names those are not
     ],
 )
 def test_the_trainer_says_which_flag_was_meant(words, said):
     with pytest.raises(ValueError) as refused:
         parse_command_line(words)
     assert said in str(refused.value)
+
+
+def test_a_program_whose_flag_is_shorter_says_that_one():
+    parser = FlagParser(prog="sample.py")
+    parser.add_argument("--checkpoint")
+    assert parser.meant_by("--out_dir") == " (did you mean --checkpoint?)"
 
 
 def test_each_name_of_another_trainer_leads_to_a_flag_and_is_none():

@@ -38,7 +38,7 @@ REFUSED = [
     ("--backend nccl", 1, ["--backend nccl with --device cpu", "gloo"]),
     ("--init_from gpt2", 1, ["--init_from gpt2", "tokenizer"]),
     ("--overwrite --resume", 1, ["--overwrite", "--resume"]),
-    ("--init_from resume", 1, ["--init_from resume does not exist", "to go on with a run, give --resume"]),
+    ("--init_from resume", 1, ["--init_from resume is nanoGPT's way", "here it is --resume"]),
     ("--early_stop_patience 2", 1, ["--early_stop_patience 2 cannot end a run that validates", "--eval_every STEPS"]),
     ("--early_stop_patience 2 --max_val_steps 0", 1, ["--early_stop_patience 2 needs validations", "_steps 0"]),
     ("--eval_multiple_choice q --max_val_steps 0", 1, ["--eval_multiple_choice q needs validations"]),

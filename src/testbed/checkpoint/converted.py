@@ -33,6 +33,12 @@ def described(folder: Path, settings: RunSettings) -> Checkpoint:
     values, rates = settings.as_dict(), dataclasses.asdict(state.rates)
     if others := [f"--{flag} {rates[name]:g}" for name, flag in _RATES.items() if rates[name] != values[flag]]:
         say(f"note: AdamW's state in {folder} was made with {', '.join(others)}; this start has others", flush=True)
+    if "learning_rate" not in settings.origin.given:
+        peak = settings.optimizer.learning_rate
+        said = (
+            f"its last step had a learning rate of {rates['lr']:g}, and the peak of this start is {peak:g}, the default"
+        )
+        say(f"note: {said} (--learning_rate)", flush=True)
     run_type, mesh = settings.training.run_type, dataclasses.asdict(settings.plan.mesh)
     return Checkpoint(folder, state.step, 0.0, 0.0, world_size=0, run_type=run_type, mesh=mesh, settings=values)
 

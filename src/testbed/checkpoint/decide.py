@@ -77,7 +77,7 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
         is_closed = metrics.get("status", "complete") == "complete"
         if is_closed and (not skipped or _is_complete(metrics, settings)):
             _check_is_this_run(metrics, settings, sha256)
-            return Start(sha256, is_complete=True)
+            return Start(sha256, is_complete=True, metrics=metrics)
     held = "no whole checkpoint" if skipped else "no checkpoint"
     say(f"--resume: {directory} holds {held}, so the run begins with its first step", flush=True)
     return Start(sha256, metrics=metrics, steps_done=steps_done)
@@ -152,7 +152,7 @@ def _fitting_start(
     changes = differences(settings, checkpoint) + changes_of_data(copy, sha256)
     check_changes(changes_of_work(changes), settings, folder)
     if not found.is_named and _is_complete(metrics, settings):
-        return Start(sha256, is_complete=True)
+        return Start(sha256, is_complete=True, metrics=metrics)
     if not found.is_named and not is_other_run:
         _check_not_finished_later(metrics, checkpoint)
     _check_steps_left(checkpoint, settings)

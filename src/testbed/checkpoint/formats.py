@@ -254,6 +254,11 @@ def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
     notes, kind = list(checkpoint.notes), kind_of(to)
     if kind == NANOGPT and GELUS not in notes:
         notes.append(GELUS)
+    if kind == NANOGPT:
+        notes.append(
+            "it holds no best_val_loss and no config: nanoGPT's first validation replaces the file, and its sample.py "
+            "reads tokens as GPT-2's until checkpoint['config']['dataset'] names the folder of their meta.pkl"
+        )
     if kind == DEEPSPEED:
         notes.append("DeepSpeed takes the learning rate and the weight decay of its own settings")
         path = Path(os.path.realpath(to))

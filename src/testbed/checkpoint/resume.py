@@ -102,7 +102,8 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     if start.is_complete:
         run_lock.release(directory)
         patience = settings.training.early_stop_patience
-        done = f", {settings.last_step} steps" if patience is None else ""
+        steps = start.metrics["steps"] if start.metrics else []
+        done = f", {steps[-1]['step']:,} steps" if patience is None and steps else ""
         larger = "" if patience is None else f", unless --early_stop_patience is larger than {patience}"
         say(f"--resume: {directory} is already complete{done}; nothing is left to do{larger}", flush=True)
         return start

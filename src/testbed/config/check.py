@@ -115,6 +115,10 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     """Fill in the settings. Each step sees the results of the steps before it."""
     values = {**asked.values, **options_of_run_type(asked.values, asked.typed)}
     values |= _paths(values, deepspeed_file)
+    if values["init_from"] == "resume" and not Path("resume").exists():  # before what the data lacks
+        raise InputError(
+            "--init_from resume is nanoGPT's way to go on with a run; here it is --resume, without --init_from"
+        )
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     values |= (taken := as_trained(values, asked.given))
     train_file, val_file = _open_token_files(values, is_same_file="train_data_path" in taken)
@@ -219,7 +223,10 @@ def _check_apart(train_file: TokenFile, val_file: TokenFile) -> None:
 
 def _note_on_fine_tuning(settings: RunSettings) -> tuple[str, ...]:
     """Return a line where trained weights are trained with the default peak, which is one for training from scratch."""
-    if settings.model.init_from == "scratch" or settings.training.eval_only or "learning_rate" in settings.origin.given:
+    is_resumed = settings.checkpointing.resume is not None  # which has its own rate, or its own note
+    if settings.model.init_from == "scratch" or settings.training.eval_only or is_resumed:
+        return ()
+    if "learning_rate" in settings.origin.given:
         return ()
     peak = settings.optimizer.learning_rate
     return (

@@ -151,6 +151,9 @@ class FlagParser(argparse.ArgumentParser):
             r" takes no value, and \1 is one; give the flag or leave it out",
             said,
         )
+        if choice := re.match(r"(--\w+): invalid choice: '([^']+)'", said):
+            meant = OF_OTHERS.get(choice[2].lower(), "")
+            said += f" (did you mean {meant}?)" if meant.startswith(f"{choice[1]} ") else ""
         self.refuse(f"{said}; --help lists every flag")
 
     def refuse(self, sentence: str) -> NoReturn:
@@ -201,6 +204,10 @@ class FlagParser(argparse.ArgumentParser):
         same = OF_OTHERS.get(typed.replace("-", "_"), "")
         if same.partition(" ")[0] in flags.values():
             return f" (did you mean {same}?)"
+        if shorter := [
+            flag for flag in flags.values() if same.startswith(f"{flag}_")
+        ]:  # --checkpoint of --checkpoint_path
+            return f" (did you mean {shorter[0]}?)"
         longer = [flag for flag in flags if len(typed) >= SHORTEST_PART and typed in flag]
         close = difflib.get_close_matches(typed, longer or flags, n=SUGGESTIONS, cutoff=0 if longer else ALIKE)
         meant = " or ".join(flags[each] for each in close)

@@ -223,8 +223,7 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
             "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder with config.json and "
             "model.safetensors, nor a .pt of nanoGPT or a .bin of llm.c, nor a universal checkpoint of DeepSpeed"
         )
-        go_on = "; to go on with a run, give --resume" if folder.name == "resume" else ""
-        raise InputError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds}{go_on}")
+        raise InputError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds}")
     config = read_json(config_file, f"{name}: config.json")
     if not isinstance(config, dict):
         raise InputError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")
