@@ -302,6 +302,10 @@ def test_weights_decide_the_size(token_files, weights):
     for model in ("gpt2", "gpt2-xl"):
         with pytest.raises(InputError, match=rf"^--model {model} does not fit the weights of .* \(nano\); leave"):
             start(token_files, weights, "--model", model)
+    with pytest.raises(
+        InputError, match=r"^--seq_length 4096 is longer than the \d+ positions of --init_from .* or less$"
+    ):
+        start(token_files, weights, "--seq_length", "4096")
     (weights / "config.json").write_text(json.dumps(NANO | {"n_layer": 3}))
     assert start(token_files, weights, "--model", "nano", "--num_layers", "3").settings.shape.num_layers == 3
     with pytest.raises(InputError, match=r"^--model nano does not fit .* \(n_layer=3, n_head=4, n_embd=128\)"):

@@ -78,6 +78,11 @@ def model_dimensions(
             f"{start} knows {shape['vocab_size']} tokens, but {train_file.path} is written with "
             f"{train_file.vocab_size}; {way_out}"
         )
+    if values["seq_length"] > (positions := shape["max_position_embeddings"]):
+        raise InputError(
+            f"--seq_length {values['seq_length']} is longer than the {positions} positions of {start}; give "
+            f"--seq_length {positions} or less"
+        )
     check_shape(shape, values["seq_length"])
     return shape | ({"model": size} if size in MODEL_SIZES else {})
 
