@@ -25,7 +25,7 @@ from testbed.distributed import processes
 from testbed.distributed.processes import Stop
 from testbed.sweep import state
 from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, plan
-from testbed.sweep.runner import Runner, only_sweep_in
+from testbed.sweep.runner import LOCK, Runner, only_sweep_in
 from testbed.sweep.state import read_sweep
 
 STAND_IN = """
@@ -180,6 +180,15 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path):
         pass
     with only_sweep_in(tmp_path):
         pass
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(tmp_path):
+    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / LOCK).symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(ValueError, match="cannot be written"), only_sweep_in(tmp_path / "sweep"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "kept"
 
 
 def test_a_full_disk_ends_the_sweep_and_no_run_is_left(stand_in, monkeypatch):

@@ -70,6 +70,8 @@ def read_metrics(path: Path) -> dict:
     try:
         if metrics_version(metrics) == "2.1":
             metrics = _from_2_1(metrics)
+        if metrics_version(metrics) != SCHEMA_VERSION:  # which watched nothing
+            metrics = {name: value for name, value in metrics.items() if name not in ("watched", "watched_steps")}
         _check(metrics, metrics_version(metrics))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
@@ -114,16 +116,21 @@ def _check(metrics: Any, version: str) -> None:
     typed_json.check_finite({**metrics, "steps": []})  # of rows the type says all, and there are thousands
     if (metrics["status"] == "failed") != (metrics["failure"] is not None):
         raise InputError(f"failure is {reprlib.repr(metrics['failure'])} in a file with status {metrics['status']!r}")
-    if metrics["steps"]:
-        _check_rows_agree(metrics["steps"], metrics["hardware"]["world_size"], metrics.get("segments") or [])
+    world_size, segments = metrics["hardware"]["world_size"], metrics.get("segments") or []
+    for name in ("steps", "watched_steps"):
+        _check_rows_agree(name, metrics.get(name) or [], world_size, segments)
+    watched = [row["rank"] for row in metrics["watched"]["per_rank"]] if "watched" in metrics else []
+    ranks = segments[-1]["world_size"] if segments else world_size
+    if watched and watched != list(range(ranks)):
+        raise InputError(f"watched.per_rank is of ranks {reprlib.repr(watched)}, and the last start had {ranks}")
 
 
-def _check_rows_agree(rows: list[dict], world_size: int, segments: list[dict]) -> None:
+def _check_rows_agree(name: str, rows: list[dict], world_size: int, segments: list[dict]) -> None:
     """Check that steps increase, and that rows have an entry for each rank of their start."""
     steps = [row["step"] for row in rows]
     for index in range(1, len(steps)):
         if steps[index] <= steps[index - 1]:
-            raise InputError(f"steps[{index}].step is {steps[index]} after {steps[index - 1]}: steps must increase")
+            raise InputError(f"{name}[{index}].step is {steps[index]} after {steps[index - 1]}: steps must increase")
     if len({segment["world_size"] for segment in segments} | {world_size}) == 1:
         segments = []
     for index, row in enumerate(rows):
@@ -133,4 +140,4 @@ def _check_rows_agree(rows: list[dict], world_size: int, segments: list[dict]) -
         for key, value in row.items():
             if key.startswith("per_rank_") and value is not None and len(value) != ranks:
                 whose = "hardware.world_size" if ranks == world_size else "world_size of its segment"
-                raise InputError(f"steps[{index}].{key} has {len(value)} entries, {whose} is {ranks}")
+                raise InputError(f"{name}[{index}].{key} has {len(value)} entries, {whose} is {ranks}")

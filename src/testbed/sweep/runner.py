@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import os
 import re
 import shlex
 import statistics
@@ -50,7 +51,7 @@ def only_sweep_in(out_dir: Path) -> Iterator[int]:
     """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        lock = (out_dir / LOCK).open("w")
+        lock = os.fdopen(os.open(out_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
     except OSError as error:
         raise InputError(f"--out_dir {out_dir} cannot be written ({error.strerror}); give another folder") from None
     with lock:
