@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections import namedtuple
@@ -20,6 +21,7 @@ from testbed.experiments.conformance.trials import Outcome, Trial, confirmed, ju
 TRIAL = Trial("plain", 2, 1, True, "fp32")
 ROUNDED = Trial("plain", 2, 1, True, "bf16")
 EXACT = Outcome([4.0, 3.0], [1.0, 0.9], np.ones(4))
+LATE = Outcome(error="it did not end within 180 s", timed_out=True)
 
 
 def moved(loss: float = 0.0, norm: float = 0.0, weights: float = 0.0) -> Outcome:
@@ -61,8 +63,22 @@ def test_a_difference_in_bf16_counts_if_other_initial_weights_show_it_too():
     assert confirmed(iter([far, far, near]))["agrees"]
     again = confirmed(iter([far, far, far]))
     assert (again["agrees"], again["again"]) == (False, [1.5, 1.5])
-    exact = judged(TRIAL, EXACT, [], moved(loss=6e-6))
-    assert not confirmed(iter([exact]))["agrees"], "in fp32 every difference counts"
+
+
+def test_a_difference_in_fp32_counts_and_the_table_says_how_many_repeats_show_it():
+    far, near = (judged(TRIAL, EXACT, [], moved(loss=loss)) for loss in (1e-5, 0.0))
+    once = confirmed(iter([far, near, far, near, near]))
+    assert (once["agrees"], once["again"]) == (False, [0.0, 2.0, 0.0, 0.0])
+    line = {"deepspeed": "0.16.9", "torch": "2.11.0", **once}
+    assert "| 1 of 4 repeats differ |" in results.tables([line])
+    del line["again"]
+    assert "| not repeated |" in results.tables([line])
+
+
+def test_a_timeout_of_a_repeat_leaves_the_combination_open():
+    late = judged(TRIAL, EXACT, [], LATE)
+    assert late["timed_out"]
+    assert confirmed(iter([judged(TRIAL, EXACT, [], moved(loss=6e-6)), late])) == late
 
 
 def test_a_failure_says_whether_the_single_process_failed_already():
@@ -195,10 +211,43 @@ def test_what_is_there_is_not_run_again(program, capsys):
     assert "all 4 agree | all 4 agree" in capsys.readouterr().out
 
 
+def test_what_timed_out_is_tried_again(program, capsys, monkeypatch):
+    call, trained, out = program
+    words = ("--here", "--only", "plain ZeRO 1, accumulation 1, clipping, fp32")
+    with monkeypatch.context() as busy:
+        busy.setitem(globals(), "judged", lambda trial, *_, real=judged: real(trial, LATE, [], LATE))
+        assert call(*words) == 1
+    assert "the single process: it did not end within 180 s; not kept" in capsys.readouterr().out
+    assert results.combinations(results.read(out / results.FILE)) == []
+    assert call(*words) == 0
+    assert len(trained) == 2
+
+
+def test_no_as_an_answer_makes_nothing_and_says_so(program, capsys, monkeypatch):
+    call, trained, out = program
+    terminal = io.StringIO("n\n")
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert call("--deepspeed", "0.19.8", "--torch", "2.13.0") == 2
+    assert "nothing ran" in capsys.readouterr().err
+    assert not trained
+    assert not out.exists()
+
+
+def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
+    file = tmp_path / results.FILE
+    results.add(file, LINES[1])
+    with file.open("a") as cut:
+        cut.write('{"deepsp')
+    assert results.read(file) == [LINES[1]]
+    results.add(file, LINES[2])
+    assert results.read(file) == LINES[1:3]
+
+
 def test_a_broken_line_is_named(program, capsys):
     call, _, out = program
     out.mkdir()
-    (out / results.FILE).write_text('{"comm')
+    (out / results.FILE).write_text('{"comm\n')
     assert call("--here") == 2
     assert "line 1 is not JSON" in capsys.readouterr().err
 

@@ -11,35 +11,39 @@ from testbed.analysis.document.markdown import table_text
 from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
-from testbed.errors import InputError, one_line
+from testbed.errors import InputError, counted, one_line
 from testbed.experiments.conformance.trials import STAGES, TOLERANCES, Trial
+from testbed.io import write_text
 
 FILE = "conformance.jsonl"
 Line = dict[str, Any]
 Row = tuple[str, ...]
 WHERE = ("DeepSpeed", "PyTorch", "through", "ZeRO", "precision", "which")
-DIFFERING, FAILING = ("loss", "norm", "weights", "other initial weights"), ("what it says",)
+DIFFERING = ("loss", "norm", "weights", "repeats in fp32, other initial weights in bf16")
+FAILING = ("what it says",)
 PLACES = {"plain": "DeepSpeed alone", "program": "src/gpt2.py"}
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a file, none if there is no file; one that was cut off in the middle is left out.
+    """Return the lines of a file, none if there is no file; a last one that was cut off is left out.
 
     A line with a command says what made those after it; every other one is a combination.
     """
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
+    texts = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    for number, text in enumerate(texts, start=1):
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:
+            if number == len(texts) and not text.endswith("\n"):
+                break
             raise InputError(f"{path}, line {number} is not JSON; remove that line, and call again") from None
     return lines
 
 
 def add(path: Path, line: Line) -> None:
-    """Append a line."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(line)}\n")
+    """Append a line, and write the file whole."""
+    write_text(path, "".join(f"{json.dumps(each)}\n" for each in [*read(path), line]))
 
 
 def made_by(command: str, commit: str, is_dirty: bool | None) -> Line:
@@ -74,7 +78,7 @@ def tables(lines: Sequence[Line]) -> str:
     differing = [line for line in found if not line["agrees"] and "error" not in line]
     for title, rows, columns in (
         (
-            "Trains another model: distance (allowed)",
+            "Differs from the single process: distance (allowed)",
             _rows(differing, ("stage", "precision", "note"), _distances),
             DIFFERING,
         ),
@@ -150,5 +154,13 @@ def _distances(group: Sequence[Line]) -> Sequence[str]:
         pairs = [(line["distances"][name], line["allowed"][name]) for line in group]
         distance, allowed = max(pairs, key=lambda pair: pair[0] / pair[1])
         far.append(f"{distance:.1e} ({allowed:.0e})")
+    return *far, _again(group)
+
+
+def _again(group: Sequence[Line]) -> str:
+    """Return what repeats came to: in fp32 with the same initial weights, in bf16 with others."""
     again = [times for line in group for times in line.get("again", ())]
-    return *far, f"{min(again):.2g} to {max(again):.2g} times what is allowed" if again else ""
+    if group[0]["precision"] == "fp32":
+        differing = sum(not times <= 1 for times in again)  # not a number differs
+        return f"{differing} of {counted(len(again), 'repeat')} differ" if again else "not repeated"
+    return f"{min(again):.2g} to {max(again):.2g} times what is allowed" if again else ""

@@ -23,6 +23,7 @@ TOLERANCES = {"loss": 5e-6, "norm": 5e-6, "weights": 1e-5}  # float32 sums in an
 ROUNDED = 2.0  # what rounds to bf16 may be this many times as far from fp32 as the single process
 SPLITS = (1, 2, 4, 8)  # accumulations of the single process: one run's rounding is a draw, the largest of these counts
 SEEDS = (0, 1, 2)  # of initial weights: the others are tried where bf16 differs with the first
+REPEATS = 4  # with the same weights, where fp32 differs
 LEAST_ROUNDED = 1e-5  # nats, root mean square: what is nearer to fp32 than this was computed in fp32
 MAX_NORM = {True: 0.25, False: 1e9}  # the norms of both models lie between 0.4 and 3
 TIMEOUT_S, GRACE_S = 180.0, 10.0
@@ -70,12 +71,14 @@ def trials(stages: Sequence[int]) -> list[Trial]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to, per step and at its end; `error`: why it failed, without the rest."""
+    """What one run came to, per step and at its end; `error`: why it failed, without the rest. One that timed out may
+    have failed for other work on the machine."""
 
     losses: Sequence[float] = ()
     norms: Sequence[float] = ()
     weights: Any = None
     error: str | None = None
+    timed_out: bool = False
 
 
 class Server:
@@ -132,7 +135,7 @@ class Server:
             raise Failure(f"the process that starts ranks died; {self.folder / 'server.log'} says why")
         codes = json.loads(answer)
         if any(code != 0 for code in codes):
-            return Outcome(error=why_failed(codes, folder))
+            return Outcome(error=why_failed(codes, folder), timed_out=not any(codes))
         if through == "program":
             return Outcome(*through_program.results(folder))
         found = json.loads((folder / "results.json").read_text())
@@ -156,9 +159,11 @@ def judged(trial: Trial, exact: Outcome, rounded: Sequence[Outcome], actual: Out
         rounded: the single process in the trial's precision, split in several ways; in fp32 none.
     """
     line: dict[str, Any] = {**asdict(trial), "agrees": False}
-    alone = next((run.error for run in (exact, *rounded) if run.error), None)
-    if error := f"the single process: {alone}" if alone else actual.error:
-        return {**line, "error": error}
+    alone = next((run for run in (exact, *rounded) if run.error), None)
+    failed = alone or actual
+    if failed.error:
+        error = f"the single process: {failed.error}" if alone else failed.error
+        return {**line, "error": error, **({"timed_out": True} if failed.timed_out else {})}
     if trial.precision == "fp32":
         found, allowed = distances(exact, actual, np.max), dict(TOLERANCES)
     else:
@@ -194,7 +199,8 @@ def carry_out(python: str, folder: Path, wanted: Sequence[Trial]) -> Iterator[di
         through_program.prepare(folder / "program")
     with Server(python, folder) as server:
         for trial in wanted:
-            yield confirmed(judged_with(server, trial, seed) for seed in SEEDS)
+            seeds = SEEDS[:1] * (1 + REPEATS) if trial.precision == "fp32" else SEEDS
+            yield confirmed(judged_with(server, trial, seed) for seed in seeds)
 
 
 def judged_with(server: Server, trial: Trial, seed: int) -> dict[str, Any]:
@@ -206,13 +212,19 @@ def judged_with(server: Server, trial: Trial, seed: int) -> dict[str, Any]:
 
 
 def confirmed(tries: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first try's line. What differs by rounding alone is a draw: it differs if every other try does too."""
+    """Return the first try's line, with how far off the others were.
+
+    What differs by rounding alone is a draw: it differs if every other try does too. In fp32 one try is enough.
+    """
     line = next(tries)
-    if line["agrees"] or line["precision"] == "fp32" or "distances" not in line or "note" in line:
+    if line["agrees"] or "distances" not in line or "note" in line:
         return line
     others = list(tries)
-    again = [times_allowed(other) for other in others if "distances" in other]
-    return {**line, "again": again, "agrees": any(other["agrees"] for other in others)}
+    agrees = line["precision"] != "fp32" and any(other["agrees"] for other in others)
+    late = next((other for other in others if other.get("timed_out")), None)
+    if late and not agrees:
+        return late
+    return {**line, "again": [times_allowed(other) for other in others if "distances" in other], "agrees": agrees}
 
 
 def times_allowed(line: dict[str, Any]) -> float:
