@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from support.programs import run_here, script
 
 from testbed.distributed.processes import Ended, Stop
-from testbed.errors import Failure
+from testbed.errors import Failure, InputError
 from testbed.experiments.conformance import environments, plain, results
 from testbed.experiments.conformance.trials import Outcome, Trial, confirmed, judged, trials, why_failed
 
@@ -249,7 +250,22 @@ def test_a_broken_line_is_named(program, capsys):
     out.mkdir()
     (out / results.FILE).write_text('{"comm\n')
     assert call("--here") == 2
-    assert "line 1 is not JSON" in capsys.readouterr().err
+    assert "line 1: is not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", [b"[]", b"3", b"{}", b"\xff\xfe", b"[" * 200_000, b'{"command": 1}', b'{"torch": 5, "agrees": true}']
+)
+def test_a_line_that_is_none_of_ours_is_one_sentence(tmp_path, text):
+    (tmp_path / results.FILE).write_bytes(text + b"\n")
+    with pytest.raises(InputError, match=r"line 1: .*; remove that line"):
+        results.read(tmp_path / results.FILE)
+
+
+def test_a_pipe_in_place_of_the_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / results.FILE)
+    with pytest.raises(InputError, match="cannot be read"):
+        results.read(tmp_path / results.FILE)
 
 
 @pytest.fixture
@@ -285,6 +301,23 @@ def test_releases_of_deepspeed_share_the_environment_of_their_pytorch(pip, tmp_p
     fails.append("deepspeed==0.0.1")
     with pytest.raises(Failure, match=r"cannot install deepspeed==0\.0\.1: ERROR: No matching distribution"):
         environments.make(tmp_path, "2.13.0", "0.0.1", Stop())
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a link", "a link above"])
+def test_what_this_program_did_not_make_is_not_removed(tmp_path, kind):
+    folder, other = tmp_path / "environments" / "torch-2.13.0", tmp_path / "other" / "torch-2.13.0"
+    other.mkdir(parents=True)
+    (other / "mine.txt").touch()
+    if kind != "a folder":
+        (other / environments.OURS).touch()
+    if kind == "a link above":
+        folder.parent.symlink_to(other.parent)
+    else:
+        folder.parent.mkdir()
+        folder.symlink_to(other) if kind == "a link" else other.rename(folder)
+    with pytest.raises(InputError, match="was not made by this program"):
+        environments.remove(folder)
+    assert (folder / "mine.txt").exists()
 
 
 def test_environments_are_removed_when_they_are_done_and_a_release_that_is_none_fails(pip, program, capsys):

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.distributed.processes import Stop, run
-from testbed.errors import Failure
+from testbed.errors import Failure, InputError
 from testbed.io import SOURCE
 
 # what src/gpt2.py needs besides, in the versions of requirements.txt, and DeepSpeed to be installed
 BESIDES = "numpy msgspec psutil tqdm pyyaml safetensors tokenizers jinja2 scipy matplotlib requests".split()
 TO_BUILD = ("setuptools<81", "wheel", "packaging", "ninja")  # older releases read pkg_resources, which 81 no longer has
-DONE = "installed.json"
+OURS, DONE = "made_by_conformance", "installed.json"  # from the beginning; once all is installed
 TORCH_GB, PAIR_GB = 7.0, 0.1  # PyTorch with CUDA's libraries; its build for CPUs takes 1.3
 INSTALL_S = 60.0
 
@@ -58,8 +58,9 @@ def _make(folder: Path, base: Path | None, packages: Sequence[str], stop: Stop) 
     """Make an environment, unless it is there; one that stands on a base sees the base's packages."""
     if (folder / DONE).exists() or stop.signal_number is not None:
         return
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove(folder)  # of an earlier try
+    folder.mkdir(parents=True)
+    (folder / OURS).touch()
     log = folder.parent / f"{folder.name}.log"
     steps = [[sys.executable, "-m", "venv", str(folder)],
              [str(python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", *packages]]  # fmt: skip
@@ -77,4 +78,10 @@ def _make(folder: Path, base: Path | None, packages: Sequence[str], stop: Stop) 
 
 
 def remove(environment: Path) -> None:
-    shutil.rmtree(environment, ignore_errors=True)
+    """Delete an environment. InputError: it lies behind a link, or this program did not make it."""
+    if not os.path.lexists(environment):
+        return
+    is_ours = (environment / OURS).is_file() or (environment / DONE).is_file()
+    if environment.is_symlink() or environment.parent.is_symlink() or not is_ours:
+        raise InputError(f"--out_dir: {environment} was not made by this program; move it away, or give another folder")
+    shutil.rmtree(environment)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
+from testbed import typed_json
 from testbed.analysis.document.markdown import table_text
 from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
 from testbed.errors import InputError, counted, one_line
 from testbed.experiments.conformance.trials import STAGES, TOLERANCES, Trial
-from testbed.io import write_text
+from testbed.io import read_whole, write_text
 
 FILE = "conformance.jsonl"
 Line = dict[str, Any]
@@ -24,20 +26,50 @@ FAILING = ("what it says",)
 PLACES = {"plain": "DeepSpeed alone", "program": "src/gpt2.py"}
 
 
+class _Head(TypedDict):
+    command: str
+    commit: str | None
+    is_dirty: bool | None
+    cpu: str
+    cores: int
+
+
+class _Combination(TypedDict):
+    deepspeed: str
+    torch: str
+    through: Literal["plain", "program"]
+    stage: int
+    accumulation: int
+    clipping: bool
+    precision: str
+    agrees: bool
+    distances: NotRequired[dict[str, float]]
+    allowed: NotRequired[dict[str, float]]
+    error: NotRequired[str]
+    again: NotRequired[list[float]]
+
+
 def read(path: Path) -> list[Line]:
     """Return the lines of a file, none if there is no file; a last one that was cut off is left out.
 
     A line with a command says what made those after it; every other one is a combination.
     """
     lines = []
-    texts = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    texts = read_whole(path, str(path)).splitlines(keepends=True) if os.path.lexists(path) else []
     for number, text in enumerate(texts, start=1):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            if number == len(texts) and not text.endswith("\n"):
+            line = json.loads(text)
+            kind = _Head if isinstance(line, dict) and "command" in line else _Combination
+            lines.append(typed_json.check(line, kind, may_hold_more=True))
+            if 0 in line.get("allowed", {}).values():
+                raise InputError("allowed holds 0")
+        except (ValueError, RecursionError) as error:
+            if number == len(texts) and not text.endswith(b"\n"):
                 break
-            raise InputError(f"{path}, line {number} is not JSON; remove that line, and call again") from None
+            fault = str(error) if isinstance(error, InputError) else "is not JSON"
+            raise InputError(
+                f"{path}, line {number}: {one_line(fault, 200)}; remove that line, and call again"
+            ) from None
     return lines
 
 

@@ -90,6 +90,7 @@ class Server:
         folder.mkdir(parents=True, exist_ok=True)
         variables = {
             "PYTHONPATH": str(SOURCE),
+            "PYTHONSAFEPATH": "1",  # -m would look in the current folder first
             "DS_ACCELERATOR": "cpu",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
