@@ -5,7 +5,8 @@
     python scripts/diagnose.py checkpoint/ddp --json diagnosis.json
 
 It reads training_metrics.json, in which a run on the CPU records each rank's own time of every phase
-(--watch_collectives). See docs/diagnosis.md.
+(--watch_collectives). Of a run on CUDA it can say nothing: none of this is recorded there. It is hardly tried yet.
+See docs/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = FlagParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit code 0: said, whatever stands out; 2: what was typed is wrong; 1: writing failed.",
+        epilog="Exit code 0: said, whatever stands out; 1: the file cannot say it, or writing failed; 2: what was "
+        "typed is wrong.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, or its training_metrics.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings")
@@ -51,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
     say(text_of(diagnosis))
     if arguments.json:
         write_json(arguments.json, {"schema": 1, **json_of(diagnosis)}, f"--json {arguments.json}")
-    return 0
+    return 0 if diagnosis.unknown is None else 1
 
 
 if __name__ == "__main__":

@@ -159,14 +159,19 @@ def test_another_threads_collectives_are_not_counted(watch):
     ("num_calls", "step_s", "is_watched"),
     [
         (10, 0.1, [True] * 7),
-        (100, 0.1, [True, False, False, False, True, False, False]),
+        (100, 0.1, [True, *[False] * 8, True, False]),
         (100, 1.0, [True] * 7),
     ],
 )
 def test_steps_are_left_out_where_watching_would_cost_more_than_is_allowed(clocks, num_calls, step_s, is_watched):
-    """100 calls at 30 us are 3 % of a step of 0.1 s: every fourth one costs 0.75 % of the time."""
+    """100 calls at 30 us and a switch of 4 ms are 7 % of a step of 0.1 s: every ninth one costs 0.78 % of the time."""
     watch, switched = CollectiveWatch(), []
-    watch.switch_by(switched.append)
+
+    def switch(is_on: bool) -> None:
+        switched.append(is_on)
+        clocks.compute(collective_watch.SWITCH_S)
+
+    watch.switch_by(switch)
     watch.begin_steps(0.0)
     found = []
     for _ in is_watched:
@@ -175,10 +180,12 @@ def test_steps_are_left_out_where_watching_would_cost_more_than_is_allowed(clock
         step = watch.take_step()
         found.append(bool(step))
         if step:
+            assert step[f"own_{BETWEEN}_s"] == 0.0, "to register hooks is not of the step"
             watch.limit_cost(num_calls, step_s)
-    watch.close()
     assert found == is_watched
     assert switched == ([False, True, False] if False in is_watched else []), "hooks are there for watched steps alone"
+    watch.close()
+    assert switched[-1] is False, "none are left after the training"
 
 
 def test_the_start_up_counts_from_the_programs_start_without_waits(clocks):

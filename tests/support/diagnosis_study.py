@@ -194,7 +194,7 @@ def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     tensor, watch, cpu = torch.zeros(1000), CollectiveWatch(), torch.device("cpu")
 
-    def least_us(act: Callable[[], object]) -> float:
+    def least_us(act: Callable[[], object], calls: int = calls) -> float:
         times = []
         for _ in range(repeats):
             begin_s = time.thread_time()
@@ -211,7 +211,11 @@ def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
         watch.take_step()
         watch.limit_cost(1.0, 1.0)
 
-    found = {}
+    def switch() -> None:
+        collective_log.receive_collectives([watch], "fake")
+        collective_log.receive_collectives([], "fake")
+
+    found = {"switch_us": least_us(switch, calls=20)}
     for name, watched in (("off", None), ("on", watch)):
         collective_log.receive_collectives([watched] if watched else [], "fake")
         found[f"collective_{name}_us"] = least_us(lambda: dist.all_reduce(tensor))

@@ -8,8 +8,8 @@ DDP. No clocks of two ranks are compared.
 back): the part in which a collective that had been called was not over, at most the time in which this thread did not
 compute. gloo's sends and receives have no end that can be asked for: one counts as open until the next event.
 
-**Cost.** A collective costs CALL_S here. Where that is more than MOST_OF_A_STEP, only every second step is watched, or
-every third, and so on; in the others no hook is registered. All ranks watch the same steps.
+**Cost.** A collective costs CALL_S here. Where that is more than MOST_OF_A_STEP, steps are left out, and no hook is
+registered in them. Then a watched step costs SWITCH_S more. All ranks watch the same steps.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from testbed.profiling.trace import POINT_TO_POINT
 BETWEEN = "between"  # from the end of a step to the beginning of the next one
 START_UP = "start_up"  # up to the first step
 CALL_S = 30e-6  # measured: docs/diagnosis.md
+SWITCH_S = 4e-3  # to register the hooks before a step and remove them after it; measured too
 MOST_OF_A_STEP = 0.008
 JOINING = "joining"  # a part of the start-up in which ranks wait for each other without collectives
 NUMBER = "num_calls"  # of collectives in the step; it is exchanged with the sums
@@ -61,7 +62,7 @@ class CollectiveWatch:
         self._is_limited = is_limited
         self._switch: Callable[[bool], None] = lambda is_on: None
         self._num_calls, self._until_next = 0, 1  # 1: the next step is watched
-        self._all_calls_s = self._all_steps_s = 0.0
+        self._all_calls, self._all_steps_s = 0.0, 0.0
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
         self._phase = START_UP
@@ -77,8 +78,9 @@ class CollectiveWatch:
         gc.callbacks.append(self._on_gc)
 
     def close(self) -> None:
-        """Stop counting garbage collections."""
+        """Stop counting garbage collections, and remove the hooks."""
         gc.callbacks.remove(self._on_gc)
+        self._switch(False)
 
     def enter_phase(self, name: str) -> None:
         """Begin a phase on the watched thread; the time since the last event is of the one before."""
@@ -189,16 +191,18 @@ class CollectiveWatch:
             self._until_next -= 1
             if self._until_next == 1:  # what comes before the next step is counted with it
                 self._switch(True)
+                self._advance()  # but not this
         self._begin_sums()
         return found
 
     def limit_cost(self, num_calls: float, step_time_s: float) -> None:
         """Decide after a watched step how many steps later the next one is. All ranks give the same numbers."""
-        self._all_calls_s += num_calls * CALL_S
+        self._all_calls += num_calls
         self._all_steps_s += step_time_s
-        share = self._all_calls_s / self._all_steps_s if self._all_steps_s else 0.0
-        self._until_next = max(1, math.ceil(share / MOST_OF_A_STEP)) if self._is_limited else 1
-        if self._until_next > 1:
+        calls_s, allowed_s = self._all_calls * CALL_S, self._all_steps_s * MOST_OF_A_STEP
+        self._until_next = 1
+        if self._is_limited and calls_s > allowed_s > 0:
+            self._until_next = math.ceil((calls_s + self.num_steps * SWITCH_S) / allowed_s)
             self._switch(False)
 
     def rows(self, axes_of_group: Callable[[str], str]) -> list[dict[str, Any]]:

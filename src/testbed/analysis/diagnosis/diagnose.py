@@ -7,7 +7,7 @@ link, is told from the run's other figures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,14 @@ CAUSE_OF_PHASE = {
 @dataclass(frozen=True)
 class Finding:
     """A cause. `rank` None: all ranks alike. `shift` is in seconds per step, of start-up in seconds once; without an
-    interval where the run has one number only. `details` are what the words need."""
+    interval where the run has one number only. `details` are what the words need, `settings` the run's flags."""
 
     cause: str
     rank: int | None
     shift: Shift
     share: float | None  # of the step; None: not of the step
     details: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
     watched = _Watched(metrics, rows, world_size)
     found = [*_of_ranks(watched), *_of_all(watched), *_of_the_run(watched)]
     found.sort(key=lambda one: (one.share is None, -one.shift.low))
-    return Diagnosis(tuple(found), tuple(_notes(watched)))
+    settings = metrics.get("settings") or {}
+    return Diagnosis(tuple(replace(one, settings=settings) for one in found), tuple(_notes(watched)))
 
 
 def _why_not_watched(metrics: Mapping[str, Any]) -> str:
@@ -100,9 +102,9 @@ class _Watched:
         self.step_s = float(metrics["timing"]["step_time_p50_sec"])
         self.mesh = (metrics.get("training_config") or {}).get("mesh") or {}
         self.groups = _groups(self.mesh, world_size)
-        self.comparisons = world_size * (
-            2 * len(PHASES) + 4
-        )  # own and CPU times of phases and of all; between, garbage
+        # of a rank: own and CPU times of phases and of their sum; between and garbage, each by mean and lowest tenth
+        of_rank = 2 * (len(PHASES) + 1) + 4
+        self.comparisons = world_size * of_rank + 3  # data, garbage and a slow link of all ranks
         self.is_pipeline = (self.mesh.get("pipeline") or 1) > 1
 
     def of(self, name: str) -> list[list[float]]:
@@ -133,13 +135,12 @@ class _Watched:
 
 
 def _groups(mesh: Mapping[str, int], world_size: int) -> list[list[int]]:
-    """Return the ranks that do equal work: of one stage, and of one part of the sequences. Tensor ranks are neighbours,
-    then come context ranks; stages are outermost (distributed/axes.py)."""
-    stages, context, tensor = (mesh.get(name) or 1 for name in ("pipeline", "context", "tensor"))
-    groups: dict[tuple[int, int], list[int]] = {}
-    for rank in range(world_size):
-        groups.setdefault((rank * stages // world_size, rank // tensor % context), []).append(rank)
-    return list(groups.values())
+    """Return the ranks that do equal work, those of one stage; stages are outermost (distributed/axes.py).
+
+    Context ranks are among them: each has a chunk from both ends of a sequence.
+    """
+    stages = mesh.get("pipeline") or 1
+    return [[rank for rank in range(world_size) if rank * stages // world_size == stage] for stage in range(stages)]
 
 
 def _of_ranks(watched: _Watched) -> list[Finding]:
@@ -263,12 +264,12 @@ def _slow_link(watched: _Watched) -> list[Finding]:
     num, num_bytes = (max(sum(row[name] for row in rows) / steps for rows in inside) for name in ("num", "bytes"))
     waited = np.array(watched.of("blocked_s")).min(axis=1, keepdims=True)
     shift = shift_of(batches(waited)[:, 0] - num * latency_s, watched.comparisons)
-    rate = num_bytes / shift.seconds if shift.seconds > 0 else float("inf")
-    if rate > SLOW_LINK_BYTES_PER_S or not _is_said(watched, shift, LEAST_SHARE_OF_LINK):
+    is_fast = num_bytes > SLOW_LINK_BYTES_PER_S * shift.seconds
+    if is_fast or not _is_said(watched, shift, LEAST_SHARE_OF_LINK):
         return []
     least = [min(rows, key=lambda row: row["blocked_s"]) for rows in _same_collective(inside)]
     most = max(least, key=lambda row: row["blocked_s"])
-    details = {"collective": _named(most), "phase": most["phase"], "bytes_per_s": rate, "bytes": num_bytes}
+    details = {"collective": _named(most), "phase": most["phase"], "bytes": num_bytes}
     return [Finding("link", None, shift, shift.seconds / watched.step_s, details)]
 
 
@@ -303,6 +304,13 @@ def _of_the_run(watched: _Watched) -> list[Finding]:
 
 def _notes(watched: _Watched) -> list[str]:
     notes = []
+    if len(watched.ranks) == 1:
+        notes.append("the run is a single process, so no ranks were compared")
+    elif not watched.metrics.get("watched"):
+        notes.append(
+            "the run has not ended by itself, so a slow link, the start-up of the ranks and the calls of single "
+            "collectives were not looked at"
+        )
     if any(len(group) == 1 for group in watched.groups) and len(watched.ranks) > 1:
         notes.append(
             "ranks that do different work by design, as the stages of a pipeline, are compared by the time in which "
