@@ -45,6 +45,8 @@ def main(words: Sequence[str] | None = None) -> int:
     path = arguments.run / METRICS if arguments.run.is_dir() else arguments.run
     if not path.exists():
         raise InputError(f"{path} does not exist; RUN is the folder of a run, its --checkpoint_path")
+    if arguments.json and arguments.json.exists() and arguments.json.samefile(path):
+        raise InputError(f"--json {arguments.json} is the run's own file; name another")
     metrics = read_metrics(path)
     from testbed.analysis.diagnosis.diagnose import diagnose  # numpy and scipy: a second that --help does not owe
     from testbed.analysis.diagnosis.words import json_of, text_of

@@ -242,7 +242,11 @@ def test_files_that_cannot_say_it_say_why():
     cuda, off = example_metrics(), example_metrics()
     cuda["hardware"]["device_type"] = "cuda"
     off["settings"]["watch_collectives"] = "off"
+    untimed, huge = watched_run(8), watched_run(8)
+    untimed["timing"]["step_time_p50_sec"] = None
+    huge["evaluations"] = [{"step": 20, "wall_time_s": 1e308}, {"step": 21, "wall_time_s": 1e308}]
     for metrics, words in ((few, "watched 5 steps"), (other, "not of all"), (cuda, "on CUDA"), (off, "off"),
+                           (untimed, "no median step time"), (huge, "too large"),
                            (example_metrics(), "an earlier version")):  # fmt: skip
         assert words in verdict(diagnose(metrics))
 

@@ -6,6 +6,7 @@ link, is told from the run's other figures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ from testbed.analysis.diagnosis.shifts import (
     batches,
     shift_of,
 )
+from testbed.errors import one_line
 
 LEAST_SHARE = 0.01  # of the step: less is not said
 LEAST_SHARE_BETWEEN = 0.03  # rank 0 alone keeps rows and prints, by design
@@ -78,8 +80,12 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
         return Diagnosis(unknown=f"{few}, or watch each: --watch_collectives every_step")
     if any(len(row["per_rank_gc_s"]) != world_size for row in rows):
         return Diagnosis(unknown="its watched steps are not of all of its ranks")
+    if not metrics["timing"]["step_time_p50_sec"]:
+        return Diagnosis(unknown="its file has no median step time")
     watched = _Watched(metrics, rows, world_size)
     found = [*_of_ranks(watched), *_of_all(watched), *_of_the_run(watched)]
+    if not all(math.isfinite(one.shift.seconds) for one in found):
+        return Diagnosis(unknown="its times are too large to be added up")
     found.sort(key=lambda one: (one.share is None, -one.shift.low))
     settings = metrics.get("settings") or {}
     return Diagnosis(tuple(replace(one, settings=settings) for one in found), tuple(_notes(watched)))
@@ -224,7 +230,7 @@ def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str) -> d
 
 
 def _named(row: dict[str, Any]) -> str:
-    return f"{row['name']} along {row['axes']}" if row["axes"] else row["name"]
+    return one_line(f"{row['name']} along {row['axes']}" if row["axes"] else row["name"], 80)
 
 
 def _collectives(watched: _Watched) -> list[list[dict[str, Any]]]:
@@ -256,7 +262,11 @@ def _slow_link(watched: _Watched) -> list[Finding]:
     per_rank = _collectives(watched)
     inside = [[row for row in rows if row["phase"] in (*PHASES, "step")] for rows in per_rank]
     small = [
-        min(row["blocked_s"] / row["num"] for row in rows if (row["name"], row["phase"]) == ("allgather", "between"))
+        min(
+            row["blocked_s"] / max(1, row["num"])
+            for row in rows
+            if (row["name"], row["phase"]) == ("allgather", "between")
+        )
         for rows in per_rank
         if any((row["name"], row["phase"]) == ("allgather", "between") for row in rows)
     ]

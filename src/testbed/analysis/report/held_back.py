@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from testbed.analysis.diagnosis.diagnose import Diagnosis, diagnose
-from testbed.analysis.diagnosis.words import verdict, way_out
+from testbed.analysis.diagnosis.words import SHOWN, verdict, way_out
 from testbed.analysis.document.model import Cell, RunLinks, Section, table_of
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.runs.entries import Entry, Subject
@@ -32,6 +32,6 @@ def held_back(subject: Subject) -> Section | None:
     }
     note = (
         "From each rank's own time of every phase, without what it was blocked in collectives. Intervals hold at 95 % "
-        "for all ranks and phases of a run together. All findings: python scripts/diagnose.py RUN."
+        f"for all ranks and phases of a run together. All findings: python scripts/diagnose.py RUN. Note: {SHOWN}."
     )
     return Section("What holds a run back", [table_of(found, columns, "", note, columns)], "held_back")
