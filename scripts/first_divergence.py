@@ -11,12 +11,12 @@ goes to both. Without --train_data_path there they train a tiny model on made-up
 same weights and batches, and side B once more with another split into micro batches, which shows what rounding does.
 docs/first_divergence.md says what is compared.
 
-Exit code: 0 no divergence, 1 a divergence or a run that failed, 2 what was typed cannot be compared.
+Exit code: 0 no divergence in two whole runs, 1 a divergence or a run that failed, 2 what was typed cannot be compared.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import shlex
 import sys
 import tempfile
@@ -28,10 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_types import positive
 from testbed.config.sweep_flags import parse_before_dashes, parser_of
 from testbed.distributed.processes import Interrupted, Stop
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.run_sides import Request, Start, check, record
-from testbed.experiments.divergence.sides import save
+from testbed.experiments.divergence.sides import Side, save
+from testbed.io import write_json
 from testbed.program import program
 
 
@@ -50,33 +51,50 @@ def parse_arguments():
     return parse_before_dashes(parser, sys.argv[1:])
 
 
+def words_of(flag: str, text: str) -> list[str]:
+    """Return a side in words. InputError where a quote is left open."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"{flag} {text} cannot be cut into words ({error}); close the quotation") from None
+
+
+def check_files(arguments) -> None:
+    """Raise InputError where a file that is asked for cannot be written."""
+    for flag in ("save", "json"):
+        path = getattr(arguments, flag)
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise InputError(f"--{flag} {path} cannot be written; name a file in a folder that can be written into")
+
+
 @program
 def main() -> int:
     arguments, started_s = parse_arguments(), time.perf_counter()
+    check_files(arguments)
     with Stop() as stop, tempfile.TemporaryDirectory(prefix="divergence-") as made:
         folder = arguments.out_dir or Path(made)
-        sides = shlex.split(arguments.a), shlex.split(arguments.b)
+        sides = words_of("--a", arguments.a), words_of("--b", arguments.b)
         ranks = arguments.ranks_a, arguments.ranks_b
         request = Request(sides, ranks, arguments.passed_on, arguments.steps, folder)
-        recorded = []
+        recorded: list[Side | None] = []
         for side in check(request):
             if isinstance(side, Start):
                 try:
-                    side, said = record(request, side, stop)
+                    made_side, said = record(request, side, stop)
                 except Interrupted:
                     return int(stop.exit_code or 0)
                 say(said, flush=True)
-            recorded.append(side)
+            recorded.append(made_side if isinstance(side, Start) else side)
+            if len(recorded) == 1 and arguments.save is not None and recorded[0] is not None:
+                save(recorded[0], arguments.save)
     a, b, noisy = [*recorded, None][:3]
     assert a is not None and b is not None
-    if arguments.save is not None:
-        save(a, arguments.save)
     answer = answer_of(a, b, noisy)
     say("\n".join(lines_of(answer)))
     say(f"{time.perf_counter() - started_s:.0f} s")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
-    return 1 if answer["divergence"] else 0
+        write_json(arguments.json, answer, "--json")
+    return 1 if answer["divergence"] or answer["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from support.programs import run_here
 from torch.testing import assert_close
 
+from testbed.distributed.processes import Ended
+from testbed.errors import InputError
+from testbed.experiments.divergence import run_sides
+from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.causes import ratio_of
 from testbed.experiments.divergence.comparison import Comparison, size_of
 from testbed.experiments.divergence.layouts import positions_of, print_of, whole_shape
-from testbed.experiments.divergence.projections import FIRST, SQUARES, SUM, fingerprint
-from testbed.experiments.divergence.sides import Place, Side, read_file, save
+from testbed.experiments.divergence.projections import fingerprint
+from testbed.experiments.divergence.run_sides import Request, check, facts_of
+from testbed.experiments.divergence.sides import (
+    FIRST,
+    PRECISION,
+    SQUARES,
+    SUM,
+    Place,
+    Side,
+    file_name,
+    read_file,
+    read_folder,
+    save,
+)
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.strategies.context import order_of_rank
@@ -135,9 +154,13 @@ def test_a_side_is_read_back_as_it_was_saved(tmp_path):
     [
         (["--a", "--run_type baseline --learning_rate 0.1"], "--learning_rate is 0.1"),
         (["--a", "nanogpt"], "--a nanogpt is neither"),
+        (["--a", "transformers --learning_rate 0.1"], "--learning_rate is 0.1"),
+        (["--a", "--run_type 'ddp"], "close the quotation"),
+        (["--a", "--run_type ddp", "--json", "no/such/folder/a.json"], "--json no/such/folder/a.json"),
+        (["--a", "--run_type ddp", "--save", "."], "--save ."),
         (["--a", "--run_type baseline", "--", "--precision", "fp16"], "--precision fp16"),
         (["--a", "--run_type ddp", "--ranks_a", "2", "--", "--dropout", "0.1"], "is 2 of side A and 1 of side B"),
-        (["--a", "--run_type baseline", "--", "--resume"], "--resume"),
+        (["--a", "--run_type baseline", "--", "--resume"], "--resume begins with weights"),
         (["--a", "--run_type baseline --no_such_flag"], "no_such_flag"),
     ],
 )  # fmt: skip
@@ -147,14 +170,127 @@ def test_what_cannot_be_compared_is_refused_before_anything_starts(words, said):
     assert said in ended.stderr
 
 
-def test_a_file_that_holds_no_fingerprints_is_refused(tmp_path):
-    (tmp_path / "a.npz").write_bytes(b"no")
-    ended = run_here(PROGRAM, "--a", tmp_path / "a.npz")
+@pytest.mark.parametrize("kind", ["empty", "other", "half", "array", "no work"])
+def test_a_file_that_holds_no_fingerprints_is_refused(tmp_path, kind):
+    path = tmp_path / "a.npz"
+    without_work = side(1.0)
+    del without_work.facts["work"]
+    save(without_work if kind == "no work" else side(1.0), path)
+    content = {"empty": b"", "other": b"no", "half": path.read_bytes()[:900]}.get(kind)
+    if content is not None:
+        path.write_bytes(content)
+    if kind == "array":
+        with path.open("wb") as file:
+            np.save(file, np.ones(3))
+    ended = run_here(PROGRAM, "--a", path)
     assert ended.returncode == 2
     assert "no file of fingerprints" in ended.stderr
+
+
+def test_a_saved_side_from_before_a_flag_has_its_default(tmp_path):
+    words = ["--run_type", "baseline"]
+    start, b, _ = check(Request((words, words), (1, 1), [], 1, tmp_path))
+    saved = side(1.0)
+    saved.facts["work"] = {name: value for name, value in facts_of(start)["work"].items() if name != "dropout"}
+    save(saved, tmp_path / "a.npz")
+    assert check(Request(([str(tmp_path / "a.npz")], words), (1, 1), [], 1, tmp_path))[1] == b
+
+
+def write_steps(folder: Path, rank: int, steps: int) -> None:
+    x = whole(torch.ones(64, 8))
+    for step in range(steps):
+        np.savez(folder / file_name(step, rank), **{f"update|ln_f.bias|{rank}": (1 + step) * x})
+
+
+def test_steps_that_not_all_ranks_wrote_are_left_out(tmp_path):
+    write_steps(tmp_path, 0, 4)
+    write_steps(tmp_path, 1, 3)
+    (tmp_path / PRECISION).write_text("bf16")
+    found = read_folder(tmp_path, {"precision": "auto"}, ranks=2)
+    assert (found.steps, found.facts["precision"]) == (2, "bf16")
+
+
+def test_a_side_that_failed_is_not_said_to_be_right():
+    failed = side(1.0)
+    failed.facts["failed"] = "out of memory"
+    answer = answer_of(failed, side(1.0), None)
+    assert (answer["divergence"], answer["failed"]) == (None, ["A"])
+    assert "Side A failed" in lines_of(answer)[-1]
+
+
+def test_what_one_side_alone_computes_is_a_divergence():
+    """A gradient that came past the hooks is not, nor what a side has none of its kind of."""
+    a, b = side(1.0), side(1.0)
+    local, total = Place(1, "backward", "wte.weight"), Place(1, "synchronisation", "wte.weight")
+    for each in (a, b):
+        each.records[total] = each.records[Place(1, "synchronisation", "ln_f.bias")]
+    b.records[local] = b.records[total]
+    b.records[Place(1, "update", "weight decay of wte.weight")] = {"": {0: np.array([0.1])}}
+    inside = Place(1, "forward", "h.0.ln_1")
+    b.records[inside] = b.records[total]
+    for each in (a, b):
+        each.records[Place(1, "forward", "h.0")] = each.records[total]
+    answer = answer_of(a, b, None)
+    assert (answer["divergence"], answer["left_out"]) == (None, 3)
+    a.records[Place(1, "forward", "ln_f")] = b.records[inside]
+    assert answer_of(a, b, None)["divergence"]["name"] == "h.0.ln_1"
+    a.records[inside], b.records[Place(1, "forward", "ln_f")] = b.records[inside], b.records[inside]
+    del a.records[total]
+    answer = answer_of(a, b, None)
+    assert lines_of(answer)[0] == "First divergence: step 1, backward, wte.weight: side B alone computes this."
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+
+
+def test_sides_without_a_common_step_are_refused():
+    with pytest.raises(InputError, match="no step that could be compared"):
+        answer_of(Side({}, {"work": {}}), side(1.0), None)
+
+
+@pytest.mark.parametrize(("name", "other"), [("learning rate", 0.0100001), ("weight decay of wte.weight", 0.1001)])
+def test_rounding_to_bf16_explains_no_other_learning_rate(name, other):
+    place = Place(1, "update", name)
+    a, b = (Side({place: {"": {0: np.array([x])}}}, {"precision": "bf16"}) for x in (other, round(other, 3)))
+    assert Comparison(a, b).first().place == place
+
+
+def test_initial_weights_are_called_so():
+    a, b = (Side({Place(0, "update", "ln_f.bias"): {"all": {0: f * whole(torch.ones(64, 8))}},
+                  Place(1, "update", "learning rate"): {"": {0: np.ones(1)}}}, {}) for f in (1.0, 1.1))  # fmt: skip
+    assert answer_of(a, b, None)["divergence"]["phase"] == "initial weights"
+
+
+def test_attention_that_is_off_everywhere_is_not_taken_for_a_mask():
+    """The first position attends to itself alone, so nothing changes there."""
+    place, x = Place(1, "forward", "h.0.attention"), torch.randn(2, 32, 8)
+    other = x * torch.cat([torch.ones(1, 1), 1 + torch.rand(31, 1)])
+    a, b = (Side({place: {"0:all": {0: whole(each)}}}, {}) for each in (other, x))
+    assert "its scale" in answer_of(a, b, None)["divergence"]["cause"]
 
 
 def test_the_page_of_results_follows_from_its_file():
     from support.divergence import BELOW, RESULTS, table
 
     assert (RESULTS / "README.md").read_text(encoding="utf-8").partition(f"{BELOW}\n\n")[2] == f"{table()}\n"
+
+
+@pytest.mark.parametrize(("fails", "code"), [("b_again", 0), ("a", 1), ("b", 1)])
+def test_a_run_that_fails_ends_as_its_place_asks(tmp_path, monkeypatch, fails, code):
+    """Only side B's second run, for the noise, may fail unharmed. A is saved before B runs."""
+
+    def pretend(command, log, stop, env):
+        prints = Path(command[command.index(run_sides.WORKER) + 1])
+        prints.mkdir(parents=True)
+        write_steps(prints, 0, 3)
+        log.write_text("")
+        return Ended(1 if prints.parent.name == fails else 0, 1.0)
+
+    monkeypatch.setattr(run_sides, "run", pretend)
+    for _ in range(2):
+        files = ["--save", tmp_path / "a.npz", "--json", tmp_path / "answer.json"]
+        ended = run_here(PROGRAM, "--a", "--run_type baseline", "--out_dir", tmp_path / "runs", *files)
+        assert ended.returncode == code, ended.stdout + ended.stderr
+        assert ("noise of rounding is not measured" in ended.stdout) == (fails == "b_again")
+    assert read_file(tmp_path / "a.npz").steps == 2
+    if fails != "b":
+        answer = json.loads((tmp_path / "answer.json").read_text())
+        assert (answer["divergence"], answer["failed"]) == (None, ["A"] if fails == "a" else [])

@@ -7,13 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from support.divergence import Sides
+from support.divergence import SOUND, Sides
 from support.divergence_faults import EXPECTED, FAULTS
 from support.planted_bugs import PLANTED_BUGS
 from support.programs import REPOSITORY
-from support.variants import BF16, VARIANTS, slow_but
-
-from testbed.config.run_types import STRATEGIES
+from support.variants import slow_but
 
 pytestmark = pytest.mark.launches
 EVERY_DAY_FAULTS = (
@@ -38,17 +36,6 @@ def test_every_fault_has_a_place():
 def test_a_planted_fault_is_named_where_it_is(sides, fault):
     where = EXPECTED[fault]
     sides.answer(fault, where.flags, where.ranks, where)
-
-
-SOUND = {name: (run_type, ranks, flags) for name, (run_type, ranks, flags, _) in VARIANTS.items() if ranks <= 4} | {
-    f"bf16, {name}": (
-        run_type,
-        4 if STRATEGIES[run_type].keeps == "axes" else 2 if STRATEGIES[run_type].is_distributed else 1,
-        flags,
-    )
-    for name, (run_type, flags) in BF16.items()
-    if "native" not in flags and "compression" not in flags  # which round what is exchanged, and are named for it
-}
 
 
 @pytest.mark.parametrize("name", slow_but(EVERY_DAY_RUNS, SOUND))

@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 
 from support.agreement import PAIRS
-from support.divergence_faults import Where
+from support.divergence_faults import EXPECTED, Where
 from support.programs import REPOSITORY, TINY_RUN, data_flags
+from support.variants import BF16, VARIANTS
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
 from testbed.distributed.launch import Launch
 from testbed.experiments.divergence.answer import answer_of
 from testbed.experiments.divergence.run_sides import Start, facts_of
@@ -28,6 +30,15 @@ BELOW = "## The answers"  # in the page: what stands below follows from the file
 STEPS = 3
 WORKER = "support.divergence_worker"
 OF_WORK = ("--label_smoothing", "--adam_eps", "--precision", "--optimizer")  # a baseline does the same
+SOUND = {name: (run_type, ranks, flags) for name, (run_type, ranks, flags, _) in VARIANTS.items() if ranks <= 4} | {
+    f"bf16, {name}": (
+        run_type,
+        4 if STRATEGIES[run_type].keeps == "axes" else 2 if STRATEGIES[run_type].is_distributed else 1,
+        flags,
+    )
+    for name, (run_type, flags) in BF16.items()
+    if "native" not in flags and "compression" not in flags  # which round what is exchanged, and are named for it
+}
 OTHER_SPLIT = ["--micro_batch_size_per_gpu", "4", "--attention", "math"]
 
 
@@ -55,7 +66,7 @@ class Sides:
         place, flags = self.folder / str(self.number), self.flags(words)
         self.ranks.run(WORKER, place, [[flags, fault, str(place / "prints"), STEPS]], ranks)
         settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
-        side = read_folder(place / "prints", facts_of(Start("a", "ours", flags, ranks, settings)))
+        side = read_folder(place / "prints", facts_of(Start("a", "ours", flags, ranks, settings)), ranks)
         shutil.rmtree(place)
         return side
 
@@ -102,13 +113,17 @@ def table() -> str:
     calls, lines = ([line for line in lines if ("command" in line) == wanted] for wanted in (True, False))
     faults, sound = ([line for line in lines if line["is_fault"] == wanted] for wanted in (True, False))
     right, silent = (sum(line["is_right"] for line in of_kind) for of_kind in (faults, sound))
+    missing = sorted(SOUND.keys() - {line["name"] for line in sound})
+    of_any_name = sum(EXPECTED[line["name"]].name == ".*" for line in faults)
+    of_any_rank = sum(EXPECTED[line["name"]].to_blame is None for line in faults)
     text = [
         f"`DIVERGENCE_FILE={path.relative_to(REPOSITORY)} {made['command']}`, commit `{made['commit']}`, "
         f"{made['cores']} cores ({made['cpu']}), PyTorch {made['torch']}.\n"
         for made in calls
     ] + [
-        f"{right} of {len(faults)} planted faults were named where they are; {silent} of {len(sound)} sound runs did "
-        "not part.\n",
+        f"{right} of {len(faults)} planted faults were named where they are; for {of_any_name} any module or parameter "
+        f"counted, for {of_any_rank} any rank. {silent} of the {len(SOUND)} sound runs did not part, "
+        f"{len(sound) - silent} did, and {len(missing)} were not run.\n",
         "| planted fault | run | ranks | named | size | likely cause |",
         "|---|---|---:|---|---:|---|",
     ]
@@ -122,7 +137,8 @@ def table() -> str:
         wrong = "" if line["is_right"] else "**wrong:** "
         place = f"{wrong}step {found['step']}, {found['phase']}, {found['name']}{ranks}"
         text.append(f"| {name} | {run} | {line['ranks']} | {place} | {found['size']:.1e} | {found['cause']} |")
-    return "\n".join([*text, "\nSound runs: " + "; ".join(line["name"] for line in sound) + "."])
+    names = (("Sound runs", [line["name"] for line in sound]), ("Sound runs that were not run", missing))
+    return "\n".join([*text, *(f"\n{said}: {'; '.join(of_kind)}." for said, of_kind in names if of_kind)])
 
 
 if __name__ == "__main__":

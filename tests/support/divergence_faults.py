@@ -340,7 +340,7 @@ def deepspeed_is_given_the_sum_of_micro_batches() -> None:
           lambda self, loss, *more, **named: honest(self, loss * 4, *more, **named))  # fmt: skip
 
 
-@fault(TENSORS, 2, "update", r"h\.0\.attn\.c_attn.*", step=0)  # wrong before the first step
+@fault(TENSORS, 2, "initial weights", r"h\.0\.attn\.c_attn.*", step=0)  # wrong before the first step
 def heads_of_tensor_ranks_mixed_up() -> None:
     patch("testbed.strategies.tensor.exchange_order", lambda tensor, outer, inner: tensor)
 
@@ -405,7 +405,7 @@ def gradients_are_not_emptied() -> None:
     around("testbed.strategies.baseline.Baseline.update", Baseline.update, keeping)
 
 
-@fault(ALLREDUCE, 2, "update", "wpe.weight", (1,), step=0)
+@fault(ALLREDUCE, 2, "initial weights", "wpe.weight", (1,), step=0)
 def a_rank_begins_with_another_weight() -> None:
     from testbed.model.gpt2 import GPT2
 

@@ -19,6 +19,7 @@ from testbed.experiments.divergence.recorder import (
     Recorder,
     wrapped,
 )
+from testbed.experiments.divergence.sides import PRECISION
 from testbed.experiments.peers import PeerLoop
 from testbed.model.gpt2 import PREFIX
 from testbed.optim.optimizer import gradient_of
@@ -38,6 +39,8 @@ class EnoughSteps(Exception):
 def attach(strategy: Any, settings: RunSettings, rank: int, folder: Path, steps: int) -> None:
     """Record `steps` steps of a strategy into a folder; the step after them raises EnoughSteps."""
     recorder = _recorder_of(strategy, settings, rank, folder)
+    if rank == 0:
+        (folder / PRECISION).write_text(settings.compute.precision, encoding="utf-8")
     _watch_model(recorder, strategy, bool(settings.compute.compile))
     _watch_gradients(recorder, strategy)
     strategy.optimizer.register_step_pre_hook(lambda *_: _before_update(recorder, strategy))

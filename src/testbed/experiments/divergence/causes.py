@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.experiments.divergence.comparison import FIRST, OTHER_COPIES, OTHER_SIDE, Parting, size_of
-from testbed.experiments.divergence.sides import Place, Side
+from testbed.experiments.divergence.comparison import OTHER_COPIES, OTHER_SIDE, Parting, size_of
+from testbed.experiments.divergence.sides import FIRST, Place, Side
 
 SAME = 0.02  # as close as a pattern must come
 BF16 = (3e-4, 2e-2)  # relative differences that rounding to 8 bits makes in a sum
@@ -25,6 +25,8 @@ def ratio_of(a: np.ndarray, b: np.ndarray) -> float:
 
 def likely_cause(parting: Parting, a: Side, b: Side) -> str:
     """Return a sentence, without its full stop."""
+    if parting.is_absent:
+        return parting.against
     of_phase = {"data": _of_data, "weights": _of_weights, "forward": _of_forward, "clipping": _of_clipping}
     patterns = of_phase.get(parting.place.phase, _of_update if parting.place.phase == "update" else _of_gradients)
     return patterns(parting, ratio_of(parting.a, parting.b), a, b)
@@ -70,7 +72,7 @@ def _of_forward(parting: Parting, ratio: float, a: Side, b: Side) -> str:
     if name == "wpe":
         return "other positions are looked up"
     if name.endswith("attention"):
-        if len(bins) and bins[0] > 0:
+        if len(bins) and bins[0] > 1:  # from the second on is all that has something to attend to
             length = off.shape[1]
             return (
                 f"attention differs from position {bins[0] * 100 // length} % of the sequence on: its mask or its keys"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
 from collections import defaultdict
 
 import numpy as np
 
-from testbed.experiments.divergence.sides import Parts, Place, Side
+from testbed.experiments.divergence.sides import FIRST, SQUARES, Parts, Place, Side
 
-SQUARES, FIRST = 1, 2  # as in projections.py, which loads torch
 BEYOND = 8.0  # times the noise
 ROUNDING = {"fp32": 2.0**-24, "bf16": 2.0**-9}
 LEAST = {"fp32": 64 * ROUNDING["fp32"], "bf16": 8 * ROUNDING["bf16"]}  # noise to allow for where none is measured
 AMPLIFIED = 16  # Adam divides by gradients that may be as small as their own rounding
 OWN = 1e-5  # of what a side itself says twice: a norm and its gradients, a sum and its summands
+EXACT = 1e-12  # of numbers that no rounding of --precision reaches: learning rate, weight decay
 TINY = 1e-30
+OF_ITSELF = ("weights", "clipping")  # a side's own: what forward and backward read shows in them
+ENDS = (".weight", ".bias")  # of a parameter's name
 OTHER_SIDE, OTHER_COPIES = "the other side", "the copies of other ranks"
 NORM_OF_GRADIENTS = "what follows from the synchronised gradients"
 SUMMANDS = "the sum of all ranks' own gradients"
@@ -41,6 +44,11 @@ class Parting:
     b: np.ndarray
     against: str = OTHER_SIDE
 
+    @property
+    def is_absent(self) -> bool:
+        """Return whether one side does not have the place at all."""
+        return not self.a.size
+
 
 def size_of(a: np.ndarray, b: np.ndarray) -> float:
     """Return how far `a` is from `b`, relative to b; of a batch the row where that is most."""
@@ -60,8 +68,17 @@ class Comparison:
 
     def __init__(self, a: Side, b: Side, noisy: Side | None = None):
         self.a, self.b = a, b
+        steps = min(a.steps, b.steps)
         alone = {place for place in a.records if place.phase == "clipping"}  # judged by A's own gradients
-        self.places = sorted(a.records.keys() & b.records.keys() | alone, key=Place.order)
+        of_both = {place for place in a.records.keys() & b.records.keys() | alone if place.step <= steps}
+        of_one = {
+            place
+            for place in a.records.keys() ^ b.records.keys()
+            if place.step <= steps and place.phase not in OF_ITSELF
+        }
+        self.absent = {place for place in of_one if self._is_expected(place)}
+        self.left_out = len(of_one - self.absent)
+        self.places = sorted(of_both | self.absent, key=Place.order)
         self.noise = {} if noisy is None else _noise(b, noisy)
         precisions = {side.facts.get("precision", "fp32") for side in (a, b)}
         self.floor = LEAST["bf16" if "bf16" in precisions else "fp32"]
@@ -77,6 +94,14 @@ class Comparison:
                 return found
         return None
 
+    def _is_expected(self, place: Place) -> bool:
+        """Return whether the side that lacks a place has others of its kind in this step, so that it is missing."""
+        lacks = self.b if place in self.a.records else self.a
+        alike = {each for each in lacks.records if (each.step, each.phase) == (place.step, place.phase)}
+        if place.phase == "backward" and Place(place.step, "synchronisation", place.name) in lacks.records:
+            return False  # it came past the hooks
+        return _kind(place.name) in {_kind(each.name) for each in alike}
+
     def limit(self, place: Place) -> float:
         """Return the largest difference that rounding explains."""
         floor = self.floor
@@ -84,8 +109,10 @@ class Comparison:
             floor = LEAST["fp32"]
         if place.phase == "data":
             return 0.0
+        if place.phase == "update" and self.b.whole(place).ndim == 1:
+            return EXACT
         measured = max(self.noise.get(place, 0.0), self.typical.get((place.step, place.phase), 0.0))
-        if place.phase == "update" and place.step > 0 and self.b.whole(place).ndim > 1:
+        if place.phase == "update" and place.step > 0:
             weights = np.sqrt(np.mean(self.b.whole(place)[..., FIRST:] ** 2))
             updates = np.sqrt(np.mean(update_of(self.b, place)[..., FIRST:] ** 2))
             floor = max(AMPLIFIED * floor, float(BEYOND * ROUNDING["fp32"] * weights / max(updates, TINY)))
@@ -93,6 +120,9 @@ class Comparison:
 
     def at(self, place: Place) -> Parting | None:
         """Return how the sides part at one place, or None."""
+        if place in self.absent:
+            nothing, side = np.zeros(0), "A" if place in self.a.records else "B"
+            return Parting(place, [], float("inf"), 0.0, nothing, nothing, f"side {side} alone computes this")
         limit = self.limit(place)
         if (found := self._copies(place, limit)) is not None:
             return found
@@ -216,6 +246,13 @@ class Comparison:
             if np.sqrt(np.mean(difference**2)) > limit * scale / len(self.a.ranks):
                 blamed.append(rank)
         return blamed if len(blamed) < len(self.a.ranks) else []
+
+
+def _kind(name: str) -> str:
+    """Return what a side has wholly or not at all: --compile hides what is inside blocks, ZeRO which weights decay."""
+    if name.startswith("weight decay"):
+        return "weight decay"
+    return "inside" if name == "ln_f" or (re.fullmatch(r"h\.\d+\..*", name) and not name.endswith(ENDS)) else "outside"
 
 
 def _by_row(parts: Parts) -> list[tuple[str, np.ndarray]]:

@@ -14,9 +14,9 @@ import functools
 import numpy as np
 import torch
 
+from testbed.experiments.divergence.sides import FIRST
+
 PROJECTIONS = 3
-SUM, SQUARES = 0, 1  # the numbers of a bin: these two, then the projections; squares do not add where tensors do
-FIRST = 2
 NUMBERS = FIRST + PROJECTIONS
 MOST_BINS = 64
 ROWS, COLUMNS = 0, 1

@@ -18,6 +18,8 @@ from torch import nn
 from testbed.config.settings import RunSettings
 from testbed.experiments.divergence.layouts import positions_of, print_of
 from testbed.experiments.divergence.projections import NUMBERS, bins_of, fingerprint
+from testbed.experiments.divergence.sides import file_name
+from testbed.io import replacing
 from testbed.model.gpt2 import PREFIX, TRANSPOSED
 from testbed.optim.optimizer import local_tensor
 from testbed.step import MicroBatch
@@ -86,7 +88,8 @@ class Recorder:
 
     def end_step(self, step: int) -> None:
         """Write the records of a step, 0 before the first, and begin anew."""
-        np.savez(self.folder / f"step_{step:04d}_rank_{self.rank:04d}.npz", **self.records)  # type: ignore[arg-type]
+        with replacing(self.folder / file_name(step, self.rank)) as path, path.open("wb") as file:
+            np.savez(file, **self.records)  # type: ignore[arg-type]
         self.records = {}
 
     def _add_rows(

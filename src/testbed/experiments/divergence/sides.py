@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -18,6 +19,8 @@ from testbed.errors import InputError
 PHASES = ("data", "weights", "forward", "backward", "synchronisation", "clipping", "update")
 MODULES = "wte wpe ln_1 attn.c_attn attention attn.c_proj ln_2 mlp.c_fc mlp.c_proj".split()
 FACTS = "facts"
+PRECISION = "precision"  # a file beside the fingerprints: what --precision auto came to
+SUM, SQUARES, FIRST = 0, 1, 2  # the numbers of a bin: these two, then the projections; squares do not add up
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -58,7 +61,7 @@ class Side:
     """What a side recorded.
 
     Attributes:
-        facts: of its start, "noise" among them where it is known: place -> size.
+        facts: of its start; "failed" among them, and why, where the run came to no end.
     """
 
     records: dict[Place, Parts]
@@ -102,15 +105,25 @@ def _first_row(part: str) -> int:
     return int(part.partition(":")[0])
 
 
-def read_folder(folder: Path, facts: dict[str, Any]) -> Side:
-    """Read what the ranks of a run left. A run that failed has its first steps."""
+def file_name(step: int, rank: int) -> str:
+    """Return the name of what a rank wrote of a step, 0 before the first."""
+    return f"step_{step:04d}_rank_{rank:04d}.npz"
+
+
+def read_folder(folder: Path, facts: dict[str, Any], ranks: int) -> Side:
+    """Read what the ranks of a run left. A run that failed has the first steps, those that all ranks wrote."""
     records: dict[Place, Parts] = defaultdict(lambda: defaultdict(dict))
-    for path in sorted(folder.glob("step_*_rank_*.npz")):
-        step, rank = (int(number) for number in re.findall(r"\d+", path.stem))
-        with np.load(path) as file:
-            for key in file.files:
-                phase, name, part = key.split("|")
-                records[Place(step, phase, name)][part][rank] = file[key]
+    for step in itertools.count():
+        paths = [folder / file_name(step, rank) for rank in range(ranks)]
+        if not all(path.exists() for path in paths):
+            break
+        for rank, path in enumerate(paths):
+            with np.load(path) as file:
+                for key in file.files:
+                    phase, name, part = key.split("|")
+                    records[Place(step, phase, name)][part][rank] = file[key]
+    if (decided := folder / PRECISION).is_file():
+        facts = facts | {"precision": decided.read_text(encoding="utf-8")}
     return Side({place: dict(parts) for place, parts in records.items()}, facts)
 
 
@@ -122,7 +135,6 @@ def save(side: Side, path: Path) -> None:
         for part, of_ranks in parts.items()
         for rank, array in of_ranks.items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:  # savez would add a suffix to a name
         np.savez_compressed(file, **{FACTS: np.array(json.dumps(side.facts))}, **arrays)  # type: ignore[arg-type]
 
@@ -133,10 +145,12 @@ def read_file(path: Path) -> Side:
     try:
         with np.load(path) as file:
             facts = json.loads(str(file[FACTS]))
+            dict(facts["work"])
             for key in file.files:
                 if key != FACTS:
                     step, rank, phase, name, part = key.split("|")
+                    PHASES.index(phase)
                     records[Place(int(step), phase, name)][part][int(rank)] = file[key]
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # numpy, zip and zlib have many
         raise InputError(f"{path} is no file of fingerprints ({type(error).__name__}); make one with --save") from None
     return Side(dict(records), facts)
