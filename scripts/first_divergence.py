@@ -32,7 +32,7 @@ from testbed.errors import InputError, say
 from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.run_sides import Request, Start, check, record
 from testbed.experiments.divergence.sides import Side, save
-from testbed.io import write_json
+from testbed.io import not_a_file, write_json
 from testbed.program import program
 
 
@@ -52,7 +52,9 @@ def parse_arguments():
 
 
 def words_of(flag: str, text: str) -> list[str]:
-    """Return a side in words. InputError where a quote is left open."""
+    """Return a side in words; the name of a file is one. InputError where a quote is left open."""
+    if not_a_file(Path(text)) is None:
+        return [text]
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -65,6 +67,9 @@ def check_files(arguments) -> None:
         path = getattr(arguments, flag)
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             raise InputError(f"--{flag} {path} cannot be written; name a file in a folder that can be written into")
+        sides = [side for side in (arguments.a, arguments.b) if not_a_file(Path(side)) is None]
+        if path is not None and path.exists() and any(path.samefile(side) for side in sides):
+            raise InputError(f"--{flag} {path} is one of the sides; name another file")
 
 
 @program

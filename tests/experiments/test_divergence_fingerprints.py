@@ -162,12 +162,25 @@ def test_a_side_is_read_back_as_it_was_saved(tmp_path):
         (["--a", "--run_type ddp", "--ranks_a", "2", "--", "--dropout", "0.1"], "is 2 of side A and 1 of side B"),
         (["--a", "--run_type baseline", "--", "--resume"], "--resume begins with weights"),
         (["--a", "--run_type baseline --no_such_flag"], "no_such_flag"),
+        (["--a", "--run_type baseline", "--", "--eval_only"], "--eval_only makes no step"),
+        (["--a", "x" * 5000], "is neither flags"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused_before_anything_starts(words, said):
     ended = run_here(PROGRAM, *words)
     assert ended.returncode == 2
     assert said in ended.stderr
+
+
+def test_a_side_is_not_written_over_and_its_name_may_have_a_space(tmp_path):
+    path = tmp_path / "my side.npz"
+    save(side(1.0), path)
+    before = path.read_bytes()
+    for flag in ("--json", "--save"):
+        ended = run_here(PROGRAM, "--a", path, "--b", path, flag, path)
+        assert ended.returncode == 2 and "is one of the sides" in ended.stderr
+    assert path.read_bytes() == before
+    assert run_here(PROGRAM, "--a", path, "--b", path).returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["empty", "other", "half", "array", "no work"])
@@ -279,7 +292,7 @@ def test_a_run_that_fails_ends_as_its_place_asks(tmp_path, monkeypatch, fails, c
 
     def pretend(command, log, stop, env):
         prints = Path(command[command.index(run_sides.WORKER) + 1])
-        prints.mkdir(parents=True)
+        assert not any(prints.iterdir()) and env["PYTHONSAFEPATH"] == "1"
         write_steps(prints, 0, 3)
         log.write_text("")
         return Ended(1 if prints.parent.name == fails else 0, 1.0)

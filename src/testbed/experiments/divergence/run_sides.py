@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure, InputError, one_line
 from testbed.experiments.divergence.sides import Side, read_file, read_folder
 from testbed.experiments.made_up_tokens import write_made_up_tokens
-from testbed.io import SOURCE
+from testbed.io import SOURCE, not_a_file
 from testbed.sweep.runner import reason_of_failure
 
 WORKER = "testbed.experiments.divergence.worker"
@@ -81,7 +81,7 @@ def check(request: Request) -> list[Start | Side]:
 
 def _side(request: Request, number: int) -> Start | Side:
     words, name = request.sides[number], "ab"[number]
-    if len(words) == 1 and Path(words[0]).is_file():
+    if len(words) == 1 and not_a_file(Path(words[0])) is None:
         return read_file(Path(words[0]))
     if words[:1] != [TRANSFORMERS] and words and not words[0].startswith("-"):
         raise InputError(
@@ -111,6 +111,8 @@ def _start(request: Request, name: str, words: Sequence[str], ranks: int) -> Sta
             "--precision fp16 scales losses, and gradients with them, by another number on each side; give --precision "
             "fp32 or bf16"
         )
+    if settings.training.eval_only:
+        raise InputError("--eval_only makes no step, and steps are compared; leave it out")
     if settings.finds_micro_batch:
         raise InputError("--micro_batch_size_per_gpu auto is found on the device; give a number")
     return Start(name, trainer, flags, ranks, settings)
@@ -161,15 +163,17 @@ def record(request: Request, start: Start, stop: Stop) -> tuple[Side | None, str
     """
     folder = request.folder / start.name
     (folder / "run").mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / "prints", ignore_errors=True)  # of an earlier call
+    prints = Path(tempfile.mkdtemp(prefix="prints_", dir=folder))  # an earlier call may have left others
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={start.ranks}"]
-    program = ["-m", WORKER, str(folder / "prints"), str(request.steps), start.trainer, *start.flags]
+    program = ["-m", WORKER, str(prints), str(request.steps), start.trainer, *start.flags]
     command = [sys.executable, *(launcher if start.ranks > 1 else []), *program]
     path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = run(command, folder / "train.log", stop, env={**os.environ, "PYTHONPATH": path})
+    # -m would look for modules in the current folder first
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    ended = run(command, folder / "train.log", stop, env=environment)
     if stop.exit_code is not None:
         raise Interrupted
-    side = read_folder(folder / "prints", facts_of(start), start.ranks)
+    side = read_folder(prints, facts_of(start), start.ranks)
     trainer = start.settings.training.run_type if start.trainer == "ours" else start.trainer
     said = f"{start.name.replace('_', ' ')}: {trainer} on {start.ranks}, {ended.seconds:.0f} s"
     if ended.exit_code != 0:
