@@ -26,6 +26,12 @@ starting_fixtures: set[tuple[str, str]] = set()  # below which folder or file, n
 
 def pytest_addoption(parser):
     parser.addoption("--drills", type=int, default=2, help="how often test_kill_and_resume.py disturbs a run")
+    parser.addoption(
+        "--divergences",
+        type=int,
+        default=10,
+        help="faults, and sound runs, that test_first_divergence.py tries",
+    )
     parser.addoption("--drill-seed", type=int, help="seed of the first drill; those after it count on (default: drawn)")
 
 
