@@ -12,8 +12,8 @@ from testbed.config.run_types import run_types_that_work_with, run_types_with
 
 NOTHING = "nothing stands out"
 SHOWN = (  # docs/results/diagnosis/cases.jsonl; a test compares them
-    "it is hardly tried yet: of 4 planted slow-downs on a busy machine it named 1 rightly, and of 9 undisturbed runs "
-    "it blamed none (docs/diagnosis.md)"
+    "it is hardly tried yet: of 14 planted slow-downs on a quiet machine it named 7 rightly, and of 7 "
+    "undisturbed runs it blamed none (docs/diagnosis.md)"
 )
 Fits = Callable[[Mapping[str, Any]], bool]
 
