@@ -7,6 +7,8 @@
 It reads training_metrics.json, in which a run on the CPU records each rank's own time of every phase
 (--watch_collectives). Of a run on CUDA it can say nothing: none of this is recorded there. It is hardly tried yet.
 See docs/diagnosis.md.
+
+Exit code: 0 said, whatever stands out; 1 the file cannot say it, or writing failed; 2 what was typed is wrong.
 """
 
 from __future__ import annotations
@@ -18,19 +20,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
-from testbed.config.flag_parser import FlagParser
+from testbed.config.sweep_flags import parser_of
 from testbed.errors import InputError, say
 from testbed.io import write_json
 from testbed.program import program
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = FlagParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit code 0: said, whatever stands out; 1: the file cannot say it, or writing failed; 2: what was "
-        "typed is wrong.",
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, or its training_metrics.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings")
     return parser.parse_args(words)

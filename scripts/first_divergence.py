@@ -52,7 +52,7 @@ def parse_arguments():
 
 
 def words_of(flag: str, text: str) -> list[str]:
-    """Return a side in words; the name of a file is one. InputError where a quote is left open."""
+    """Split a side into words as a shell does; the path of a file stays whole. Raises InputError on an open quote."""
     if not_a_file(Path(text)) is None:
         return [text]
     try:

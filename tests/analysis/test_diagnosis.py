@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support.diagnosis_study import is_right, read, table
+from support.diagnosis_study import is_right, overhead, read, table
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
@@ -306,7 +306,9 @@ def test_a_planted_cause_is_named_on_two_ranks(ranks, token_files, tmp_path, run
 def test_the_page_of_the_study_has_the_counts_of_its_cases():
     folder = REPOSITORY / "docs" / "results" / "diagnosis"
     cases = read(folder / "cases.jsonl")
-    assert table(cases) in (folder / "README.md").read_text()
+    page = (folder / "README.md").read_text()
+    assert table(cases) in page
+    assert overhead([json.loads(line) for line in (folder / "overhead.jsonl").read_text().splitlines()]) in page
     planted = [case for case in cases if case["cause"]]
     right = sum(is_right(case) == (True, True) for case in planted)
     blamed = [case for case in cases if not case["cause"] and case["findings"]]

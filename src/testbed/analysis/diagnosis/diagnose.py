@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, first what costs the most for sure, by the lower bound.
+    """Findings, sorted by the lower bound of their cost, the largest first.
 
     `unknown` is why nothing can be said, and `notes` what was not looked at.
     """
@@ -175,7 +175,7 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
     noise. What either shows is said.
     """
     group = watched.group_of(rank)
-    is_alone = len(group) == 1  # a stage of its own: what it computes is by design, what it idles is not
+    is_alone = len(group) == 1  # in its stage: how much it computes is by design, how long it idles is not
     group = list(watched.ranks) if is_alone else group
     shown = (lambda phase: watched.idle_beside(phase, rank),) if is_alone else (watched.own, watched.cpu)
     said: dict[str, Shift] = {}

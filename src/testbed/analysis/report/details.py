@@ -76,7 +76,7 @@ def communication(subject: Subject) -> Section | None:
 
 @dataclass
 class _OnAxes:
-    """What a configuration communicated along some axes of the mesh, per step and rank."""
+    """Communication of a configuration along some axes of the mesh: means over steps and ranks."""
 
     entry: Entry
     axes: str

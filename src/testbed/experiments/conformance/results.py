@@ -50,7 +50,7 @@ class _Combination(TypedDict):
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a file, none if there is no file; a last one that was cut off is left out.
+    """Return the lines of a file, without an incomplete last line; an empty list if the file does not exist.
 
     A line with a command says what made those after it; every other one is a combination.
     """

@@ -55,9 +55,8 @@ def print_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> tuple[str, n
     local = local_tensor(tensor.detach())
     local = local.reshape(len(local), -1) if local.numel() else local.new_zeros(0, len(columns))
     rows = rows[: len(local)].to(local.device)  # transformers has no rows that fill the vocabulary up
-    if name.endswith(
-        "c_attn.bias"
-    ):  # a shift of all scores changes no softmax, so the keys' gradient is rounding alone
+    if name.endswith("c_attn.bias"):
+        # The bias of keys shifts all scores of a query, which changes no softmax: its gradient is rounding alone.
         is_key = (rows >= shape.embedding_size) & (rows < 2 * shape.embedding_size)
         local = local.masked_fill(is_key.unsqueeze(-1), 0.0)
     where = f"{int(rows[0])}-{int(rows[-1])},{int(columns[0])}-{int(columns[-1])}" if len(rows) else ""
