@@ -46,7 +46,11 @@ def test_its_shape_is_that_of_the_run(folder, token_files, capsys):
     assert (settings.model.init_from, settings.model.embedding_size) == (str(folder), 32)
     checkpoint = converted.described(folder, settings)
     assert (checkpoint.step, checkpoint.world_size) == (5, 0)
-    assert "was made with --adam_beta1 0.8" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "was made with --adam_beta1 0.8" in said
+    assert "its last step had a learning rate of" in said and "the default (--learning_rate)" in said
+    converted.described(folder, settings_of(token_files, "--resume", str(folder), "--learning_rate", "1e-3"))
+    assert "learning rate" not in capsys.readouterr().out, "it was typed"
     assert "does not fit the weights" in refusal(token_files, "--resume", str(folder), "--embedding_size", "64")
 
 

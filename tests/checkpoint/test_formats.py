@@ -16,7 +16,7 @@ from support.programs import data_flags, run_here
 from support.settings import refusal, typed
 
 from testbed.checkpoint.adamw_state import MOMENTS, AdamWState, Rates
-from testbed.checkpoint.formats import Checkpoint, read_checkpoint, read_start, write_checkpoint
+from testbed.checkpoint.formats import Checkpoint, notes_on, read_checkpoint, read_start, write_checkpoint
 from testbed.config.initial_file import shape_of_file
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
@@ -125,6 +125,11 @@ def test_a_nanogpt_without_biases_gets_zeros_and_a_note(tmp_path, ours):
     found = read_checkpoint(tmp_path / "ckpt.pt", "it")
     assert all(not found.weights[key].any() for key in found.weights if key.endswith(".bias"))
     assert "exact GELU" in found.notes[0] and found.notes[1].startswith("13 biases that nanoGPT left out")
+
+
+def test_a_ckpt_pt_says_what_nanogpt_will_miss(tmp_path, ours):
+    assert "no best_val_loss and no config" in " ".join(notes_on(ours, tmp_path / "ckpt.pt"))
+    assert "best_val_loss" not in " ".join(notes_on(ours, tmp_path / "model.bin"))
 
 
 def test_what_nanogpt_resumes_from_fits_its_own_model(tmp_path, ours):
