@@ -15,7 +15,8 @@ from testbed.autotune.check_mesh import BuiltRank, build_ranks, role_ranks
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
-from testbed.distributed.mesh import MeshSizes
+from testbed.memory_model.job import DenseModel, Job, Layout
+from testbed.memory_model.stages import stages_of
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import build_strategy
 
@@ -107,13 +108,22 @@ def as_fsdp_moves(parameters: list[nn.Parameter], buffers: list[torch.Tensor], d
             torch.utils.swap_tensors(tensor, type(tensor)(tensor.to(device)))
 
 
-def test_roles_are_every_stage_and_the_ends_of_its_data_and_tensor_ranks():
-    assert role_ranks(MeshSizes(data=1024)) == [0, 1023]
-    assert role_ranks(MeshSizes(data=1, pipeline=4)) == [0, 1, 2, 3]
+def test_roles_are_the_ends_of_what_holds_the_same():
+    def roles(vocab: int = 50304, layers: int = 6, **layout: int) -> list[int]:
+        model = DenseModel.of_sizes(layers=layers, hidden=96, heads=6, seq_length=32, vocab=vocab)
+        job = Job(model=model, layout=Layout(**layout), micro_batch=1, accumulation=1, run_type="mesh")
+        return role_ranks(job)
+
+    assert roles(data=1024) == [0, 1023]
+    assert roles(data=4, context=2) == [0, 7]
     # a stage after the other, in it the data ranks, of each its tensor ranks
-    assert role_ranks(MeshSizes(data=3, pipeline=2, tensor=2)) == [0, 1, 4, 5, 6, 7, 10, 11]
-    # every tensor rank where the vocabulary is cut
-    assert role_ranks(MeshSizes(data=1, pipeline=3, tensor=3)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert roles(data=3, pipeline=2, tensor=2) == [0, 1, 4, 5, 6, 7, 10, 11]
+    # stages between the ends have as many blocks; then one with fewer
+    assert roles(pipeline=6, layers=6 * 4, vocab=64) == [0, 1, 4, 5]
+    assert len(stages_of(DenseModel.of_sizes(layers=7, hidden=96, heads=6, seq_length=32, vocab=64), 4)[1].blocks) == 2
+    assert roles(pipeline=4, layers=7, vocab=64) == [0, 1, 2, 3]
+    # 2 rows of the vocabulary each, then 1, then none
+    assert roles(tensor=8, vocab=11) == [0, 4, 5, 6, 7]
 
 
 def test_what_would_end_a_start_is_said(token_files):

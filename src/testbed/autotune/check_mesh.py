@@ -35,9 +35,9 @@ from testbed.config.settings import RunSettings
 from testbed.data.token_file import TokenFileWriter
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
-from testbed.distributed.mesh import MeshSizes
 from testbed.errors import first_line
 from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.stages import stages_by_rank
 from testbed.model.gpt2 import GPT2
 from testbed.planner.command import arguments_of, mesh_of
 from testbed.strategies import Strategy, build_strategy
@@ -64,19 +64,31 @@ class BuiltRank:
     seconds: float = 0.0
 
 
-def role_ranks(mesh: MeshSizes) -> list[int]:
-    """Return a rank for each role: the first and the last data and tensor rank of every stage, and every tensor rank of
-    the outer stages, which cut the vocabulary.
+def role_ranks(job: Job) -> list[int]:
+    """Return ranks that stand for all ranks of a job.
 
-    Ranks of one role hold pieces of the same shape and are in groups of the same sizes.
+    Ranks of one role hold tensors of the same shapes and are in groups of the same sizes. The first and the last are
+    taken of pipeline ranks with as many blocks, of tensor ranks with as many rows of the vocabulary, and of data and
+    context ranks.
     """
-    last_data, last_tensor = mesh.data * mesh.context - 1, mesh.tensor - 1
+    mesh = mesh_of(job)
+    rows = -(-job.model.vocab // mesh.tensor)  # DTensor cuts so: the last pieces are smaller, or empty
+    pieces = [min(max(job.model.vocab - tensor * rows, 0), rows) for tensor in range(mesh.tensor)]
+    stages = [tuple((len(one.blocks), one.embeds, one.predicts) for one in held) for held in stages_by_rank(job)]
+    inner = range(mesh.data * mesh.context)
     return [
-        (stage * mesh.data * mesh.context + data) * mesh.tensor + tensor
-        for stage in range(mesh.pipeline)
-        for data in sorted({0, last_data})
-        for tensor in (range(mesh.tensor) if stage in (0, mesh.pipeline - 1) else sorted({0, last_tensor}))
+        (stage * len(inner) + data) * mesh.tensor + tensor
+        for stage in _ends_of_each(stages)
+        for data in _ends_of_each([None for _ in inner])
+        for tensor in _ends_of_each(pieces)
     ]
+
+
+def _ends_of_each(kinds: Sequence[object]) -> list[int]:
+    """Return the places of the first and the last of each kind, in order."""
+    first = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
+    last = {kind: place for place, kind in enumerate(kinds)}
+    return sorted({*first.values(), *last.values()})
 
 
 def build_ranks(
@@ -230,7 +242,7 @@ def check_jobs(jobs: Sequence[Job], machine: Machine, work: Sequence[str] = ()) 
         for ranks in sorted({_ranks_of(job) for job in jobs}):
             alike = [job for job in jobs if _ranks_of(job) == ranks]
             arguments = [[*arguments_of(job, machine, work), *data] for job in alike]
-            roles = [role_ranks(mesh_of(job)) if ranks > 1 else [0] for job in alike]
+            roles = [role_ranks(job) if ranks > 1 else [0] for job in alike]
             built = build_ranks(arguments, roles, ranks, min(machine.per_node, ranks))
             checked |= {job: CheckedJob(job, tuple(found)) for job, found in zip(alike, built, strict=True)}
     return [checked[job] for job in jobs]
