@@ -38,6 +38,7 @@ def watched_run(seed: int, ranks: int = 2, windows: int = 64, noise: float = 0.1
             "step": 6 + index, "num_steps": 1,
             **{f"per_rank_own_{phase}_s": own[phase][index].tolist() for phase in PHASES},
             "per_rank_own_between_s": [0.002] + [0.001] * (ranks - 1),
+            "per_rank_own_elsewhere_s": [0.001] * ranks,
             **{f"per_rank_cpu_{phase}_s": [LEVEL_S[phase]] * ranks for phase in PHASES},
             "per_rank_blocked_s": [0.01] * ranks, "per_rank_gc_s": [0.0] * ranks,
         })  # fmt: skip
@@ -105,7 +106,7 @@ def test_intervals_hold_as_often_as_they_say():
 @pytest.mark.parametrize(
     ("phase", "cause"),
     [("data_wait", "data"), ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"),
-     ("synchronise", "collective"), ("between", "writing")],
+     ("synchronise", "collective"), ("elsewhere", "collective"), ("between", "writing")],
 )  # fmt: skip
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_is_slow_in_one_phase_is_named_with_it(phase, cause, ranks):
@@ -135,6 +136,28 @@ def test_a_call_that_takes_a_rank_longer_is_the_collectives():
     rank["collectives"] = [rank["collectives"][0], {**rank["collectives"][1], "call_s": 70 * 0.03}]
     assert found(metrics) == [("collective", 1)]
     assert "in allreduce along copies of backward" in text_of(diagnose(metrics))
+
+
+def test_a_pause_shows_in_idle_times_where_speed_varies_more():
+    """A sleep of 1.5 % of a step: cores whose speed varies by far more hide it in all times but idle ones."""
+    random = np.random.default_rng(3)
+    metrics = watched_run(3, noise=0.02)
+    for row in metrics["watched_steps"]:
+        for rank in range(2):
+            slower = random.exponential(0.3) * LEVEL_S["backward"]
+            for kind in ("own", "cpu"):
+                row[f"per_rank_{kind}_backward_s"][rank] += slower
+    assert found(metrics) == []
+    assert found(add(metrics, 1, 0.015 * STEP_S, "own_backward")) == [("backward", 1)]
+
+
+def test_a_slow_call_outside_the_phases_is_named():
+    metrics = add(watched_run(1), 1, 0.03, "own_elsewhere")
+    send = {"name": "send", "axes": "stages", "phase": "schedule", "num": 70, "bytes": 70, "blocked_s": 0.0}
+    for rank, call_s in enumerate((0.001, 70 * 0.03)):
+        metrics["watched"]["per_rank"][rank]["collectives"].append({**send, "call_s": call_s})
+    assert found(metrics) == [("collective", 1)]
+    assert "is slow in send along stages outside the step's phases" in text_of(diagnose(metrics))
 
 
 def test_garbage_collection_counts_even_if_it_comes_in_some_steps_only():

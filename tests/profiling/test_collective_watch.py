@@ -113,13 +113,19 @@ def test_collectives_that_overlap_are_waited_for_once(watch, clocks):
     assert watch.take_step()["blocked_s"] == 1.0
 
 
-def test_a_transfer_between_two_ranks_counts_until_the_next_event(watch, clocks):
-    start(watch, "recv")
-    clocks.sleep(0.5)
-    watch.enter_phase("forward")
+def test_what_does_not_tell_its_end_counts_while_it_is_waited_for(watch, clocks):
+    call = watch.enter("recv", (torch.empty(8, dtype=torch.uint8),))
+    watch.leave("started", call)
     clocks.sleep(0.25)
+    watch.leave("waits", call)
+    clocks.sleep(0.5)
+    watch.leave("done", call)
+    clocks.sleep(0.125)
+    watch.enter_phase("forward")
     step = watch.take_step()
-    assert (step["blocked_s"], step["own_forward_s"]) == (0.5, 0.25)
+    assert (step["blocked_s"], step["own_backward_s"]) == (0.5, 0.375)
+    (row,) = watch.rows(AXES.get)
+    assert (row["call_s"], row["blocked_s"]) == (0.0, 0.5)
 
 
 def test_garbage_collection_is_no_phases_own_time(watch, clocks):

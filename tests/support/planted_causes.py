@@ -50,10 +50,11 @@ def once_per_step(act: Callable[[], None]) -> Callable[[], None]:
 
     is_due = [False]
 
-    def note() -> None:
-        is_due[0] = True
+    def note(value: bool) -> None:
+        is_due[0] = value
 
-    StepClock.__enter__ = before(StepClock.__enter__, note)
+    StepClock.__enter__ = before(StepClock.__enter__, lambda: note(True))
+    StepClock.__exit__ = before(StepClock.__exit__, lambda: note(False))
 
     def at_first() -> None:
         if is_due[0]:
@@ -143,9 +144,7 @@ def garbage(seconds: float, style: str) -> None:
     kept = [[] for _ in range(20_000)]
     times = []
     for _ in range(3):
-        begin_s = (
-            time.thread_time()
-        )  # by the clock, other work on the machine would make it too long, and the cause small
+        begin_s = time.thread_time()  # by the clock, other work on the machine would make the cause too small
         gc.collect()
         times.append(time.thread_time() - begin_s)
     per_object_s = min(times) / len(gc.get_objects())

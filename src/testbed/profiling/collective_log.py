@@ -1,7 +1,9 @@
 """Tell receivers when this rank enters and leaves each collective, and log it (--log_collectives), a line of JSON each.
 
 The hooks are in PyTorch's dispatcher, which all collectives pass: torch.distributed's, DDP's from C++, FSDP's,
-DeepSpeed's. Without a receiver nothing is registered. The other receiver is collective_watch.py.
+DeepSpeed's, and those of DTensor and of compiled code, whose functional collectives call the same operators below
+autograd. So the hook is at BackendSelect, the last key before the device's kernel. Without a receiver nothing is
+registered. The other receiver is collective_watch.py.
 
 The file is collectives_rank0_1.jsonl (docs/evidence.md): rank, and number of the start in that folder.
 """
@@ -25,13 +27,15 @@ from testbed.distributed.launch import Launch
 from testbed.io import now_utc
 
 FOLDER = "evidence"  # in the run's, where no launcher named another
-_NAMESPACE = "c10d"
+_NAMESPACE, _FUNCTIONAL = "c10d", "_c10d_functional"
 ALL_RANKS = "0"  # name of the default group
 _MEANING = {
     "enter": "this rank calls it",
     "return": "the call is back; what was started may still be under way",
-    "done": "the collective is over on this rank: of gloo alone, and not of its point-to-point transfers; when one of "
-    "NCCL is over, only the device knows",
+    "started": "as return, of gloo's collectives and transfers that do not tell their end",
+    "waits": "this rank begins to wait for one that was started",
+    "done": "the collective, or the wait for it, is over on this rank: of gloo alone; when one of NCCL is over, only "
+    "the device knows",
 }
 
 
@@ -42,7 +46,7 @@ class Receiver(Protocol):
         """Take that this rank calls a collective; `sizes_of` and `group_of` read the arguments."""
 
     def leave(self, event: str, number: Any) -> None:
-        """Take "return", and on gloo "done", perhaps from another thread."""
+        """Take "return", and on gloo "done", perhaps from another thread; or "started", "waits" and "done" in turn."""
 
 
 class CollectiveLog:
@@ -65,7 +69,7 @@ class CollectiveLog:
         return number
 
     def leave(self, event: str, number: int) -> None:
-        """Note "return" or "done" of the collective with this number."""
+        """Note an event of the collective with this number."""
         self._write({"event": event, "number": number})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -83,7 +87,12 @@ def _new_file(folder: Path, rank: int) -> tuple[int, Path]:
     raise AssertionError("numbers do not end")
 
 
-_registered: torch.library.Library | None = None  # as long as it lives, collectives are received
+_Numbers = Sequence[tuple[Receiver, Any]]
+_KEY = torch._C.DispatchKey.BackendSelect
+_AFTER_KEY = torch._C._dispatch_keyset_full_after(_KEY)
+_WAIT = c10d.Work.wait
+_registered: list[torch.library.Library] = []  # as long as they live, collectives are received
+_waited_for: dict[c10d.Work, _Numbers] = {}  # what was started and does not tell its end
 
 
 def log_in(directory: Path, launch: Launch, backend: str | None) -> CollectiveLog:
@@ -93,12 +102,20 @@ def log_in(directory: Path, launch: Launch, backend: str | None) -> CollectiveLo
 
 def receive_collectives(receivers: Sequence[Receiver], backend: str | None) -> None:
     """Tell the receivers of every collective of this process from now on, in place of any before; none: of nothing."""
-    global _registered
-    _registered = None
-    if receivers:
-        _registered = torch.library.Library(_NAMESPACE, "IMPL")
-        for name in _collectives():
-            _registered.impl(name, _received(name, receivers, backend == "gloo"), "Autograd", with_keyset=True)
+    global _registered, _waited_for
+    _registered, _waited_for = [], {}
+    c10d.Work.wait = _WAIT  # type: ignore[method-assign]
+    if not receivers:
+        return
+    library, knows_the_end = torch.library.Library(_NAMESPACE, "IMPL"), backend == "gloo"
+    for name in _collectives():
+        library.impl(name, _received(name, receivers, knows_the_end), _KEY.name, with_keyset=True)
+    _registered.append(library)
+    if knows_the_end:
+        functional = torch.library.Library(_FUNCTIONAL, "IMPL")
+        functional.impl("wait_tensor", _wait_for_all, _KEY.name, with_keyset=True)
+        _registered.append(functional)
+        c10d.Work.wait = _wait_for_one  # type: ignore[method-assign, assignment]
 
 
 def _collectives() -> Iterable[str]:
@@ -116,28 +133,54 @@ def _received(name: str, receivers: Sequence[Receiver], knows_the_end: bool) -> 
 
     def received(keys: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         numbers = [(receiver, receiver.enter(plain_name, arguments)) for receiver in receivers]
-        with torch._C._AutoDispatchBelowAutograd():  # autograd has no say in these: on to the kernel of the device
-            returned = operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-        _leave("return", numbers)
-        if knows_the_end:
-            _when_done(returned, lambda: _leave("done", numbers))
+        returned = operator.redispatch(keys & _AFTER_KEY, *arguments)
+        work = c10d.Work.unbox(returned[-1] if isinstance(returned, tuple | list) else returned)
+        if not knows_the_end:
+            _leave("return", numbers)
+        elif (future := _future_of(work)) is None:
+            _waited_for[work] = numbers
+            _leave("started", numbers)
+        else:
+            _leave("return", numbers)
+            future.add_done_callback(lambda _: _leave("done", numbers))
         return returned
 
     return received
 
 
-def _leave(event: str, numbers: Sequence[tuple[Receiver, Any]]) -> None:
+def _leave(event: str, numbers: _Numbers) -> None:
     for receiver, number in numbers:
         receiver.leave(event, number)
 
 
-def _when_done(returned: Any, then: Callable[[], None]) -> None:
-    """Call `then` when the work is over. gloo's sends and receives have no end that can be asked for."""
-    work = c10d.Work.unbox(returned[-1] if isinstance(returned, tuple | list) else returned)
+def _future_of(work: c10d.Work) -> torch.futures.Future | None:
+    """Return what knows when the work is over. None: gloo's sends, receives and reductions that scatter do not say."""
     try:
-        work.get_future().add_done_callback(lambda _: then())
+        return work.get_future()
     except RuntimeError:
-        return
+        return None
+
+
+def _wait_for_one(work: c10d.Work, *arguments: Any, **named: Any) -> Any:
+    """Do what Work.wait does, which whoever calls torch.distributed from Python calls."""
+    return _while_waiting([work] if work in _waited_for else [], lambda: _WAIT(work, *arguments, **named))
+
+
+def _wait_for_all(keys: torch._C.DispatchKeySet, tensor: torch.Tensor) -> torch.Tensor:
+    """Do what the wait of functional collectives does. It does not say for which one; hardly ever are there two."""
+    operator = torch.ops._c10d_functional.wait_tensor.default
+    return _while_waiting(list(_waited_for), lambda: operator.redispatch(keys & _AFTER_KEY, tensor))
+
+
+def _while_waiting(works: Sequence[c10d.Work], wait: Callable[[], Any]) -> Any:
+    of_works = [_waited_for.pop(work) for work in works]
+    for numbers in of_works:
+        _leave("waits", numbers)
+    try:
+        return wait()
+    finally:
+        for numbers in of_works:
+            _leave("done", numbers)
 
 
 def group_of(arguments: tuple) -> str | None:

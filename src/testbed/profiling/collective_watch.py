@@ -6,7 +6,7 @@ DDP. No clocks of two ranks are compared.
 
 **Blocked** is counted between two events of the training thread (a phase begins or ends, a collective is called or
 back): the part in which a collective that had been called was not over, at most the time in which this thread did not
-compute. gloo's sends and receives have no end that can be asked for: one counts as open until the next event.
+compute. What does not tell its end, as gloo's sends and receives, counts while this thread waits for it.
 
 **Cost.** A collective costs CALL_S here. Where that is more than MOST_OF_A_STEP, steps are left out, and no hook is
 registered in them. Then a watched step costs SWITCH_S more. All ranks watch the same steps.
@@ -14,28 +14,31 @@ registered in them. Then a watched step costs SWITCH_S more. All ranks watch the
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch.distributed import distributed_c10d
 
 from testbed.profiling.collective_log import ALL_RANKS, group_of, sizes_of
 from testbed.profiling.step_clock import RECORDED_PHASES
-from testbed.profiling.trace import POINT_TO_POINT
 
 BETWEEN = "between"  # from the end of a step to the beginning of the next one
 START_UP = "start_up"  # up to the first step
 CALL_S = 30e-6  # measured: docs/diagnosis.md
 SWITCH_S = 4e-3  # to register the hooks before a step and remove them after it; measured too
 MOST_OF_A_STEP = 0.008
-JOINING = "joining"  # a part of the start-up in which ranks wait for each other without collectives
+JOINING = "joining"  # parts of the start-up in which ranks wait for each other without collectives
 NUMBER = "num_calls"  # of collectives in the step; it is exchanged with the sums
 
 
 class _Call:
-    """A collective that this thread has called: `since` when it is under way, and whether it is over."""
+    """A collective that this thread has called."""
 
     __slots__ = ("is_over", "is_under_way", "name", "row")
 
@@ -71,21 +74,42 @@ class CollectiveWatch:
         self._blocked_s = self._gc_s = self._gc_of_stretch_s = self._gc_cpu_s = 0.0
         self._num_open, self._open_since_s, self._open_s = 0, 0.0, 0.0
         self._last_row: list[float] | None = None
-        self._waits_for_transfer = False
         self._gc_began: tuple[float, float] | None = None  # wall and CPU time
         self._began_s = self._now_s = time.perf_counter()
         self._now_cpu_s, self._now_open_s = time.thread_time(), 0.0
         gc.callbacks.append(self._on_gc)
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(gc.callbacks.remove, self._on_gc)
 
     def close(self) -> None:
-        """Stop counting garbage collections, and remove the hooks."""
-        gc.callbacks.remove(self._on_gc)
+        """Stop counting garbage collections and new groups, and remove the hooks."""
+        self._closing.close()
         self._switch(False)
 
     def enter_phase(self, name: str) -> None:
         """Begin a phase on the watched thread; the time since the last event is of the one before."""
         self._advance()
         self._phase = name
+
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[None]:
+        """Count what passes here to waiting for the ranks that start later."""
+        phase = self._phase
+        self.enter_phase(JOINING)
+        yield
+        self.enter_phase(phase)
+
+    def count_new_groups(self) -> None:
+        """Count as joining what it takes to make a process group from now on: its ranks connect and wait in a store."""
+        make = distributed_c10d._new_group_with_tag
+
+        @functools.wraps(make)
+        def made(*arguments: Any, **named: Any) -> Any:
+            with self.joining():
+                return make(*arguments, **named)
+
+        distributed_c10d._new_group_with_tag = made
+        self._closing.callback(setattr, distributed_c10d, "_new_group_with_tag", make)
 
     def switch_by(self, switch: Callable[[bool], None]) -> None:
         """Take what registers the hooks (True) and removes them (False)."""
@@ -103,24 +127,22 @@ class CollectiveWatch:
         return _Call(name, row)
 
     def leave(self, event: str, call: _Call | None) -> None:
-        """Note "return" or "done", the latter from any thread."""
+        """Note an event of a collective, "done" from any thread."""
         if call is None:
             return
         if event == "done":
-            with self._lock:
-                call.is_over = True
-                if call.is_under_way:
-                    self._num_open -= 1
-                    if not self._num_open:
-                        self._open_s += time.perf_counter() - self._open_since_s
+            self._close(call)
             return
         before_s = self._now_s
         self._advance()
-        call.row[2] += self._now_s - before_s
+        if event != "waits":
+            call.row[2] += self._now_s - before_s
+        if event != "started":
+            self._open(call)
+
+    def _open(self, call: _Call) -> None:
+        """Count from now on what is waited for this collective."""
         self._last_row = call.row
-        if call.name in POINT_TO_POINT:
-            self._waits_for_transfer = True
-            return
         with self._lock:
             if not call.is_over:
                 call.is_under_way = True
@@ -128,14 +150,21 @@ class CollectiveWatch:
                     self._open_since_s = self._now_s
                 self._num_open += 1
 
+    def _close(self, call: _Call) -> None:
+        with self._lock:
+            call.is_over = True
+            if call.is_under_way:
+                self._num_open -= 1
+                if not self._num_open:
+                    self._open_s += time.perf_counter() - self._open_since_s
+
     def _advance(self) -> None:
         """Book the stretch since the last event: blocked, in garbage collection, or the phase's own."""
         now_s, cpu_s = time.perf_counter(), time.thread_time()
         with self._lock:
             open_s = self._open_s + (now_s - self._open_since_s if self._num_open else 0.0)
         wall_s, computed_s = now_s - self._now_s, cpu_s - self._now_cpu_s
-        waited_s = wall_s if self._waits_for_transfer else open_s - self._now_open_s
-        blocked_s = max(0.0, min(waited_s, wall_s - computed_s))
+        blocked_s = max(0.0, min(open_s - self._now_open_s, wall_s - computed_s))
         if blocked_s and self._last_row is not None:
             self._last_row[3] += blocked_s
         own_s = wall_s - blocked_s - self._gc_of_stretch_s
@@ -145,7 +174,7 @@ class CollectiveWatch:
         if phase != BETWEEN:
             self._blocked_s += blocked_s
         self._gc_s += self._gc_of_stretch_s
-        self._gc_of_stretch_s, self._gc_cpu_s, self._waits_for_transfer = 0.0, 0.0, False
+        self._gc_of_stretch_s = self._gc_cpu_s = 0.0
         self._now_s, self._now_cpu_s, self._now_open_s = now_s, cpu_s, open_s
 
     def _on_gc(self, moment: str, _: dict[str, Any]) -> None:
@@ -179,8 +208,10 @@ class CollectiveWatch:
         self.enter_phase(BETWEEN)
         found = {}
         if self._until_next == 1:
+            elsewhere_s = sum(s for name, s in self._own_s.items() if name not in (*RECORDED_PHASES, BETWEEN))
             found = {
                 **{f"own_{name}_s": max(0.0, self._own_s.get(name, 0.0)) for name in (*RECORDED_PHASES, BETWEEN)},
+                "own_elsewhere_s": max(0.0, elsewhere_s),
                 **{f"cpu_{name}_s": max(0.0, self._cpu_s.get(name, 0.0)) for name in RECORDED_PHASES},
                 "blocked_s": self._blocked_s,
                 "gc_s": self._gc_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -47,7 +48,7 @@ from testbed.metrics.world_step import gather_loss
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
 from testbed.profiling.collective_log import Receiver, log_in, receive_collectives
-from testbed.profiling.collective_watch import JOINING, START_UP, CollectiveWatch
+from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
 from testbed.profiling.step_clock import StepClock, named_range
 from testbed.run_folder.run_lock import by_handle, check_held
@@ -169,18 +170,15 @@ def join_ranks(
     how, watch = settings.measuring.watch_collectives, None
     if how != "off" and device.type == "cpu":
         watch = CollectiveWatch(is_limited=how == "auto")
-    if watch is not None:
-        watch.enter_phase(JOINING)
-    backend = process_group.start_process_group(
-        device,
-        launch,
-        is_needed=STRATEGIES[settings.training.run_type].is_distributed,
-        patience_s=patience_s(settings.training.collective_timeout),
-        backend=settings.compute.backend,
-        on_all_here=ending.ranks.watch_startup,
-    )
-    if watch is not None:
-        watch.enter_phase(START_UP)
+    with contextlib.nullcontext() if watch is None else watch.joining():
+        backend = process_group.start_process_group(
+            device,
+            launch,
+            is_needed=STRATEGIES[settings.training.run_type].is_distributed,
+            patience_s=patience_s(settings.training.collective_timeout),
+            backend=settings.compute.backend,
+            on_all_here=ending.ranks.watch_startup,
+        )
     if backend is not None:
         receive(settings, launch, backend, watch)
     check_same_flags(checked.flags_sha256)
@@ -195,6 +193,7 @@ def receive(settings: RunSettings, launch: Launch, backend: str, watch: Collecti
     receive_collectives(logs if watch is None else [*logs, watch], backend)
     if watch is not None:
         watch.switch_by(lambda is_on: receive_collectives([*logs, watch] if is_on else logs, backend))
+        watch.count_new_groups()
 
 
 def agree_on_start(

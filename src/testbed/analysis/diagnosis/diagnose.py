@@ -34,13 +34,14 @@ LEAST_SHARE_OF_LINK = 0.1
 LEAST_LATENCY_S = 1e-3  # of a collective: what is allowed for each, beside what the run's smallest ones take
 START_UP_AHEAD = 0.75  # a rank's own start-up over the others', as a fraction and in seconds: one number, no interval
 START_UP_AHEAD_S = 3.0
-SPREAD = 0.5  # a slow core slows forward and backward alike: the smaller relative shift over the larger one
+SPREAD = 0.3  # a slow core slows forward and backward alike: the smaller relative shift over the larger one
 SEEN = 2.0  # standard errors of the smaller one
 COMPUTING = ("forward", "backward", "optimizer")
 PHASES = ("data_wait", "forward", "backward", "synchronise", "optimizer")
+ELSEWHERE = "elsewhere"  # in the step, in none of its phases: of a pipeline, its schedule
 CAUSE_OF_PHASE = {
     "data_wait": "data", "forward": "forward", "backward": "backward", "synchronise": "collective",
-    "optimizer": "optimizer", "between": "writing",
+    "optimizer": "optimizer", ELSEWHERE: "collective", "between": "writing",
 }  # fmt: skip
 
 
@@ -108,8 +109,9 @@ class _Watched:
         self.step_s = float(metrics["timing"]["step_time_p50_sec"])
         self.mesh = (metrics.get("training_config") or {}).get("mesh") or {}
         self.groups = _groups(self.mesh, world_size)
-        # of a rank: own and CPU times of phases and of their sum; between and garbage, each by mean and lowest tenth
-        of_rank = 2 * (len(PHASES) + 1) + 4
+        # of a rank: CPU and idle times of phases; own and idle times of their sum; own time elsewhere; between and
+        # garbage, each by mean and lowest tenth
+        of_rank = 2 * len(PHASES) + 2 + 1 + 4
         self.comparisons = world_size * of_rank + 3  # data, garbage and a slow link of all ranks
         self.is_pipeline = (self.mesh.get("pipeline") or 1) > 1
 
@@ -157,7 +159,7 @@ def _of_ranks(watched: _Watched) -> list[Finding]:
     for rank in watched.ranks:
         found += _of_phases(watched, rank)
         for name, times, least in (
-            ("writing", watched.own("between"), LEAST_SHARE_BETWEEN),
+            ("writing", watched.own("between"), LEAST_SHARE if rank else LEAST_SHARE_BETWEEN),
             ("garbage collection", np.array(watched.of("gc_s")), LEAST_SHARE),
         ):
             for quantile in (MEAN, QUIET):  # what comes in some steps only, or in each
@@ -171,22 +173,27 @@ def _of_ranks(watched: _Watched) -> list[Finding]:
 def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
     """Return the phases in which a rank is slow, or the one finding that its core is.
 
-    Own times show every cause, and other work on the machine too; CPU times show only what is computed, and hardly any
-    noise. What either shows is said.
+    CPU times show what is computed; the speed of a core varies to both sides, so their medians are compared. Idle times
+    show a pause; other work only adds to them, so their quiet steps are.
     """
     group = watched.group_of(rank)
     is_alone = len(group) == 1  # in its stage: how much it computes is by design, how long it idles is not
     group = list(watched.ranks) if is_alone else group
-    shown = (lambda phase: watched.idle_beside(phase, rank),) if is_alone else (watched.own, watched.cpu)
-    said: dict[str, Shift] = {}
-    for times in shown:
+    idle = (lambda phase: watched.idle_beside(phase, rank)) if is_alone else watched.idle
+    for times in (idle,) if is_alone else (watched.own, idle):
         if core := _slow_core(watched, rank, group, {phase: times(phase) for phase in COMPUTING}):
             return [core]
-        for phase in PHASES:
-            is_data = is_alone and phase == "data_wait"
-            shift = watched.shift(watched.own(phase) if is_data else times(phase), rank, group)
-            if _is_said(watched, shift, LEAST_SHARE):
-                said.setdefault(phase, shift)
+    said: dict[str, Shift] = {}
+    for phase in PHASES:
+        is_data = is_alone and phase == "data_wait"
+        shifts = [watched.shift(watched.own(phase) if is_data else idle(phase), rank, group)]
+        if not is_alone:
+            shifts.append(watched.shift(watched.cpu(phase), rank, group, MIDDLE))
+        if shifts := [shift for shift in shifts if _is_said(watched, shift, LEAST_SHARE)]:
+            said[phase] = max(shifts, key=lambda shift: shift.low)
+    elsewhere = watched.shift(watched.own(ELSEWHERE), rank, group)
+    if _is_said(watched, elsewhere, LEAST_SHARE):
+        said[ELSEWHERE] = elsewhere
     found = []
     for phase, shift in said.items():
         called = _called(watched, rank, group, phase)
@@ -218,8 +225,14 @@ def _is_said(watched: _Watched, shift: Shift, least_share: float) -> bool:
 
 def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str) -> dict[str, Any]:
     """Return the collective of a phase whose calls take this rank the longest beyond the others, per step."""
-    ahead = {}
-    per_rank = [{_named(row): row["call_s"] for row in rows if row["phase"] == phase} for rows in _collectives(watched)]
+    ahead: dict[str, float] = {}
+    phases = ("step", "schedule") if phase == ELSEWHERE else (phase,)
+    per_rank: list[dict[str, float]] = []
+    for rows in _collectives(watched):
+        calls: dict[str, float] = {}
+        for row in (row for row in rows if row["phase"] in phases):
+            calls[_named(row)] = calls.get(_named(row), 0.0) + row["call_s"]
+        per_rank.append(calls)
     for name in per_rank[rank]:
         others = [per_rank[other].get(name, 0.0) for other in group if other != rank]
         ahead[name] = (per_rank[rank][name] - float(np.median(others))) / max(1, _num_steps(watched))

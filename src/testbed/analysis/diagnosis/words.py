@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from testbed.analysis.diagnosis.diagnose import Diagnosis, Finding
+from testbed.analysis.diagnosis.diagnose import ELSEWHERE, Diagnosis, Finding
 from testbed.analysis.diagnosis.shifts import CONFIDENCE
 from testbed.config.run_types import run_types_that_work_with, run_types_with
 
@@ -135,7 +135,8 @@ def _what(finding: Finding) -> str:
         )
     if finding.cause == "collective":
         which = f"in {details['collective']}" if "collective" in details else "between its collectives"
-        return f"is slow {which} of {details['phase']}, before the transfer begins"
+        where = "outside the step's phases" if details["phase"] == ELSEWHERE else f"of {details['phase']}"
+        return f"is slow {which} {where}, before the transfer begins"
     if finding.cause == "writing":
         return "is busy between the steps: rows, printing, writing" if is_one else f"{details['what']} take time"
     if finding.cause == "start-up":

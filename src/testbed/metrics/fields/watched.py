@@ -20,6 +20,9 @@ class WatchedSteps(TypedDict):
     per_rank_own_between_s: Annotated[
         OneOrMore[Amount], "own time from the end of the step before: rows, writing, checkpoints, validation"
     ]
+    per_rank_own_elsewhere_s: Annotated[
+        OneOrMore[Amount], "own time of the step in none of these phases, as between the passes of a pipeline"
+    ]
     per_rank_cpu_data_wait_s: Annotated[OneOrMore[Amount], "the part of own time in which the thread computed"]
     per_rank_cpu_forward_s: OneOrMore[Amount]
     per_rank_cpu_backward_s: OneOrMore[Amount]
