@@ -97,7 +97,7 @@ def main() -> int:
     if new and not agreed(arguments.yes):
         say("no environment was made, and nothing ran", file=sys.stderr)
         return 2
-    code = run_all(arguments, left, file)
+    code = run_all(arguments, {pair: left.get(pair, []) for pair in plan}, file)
     wanted_keys = {(*pair, one.name) for pair, wanted in plan.items() for one in wanted}
     lines = [line for line in results.read(file) if "command" in line or results.key(line) in wanted_keys]
     if results.combinations(lines):
@@ -164,7 +164,7 @@ def run_all(arguments: argparse.Namespace, left: Plan, file: Path) -> int:
 
     failed = False
     with only_sweep_in(arguments.out_dir), resumable_runs(arguments.out_dir) as stop:
-        if left:
+        if any(left.values()):
             results.add(file, results.made_by(recorded_command(__file__, sys.argv[1:]), *commit()))
         for (torch, deepspeed), wanted in left.items():
             try:
@@ -195,7 +195,7 @@ def lines_of(
     arguments: argparse.Namespace, torch: str, deepspeed: str, wanted: Sequence[Trial], stop: Stop
 ) -> Iterator[results.Line]:
     """Yield the line of each combination of a pair, in its environment, until a signal comes."""
-    if stop.signal_number is not None:
+    if stop.signal_number is not None or not wanted:
         return
     python = Path(sys.executable) if arguments.here else environments.make(arguments.out_dir, torch, deepspeed, stop)
     if stop.signal_number is not None:

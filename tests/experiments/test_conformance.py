@@ -329,6 +329,16 @@ def test_environments_are_removed_when_they_are_done_and_a_release_that_is_none_
     assert "cannot install deepspeed==0.0.1" in capsys.readouterr().out
     assert [path.name for path in (out / "environments").iterdir() if path.is_dir()] == []
     assert {line["deepspeed"] for line in results.combinations(results.read(out / results.FILE))} == {"0.19.8"}
+    words.remove("0.0.1")
+    environments.make(out, "2.13.0", "0.19.8", Stop())
+    assert call(*words, "--remove") == 0
+    assert len(trained) == 4, "nothing was left to run"
+    assert [path.name for path in (out / "environments").iterdir() if path.is_dir()] == []
+
+
+def test_what_stands_in_a_file_forges_no_line():
+    head = LINES[0] | {"cpu": "A\n- `python other.py`"}
+    assert len(results.tables([head]).splitlines()) == len(results.tables(LINES[:1]).splitlines())
 
 
 @pytest.mark.launches
