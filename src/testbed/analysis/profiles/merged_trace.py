@@ -165,19 +165,15 @@ def _align(ranks: list[RankTrace]) -> None:
     for trace in ranks[1:]:
         shared = [key for key in first.places if key in first.of_all and key in trace.of_all]
         mine, reference = (np.array([one.span(key) for key in shared]).reshape(-1, 2) for one in (trace, first))
-        trace.clock = align(mine, reference)
-        if trace.host and trace.host == first.host and trace.clock.uncertainty is not None:
-            within = (np.max(mine[:, 0] - reference[:, 1]), np.min(mine[:, 1] - reference[:, 0]))
-            if within[0] <= 0 <= within[1]:
-                trace.clock = Clock(0.0, 0.0, trace.clock.origin, float(max(-within[0], within[1])), len(shared))
+        trace.clock = align(mine, reference, shares_clock=bool(trace.host) and trace.host == first.host)
 
 
 def _write(ranks: list[RankTrace], file: TextIO) -> tuple[int, int]:
     """Write everything; return how many events and flows it was."""
-    start_us = min(trace.clock.on_rank_0(min(trace.rows, default=trace.base_us)) for trace in ranks) // 1e6 * 1e6
+    start_us = min(min(trace.rows, default=trace.base_us) - trace.clock.offset for trace in ranks) // 1e6 * 1e6
     clocks = [
         {
-            "rank": trace.rank, "host": trace.host, "offset_us": trace.clock.offset, "drift": trace.clock.drift,
+            "rank": trace.rank, "host": trace.host, "offset_us": trace.clock.offset,
             "uncertainty_us": trace.clock.uncertainty, "num_collectives": trace.clock.num_collectives,
         }
         for trace in ranks
@@ -213,7 +209,7 @@ def _events(trace: RankTrace, world: int, start_us: float, devices: dict) -> Ite
                 yield _names("process_name", process, name=f"rank {trace.rank}: device")
                 yield _names("process_sort_index", process, sort_index=trace.rank)
             if "ts" in event:
-                event["ts"] = round(trace.clock.on_rank_0(_begin(trace, event)) - start_us, 3)
+                event["ts"] = round(_begin(trace, event) - trace.clock.offset - start_us, 3)
             if isinstance(event.get("id"), int):  # each rank counts its own flows from 1
                 event["id"] = event["id"] * world + trace.rank
             yield event
@@ -237,7 +233,7 @@ def _flows(ranks: list[RankTrace], start_us: float, devices: dict) -> Iterator[d
     for key in ranks[0].places:
         if any(key not in trace.of_all for trace in ranks) or len(ranks) == 1:
             continue
-        spans = [tuple(map(trace.clock.on_rank_0, trace.span(key))) for trace in ranks]
+        spans = [tuple(moment - trace.clock.offset for moment in trace.span(key)) for trace in ranks]
         last = max(range(len(ranks)), key=lambda index: spans[index][0])
         for index in range(len(ranks)):
             if index == last:
