@@ -145,6 +145,11 @@ def _fitting_start(
         return Start(sha256, checkpoint, is_other_run=True, steps_done=steps_done)
     checkpoint = read_description(folder)
     copy = read_metrics(folder / run_folder.METRICS)
+    if (version := metrics_version(copy)) != SCHEMA_VERSION:
+        raise InputError(
+            f"--resume: {folder / run_folder.METRICS} is of version {version}, and this program goes on from "
+            f"{SCHEMA_VERSION}; give another checkpoint"
+        )
     is_other_run = not is_checkpoint_of(directory, folder)
     if not is_other_run:
         folder_owner.check_not_shared(directory, checkpoint, copy)
