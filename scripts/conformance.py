@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.sweep_flags import add_flags, check_out_dir, parser_of
 from testbed.errors import Failure, InputError, counted, say
 from testbed.experiments.conformance import environments, results
-from testbed.experiments.conformance.trials import STAGES, Trial, carry_out, trials
+from testbed.experiments.conformance.trials import Trial, carry_out, trials
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ def parse_arguments() -> argparse.Namespace:
         help="releases of PyTorch; all pairs are tried",
     )
     add("--here", action="store_true", help="try the releases that are installed here, and make no environment")
-    text = "stages of ZeRO (default: all)"
-    add("--stages", nargs="+", type=int, choices=STAGES, default=list(STAGES), metavar="STAGE", help=text)
     add(
         "--only",
         metavar="REGEX",
@@ -112,7 +110,7 @@ def planned(arguments: argparse.Namespace) -> Plan:
     ):
         raise InputError("give --deepspeed and --torch with releases, or --here alone for those that are installed")
     try:
-        wanted = [one for one in trials(arguments.stages) if re.search(arguments.only, one.name)]
+        wanted = [one for one in trials() if re.search(arguments.only, one.name)]
     except re.error as error:
         raise InputError(f"--only {arguments.only} is not a regular expression ({error})") from None
     if not wanted:

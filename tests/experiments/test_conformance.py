@@ -139,9 +139,8 @@ def test_the_tables_count_what_agrees_and_name_what_does_not():
 
 
 def test_every_stage_precision_accumulation_and_clipping_is_tried_both_ways():
-    every = trials([0, 1, 2, 3])
+    every = trials()
     assert len({trial.name for trial in every}) == len(every) == 4 * 2 * 2 * (3 + 2)
-    assert {trial.stage for trial in trials([3])} == {3}
 
 
 REFUSED = {
@@ -151,7 +150,6 @@ REFUSED = {
     "not a release of three numbers": ["--deepspeed", "19", "--torch", "2.13.0"],
     "matches no combination": ["--here", "--only", "ZeRO 7"],
     "not a regular expression": ["--here", "--only", "("],
-    "invalid choice: 4": ["--here", "--stages", "4"],
     "give --yes": ["--deepspeed", "0.19.8", "--torch", "2.13.0"],
 }
 

@@ -143,14 +143,12 @@ class _Watched:
     def group_of(self, rank: int) -> range:
         return next(group for group in self.groups if rank in group)
 
-    def shift(self, times: np.ndarray, rank: int, group: range, quantile: float | None = QUIET) -> Shift:
-        """Return by how much a rank's times, of windows x ranks, exceed those of the others of its group."""
-        ahead = against_others(batches(times, quantile)[:, group])
-        return shift_of(ahead[:, group.index(rank)], self.comparisons)
-
     def _shifts(self, kind: str, phases: tuple[str, ...], group: range, quantile: float | None) -> list[Shift]:
-        """Return `shift` of each rank of a group, of the sum over phases of `own`, `cpu` or `idle`."""
-        times = sum((getattr(self, kind)(phase) for phase in phases), np.zeros(1))
+        """Return `shifts_of` the sum over phases of `own`, `cpu` or `idle`."""
+        return self.shifts_of(sum((getattr(self, kind)(phase) for phase in phases), np.zeros(1)), group, quantile)
+
+    def shifts_of(self, times: np.ndarray, group: range, quantile: float | None) -> list[Shift]:
+        """Return by how much each rank of a group exceeds the others. `times`: windows x ranks."""
         ahead = against_others(batches(times, quantile)[:, group])
         return [shift_of(of_rank, self.comparisons) for of_rank in ahead.T]
 
@@ -199,7 +197,7 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
         if kind != "idle_beside":
             return watched.shifts(kind, phases, group, quantile)[group.index(rank)]
         times = sum((watched.idle_beside(phase, rank) for phase in phases), np.zeros(1))
-        return watched.shift(times, rank, group, quantile)
+        return watched.shifts_of(times, group, quantile)[group.index(rank)]
 
     for kind in (idle,) if is_alone else ("own", idle):
         if core := _slow_core(watched, rank, kind, shift_in):
@@ -294,15 +292,8 @@ def _slow_link(watched: _Watched) -> list[Finding]:
         return []
     per_rank = _collectives(watched)
     inside = [[row for row in rows if row["phase"] in (*PHASES, "step")] for rows in per_rank]
-    small = [
-        min(
-            row["blocked_s"] / max(1, row["num"])
-            for row in rows
-            if (row["name"], row["phase"]) == ("allgather", "between")
-        )
-        for rows in per_rank
-        if any((row["name"], row["phase"]) == ("allgather", "between") for row in rows)
-    ]
+    between = [row for rows in per_rank for row in rows if (row["name"], row["phase"]) == ("allgather", "between")]
+    small = [row["blocked_s"] / max(1, row["num"]) for row in between]
     latency_s = max(LEAST_LATENCY_S, 2 * min(small, default=0.0))
     num, num_bytes = (max(sum(row[name] for row in rows) / steps for rows in inside) for name in ("num", "bytes"))
     waited = watched.of("blocked").min(axis=1, keepdims=True)

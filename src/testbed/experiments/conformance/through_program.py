@@ -14,7 +14,7 @@ from testbed.analysis.runs.load import load_run
 from testbed.config.check import check_command_line
 from testbed.distributed import launch
 from testbed.experiments.conformance import RANKS, STEPS
-from testbed.experiments.made_up_tokens import TINY, VOCABULARY, as_flags, write_made_up_tokens
+from testbed.experiments.made_up_tokens import TINY, as_flags
 from testbed.io import SOURCE
 from testbed.run_folder import METRICS, WEIGHTS
 
@@ -61,8 +61,3 @@ def results(folder: Path) -> tuple[list[float], list[float], np.ndarray]:
     """Return losses, norms and weights of the run in a task's folder."""
     run = load_run(folder / "run" / METRICS)
     return run.train_losses.tolist(), run.grad_norms.tolist(), weights_of(folder / "run" / WEIGHTS[0])
-
-
-def prepare(folder: Path) -> None:
-    """Write the data that a task's flags name."""
-    write_made_up_tokens(folder / "data", VOCABULARY)
