@@ -8,7 +8,7 @@ import pytest
 
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
-from testbed.config.resumed_folder import check_resumed
+from testbed.config.resumed_folder import check_resumed, near_runs
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
 from testbed.inference.loading import shape_of_config
@@ -44,6 +44,11 @@ def test_what_may_be_meant_is_named(resume, said):
     with pytest.raises(InputError) as caught:  # without data, which is not to be blamed
         check_run(parse_command_line(["--resume", resume]), Launch(0, 0, 1, 1))
     assert str(caught.value).startswith(f"--resume {resume} ") and said in str(caught.value)
+
+
+def test_of_a_run_that_begins_the_one_that_may_be_meant_is_said():
+    assert near_runs(Path("checkpoint/dpd")) == [Path("checkpoint/ddp")]
+    assert near_runs(Path("checkpoint/other")) == near_runs(Path("checkpoint/ddp/checkpoints/step_000020/x")) == []
 
 
 def test_what_holds_a_checkpoint_is_taken():

@@ -29,11 +29,16 @@ def check_resumed(resume: str | None) -> None:
     fault = not_a_folder(path) or (None if _holds_checkpoint(path) else "holds no checkpoint")
     if fault is None:
         return
-    near = [folder for folder in (*_folders_in(path), *_alike(path)) if _holds_checkpoint(folder)][:MOST_NEAR]
+    near = near_runs(path)
     way_out = f"did you mean {' or '.join(map(str, near))}?"
     if not near:
         way_out = "give auto, a run's folder, or a checkpoint such as DIR/checkpoints/step_000020"
     raise InputError(f"--resume {path} {fault}; {way_out}")
+
+
+def near_runs(path: Path) -> list[Path]:
+    """Return folders with a checkpoint that may be meant by a path without one: below it, or of a name like it."""
+    return [folder for folder in (*_folders_in(path), *_alike(path)) if _holds_checkpoint(folder)][:MOST_NEAR]
 
 
 def _holds_checkpoint(folder: Path) -> bool:
