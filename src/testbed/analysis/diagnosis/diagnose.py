@@ -144,11 +144,8 @@ class _Watched:
         return next(group for group in self.groups if rank in group)
 
     def _shifts(self, kind: str, phases: tuple[str, ...], group: range, quantile: float | None) -> list[Shift]:
-        """Return `shifts_of` the sum over phases of `own`, `cpu` or `idle`."""
-        return self.shifts_of(sum((getattr(self, kind)(phase) for phase in phases), np.zeros(1)), group, quantile)
-
-    def shifts_of(self, times: np.ndarray, group: range, quantile: float | None) -> list[Shift]:
-        """Return by how much each rank of a group exceeds the others. `times`: windows x ranks."""
+        """Return by how much each rank of a group exceeds the others, in the sum over phases of a kind of times."""
+        times = sum((getattr(self, kind)(phase) for phase in phases), np.zeros(1))
         ahead = against_others(batches(times, quantile)[:, group])
         return [shift_of(of_rank, self.comparisons) for of_rank in ahead.T]
 
@@ -197,7 +194,8 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
         if kind != "idle_beside":
             return watched.shifts(kind, phases, group, quantile)[group.index(rank)]
         times = sum((watched.idle_beside(phase, rank) for phase in phases), np.zeros(1))
-        return watched.shifts_of(times, group, quantile)[group.index(rank)]
+        ahead = against_others(batches(times, quantile)[:, group])
+        return shift_of(ahead[:, group.index(rank)], watched.comparisons)
 
     for kind in (idle,) if is_alone else ("own", idle):
         if core := _slow_core(watched, rank, kind, shift_in):
