@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.sweep_flags import add_flags, check_out_dir, parser_of
 from testbed.errors import Failure, InputError, counted, say
 from testbed.experiments.conformance import environments, results
-from testbed.experiments.conformance.trials import STAGES, Trial, carry_out, trials
+from testbed.experiments.conformance.trials import Trial, carry_out, trials
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ def parse_arguments() -> argparse.Namespace:
         help="releases of PyTorch; all pairs are tried",
     )
     add("--here", action="store_true", help="try the releases that are installed here, and make no environment")
-    text = "stages of ZeRO (default: all)"
-    add("--stages", nargs="+", type=int, choices=STAGES, default=list(STAGES), metavar="STAGE", help=text)
     add(
         "--only",
         metavar="REGEX",
@@ -97,7 +95,7 @@ def main() -> int:
     if new and not agreed(arguments.yes):
         say("no environment was made, and nothing ran", file=sys.stderr)
         return 2
-    code = run_all(arguments, left, file)
+    code = run_all(arguments, {pair: left.get(pair, []) for pair in plan}, file)
     wanted_keys = {(*pair, one.name) for pair, wanted in plan.items() for one in wanted}
     lines = [line for line in results.read(file) if "command" in line or results.key(line) in wanted_keys]
     if results.combinations(lines):
@@ -112,7 +110,7 @@ def planned(arguments: argparse.Namespace) -> Plan:
     ):
         raise InputError("give --deepspeed and --torch with releases, or --here alone for those that are installed")
     try:
-        wanted = [one for one in trials(arguments.stages) if re.search(arguments.only, one.name)]
+        wanted = [one for one in trials() if re.search(arguments.only, one.name)]
     except re.error as error:
         raise InputError(f"--only {arguments.only} is not a regular expression ({error})") from None
     if not wanted:
@@ -164,7 +162,7 @@ def run_all(arguments: argparse.Namespace, left: Plan, file: Path) -> int:
 
     failed = False
     with only_sweep_in(arguments.out_dir), resumable_runs(arguments.out_dir) as stop:
-        if left:
+        if any(left.values()):
             results.add(file, results.made_by(recorded_command(__file__, sys.argv[1:]), *commit()))
         for (torch, deepspeed), wanted in left.items():
             try:
@@ -195,7 +193,7 @@ def lines_of(
     arguments: argparse.Namespace, torch: str, deepspeed: str, wanted: Sequence[Trial], stop: Stop
 ) -> Iterator[results.Line]:
     """Yield the line of each combination of a pair, in its environment, until a signal comes."""
-    if stop.signal_number is not None:
+    if stop.signal_number is not None or not wanted:
         return
     python = Path(sys.executable) if arguments.here else environments.make(arguments.out_dir, torch, deepspeed, stop)
     if stop.signal_number is not None:

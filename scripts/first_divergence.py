@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_types import positive
 from testbed.config.sweep_flags import parse_before_dashes, parser_of
 from testbed.distributed.processes import Interrupted, Stop
-from testbed.errors import InputError, say
+from testbed.errors import InputError, as_lines, say
 from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.run_sides import Request, Start, check, record
 from testbed.experiments.divergence.sides import Side, save
@@ -95,7 +95,7 @@ def main() -> int:
     a, b, noisy = [*recorded, None][:3]
     assert a is not None and b is not None
     answer = answer_of(a, b, noisy)
-    say("\n".join(lines_of(answer)))
+    say(as_lines(lines_of(answer)))
     say(f"{time.perf_counter() - started_s:.0f} s")
     if arguments.json is not None:
         write_json(arguments.json, answer, "--json")

@@ -5,6 +5,7 @@
     python scripts/sample.py --checkpoint checkpoint/baseline --prompt "import " --temperature 0   # greedy
     python scripts/sample.py --checkpoint checkpoint/baseline --prompt "import " --num_samples 5   # seeds 0 to 4
     python scripts/sample.py --from_pretrained gpt2 --prompt "The meaning of life is" --top_p 0.9  # published weights
+    python scripts/sample.py --checkpoint checkpoint/baseline                                      # text from nothing
 
 The text goes to the standard output, how long it took to the standard error.
 
@@ -53,7 +54,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = FlagParser(description=head, epilog=examples, formatter_class=layout, allow_abbrev=False)
     add_model_flags(parser)
     flag = parser.add_argument
-    flag("--prompt", required=True, metavar="TEXT", help="the beginning of the text")
+    begins = "the beginning of the text (default: none; the model begins a text, as after end-of-text or a line feed)"
+    flag("--prompt", metavar="TEXT", help=begins)
     pair = "ask in the form of preprocess_small.py --pairs: a line feed ends the prompt, the reference follows"
     flag("--pair", action="store_true", help=pair)
     longest = (
@@ -99,16 +101,20 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
             f"--num_samples {arguments.num_samples} with --temperature 0 is one text {arguments.num_samples} times; "
             "raise --temperature, or leave --num_samples out"
         )
+    if arguments.pair and arguments.prompt is None:
+        raise InputError("--pair asks in the form of a pair, and no --prompt is there to ask; give one")
     flag, source = named_model(arguments)
     with naming(flag):
         positions = shape_of_config(source).max_position_embeddings
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
         note = note_on(source)
-    prompt = ids_of_prompt(arguments.prompt, tokenizer, arguments.pair)
+    given = arguments.prompt
+    prompt = beginning(tokenizer) if given is None else ids_of_prompt(given, tokenizer, arguments.pair)
+    prompt, cropped = cropped_to_fit(prompt, arguments.max_new_tokens, positions)
     trained = None if is_published(source) else trained_with(Path(source)).seq_length
     new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions, trained)
     warnings = untrained_positions("prompt and text have", len(prompt) + new_tokens, trained)
-    for warning in [*([note] if note else []), *warnings]:
+    for warning in [*filter(None, [note, cropped]), *warnings]:
         print(warning, file=sys.stderr)
 
     from testbed.autotune.device import device_type  # from here on torch is needed
@@ -122,7 +128,7 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
 
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # typeshed: TextIO, which lacks it
     shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str
-    end, lead = tokenizer.end_of_text_id, f"{shown(arguments.prompt)}{SEPARATOR if arguments.pair else ''}"
+    end, lead = tokenizer.end_of_text_id, f"{shown(given or '')}{SEPARATOR if arguments.pair else ''}"
 
     def written(tokens: Iterable[int]) -> None:
         for piece in text_of((token for token in tokens if token != end), tokenizer):
@@ -147,10 +153,33 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
     print(clock.summary(len(prompt)), file=sys.stderr)
 
 
+def beginning(tokenizer: Tokenizer) -> list[int]:
+    """Return what a text without a prompt begins after: the token that ended the text before, or a line feed."""
+    if tokenizer.end_of_text_id is not None:
+        return [tokenizer.end_of_text_id]
+    try:
+        return tokenizer.encode("\n")
+    except InputError as error:
+        raise InputError(
+            f"no token of {tokenizer.name} ends a text, and it has no line feed ({error}); give --prompt"
+        ) from None
+
+
+def cropped_to_fit(prompt: list[int], asked: int | None, positions: int) -> tuple[list[int], str | None]:
+    """Return the end of a prompt that fills all positions, with room for the new tokens, and a line that says so."""
+    if len(prompt) < positions:
+        return prompt, None
+    kept = max(1, positions - (asked or min(DEFAULT_NEW_TOKENS, positions // 2)))
+    return prompt[-kept:], (
+        f"note: --prompt has {len(prompt):,} tokens, and the model {positions:,} positions for them and the new ones: "
+        f"it continues the last {kept:,}"
+    )
+
+
 def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[int]:
     """Return the prompt's ids. InputError where it is empty or cannot be text."""
     if not text:
-        raise InputError('--prompt is empty; give some text to begin with, for example --prompt "import "')
+        raise InputError("--prompt is empty; leave it out for a text from nothing, or give its beginning")
     try:
         return encode_prompt(tokenizer, text) if is_of_a_pair else tokenizer.encode(text)
     except InputError as error:  # a character that the tokenizer lacks
@@ -166,20 +195,13 @@ def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int, traine
         InputError: the model has no room for them.
     """
     room = positions - prompt_tokens
-    if room < 1:
+    if not 1 <= (asked or 1) <= room:
         raise InputError(
-            f"--prompt has {prompt_tokens} tokens, and the model has {positions} positions for them and the new ones; "
-            "shorten it"
+            f"--max_new_tokens {asked or 1} must be from 1 to {room}: the model has {positions} positions, and "
+            f"--prompt takes {prompt_tokens}"
         )
-    if asked is None:
-        in_training = (trained or positions) - prompt_tokens
-        return min(DEFAULT_NEW_TOKENS, room, in_training if in_training > 0 else room)
-    if not 1 <= asked <= room:
-        raise InputError(
-            f"--max_new_tokens {asked} must be from 1 to {room}: the model has {positions} positions, and --prompt "
-            f"takes {prompt_tokens}"
-        )
-    return asked
+    in_training = (trained or positions) - prompt_tokens
+    return asked or min(DEFAULT_NEW_TOKENS, room, in_training if in_training > 0 else room)
 
 
 class Clock:

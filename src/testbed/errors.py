@@ -7,7 +7,7 @@ import logging
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 
@@ -57,6 +57,11 @@ def printable(text: str, kept: str = "") -> str:
         else repr(character)[1:-1]
         for character in text
     )
+
+
+def as_lines(lines: Iterable[str]) -> str:
+    """Return lines for a terminal. A line feed in the name of something, which would make two of one, is escaped."""
+    return "\n".join(map(printable, lines))
 
 
 def say(text: object = "", **how: Any) -> None:

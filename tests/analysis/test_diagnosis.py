@@ -10,8 +10,8 @@ from support.diagnosis_study import is_right, overhead, read, table
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
-from testbed.analysis.diagnosis.diagnose import PHASES, Finding, diagnose
-from testbed.analysis.diagnosis.shifts import Shift, shift_of
+from testbed.analysis.diagnosis.diagnose import PHASES, Diagnosis, Finding, diagnose
+from testbed.analysis.diagnosis.shifts import Shift, against_others, shift_of
 from testbed.analysis.diagnosis.words import NOTHING, SHOWN, text_of, verdict, way_out
 from testbed.analysis.document import markdown
 from testbed.analysis.report.build import report_of
@@ -244,6 +244,20 @@ def test_what_was_not_looked_at_is_said():
 def test_advice_is_what_the_run_can_take(cause, settings, named, not_named):
     words = way_out(Finding(cause, None, Shift(0.1, 0.1, 0.1, 9.0), 0.1, settings=settings))
     assert named in words and not_named not in words
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 64])
+def test_each_rank_is_compared_with_the_median_of_all_others(ranks):
+    values = np.random.default_rng(ranks).integers(0, 9, (10, ranks)).astype(float)  # with ties
+    for rank in range(ranks):
+        others = np.delete(values, rank, axis=1)
+        np.testing.assert_array_equal(against_others(values)[:, rank], values[:, rank] - np.median(others, axis=1))
+
+
+def test_the_name_of_a_phase_forges_no_line():
+    details = {"phase": "backward\nrank 9 is slow", "collective": "allreduce", "call_s": 1.0}
+    one = Finding("collective", 0, Shift(0.1, 0.1, 0.1, 9.0), 0.1, details)
+    assert len(text_of(Diagnosis((one,))).splitlines()) == 3
 
 
 def test_what_is_outside_the_steps():

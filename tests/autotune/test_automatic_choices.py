@@ -215,6 +215,7 @@ def test_a_resumed_run_goes_on_with_what_was_decided(settings):
     assert kept.origin.chosen == {"micro_batch_size_per_gpu"}
     old = {"precision": "fp32", "compile": True, "use_flash_attention": True, "micro_batch_size_per_gpu": 4}
     assert as_decided_before(settings, old).model.attention == "flash"
+    assert as_decided_before(settings.with_values(precision="auto"), {}).compute.precision == "auto", "it is not known"
 
 
 def test_help_names_the_run_types_whose_micro_batch_is_chosen_on_a_gpu(token_files):

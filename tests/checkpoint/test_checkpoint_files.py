@@ -313,6 +313,14 @@ def test_metrics_that_cannot_be_read_are_taken_from_the_checkpoint(run, capsys):
     assert segment["lost_steps"] is None and segment["lost_s"] is None, "unknown is null"
 
 
+def test_a_checkpoint_whose_metrics_are_of_an_earlier_version_is_refused(run):
+    folder = run.checkpoints / "step_000004"
+    (folder / "training_metrics.json").write_text(json.dumps(v1_metrics()))
+    (folder / "manifest.json").unlink()
+    manifest.write_manifest(folder)
+    assert "is of version 1, and this program goes on from 2.2" in refusal(run, "--resume")
+
+
 def test_metrics_that_cannot_be_read_without_a_checkpoint_end_the_start(token_files, tmp_path):
     folder = Folder(token_files, tmp_path / "run")
     folder.path.mkdir()

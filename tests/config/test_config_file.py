@@ -65,13 +65,26 @@ def test_what_is_written_wrong_is_one_sentence(token_files, tmp_path, name, text
     assert message.startswith(f"--config {path}") and said in message
 
 
+def test_all_unknown_names_are_named_at_once_with_the_flags_that_are_meant(token_files, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("block_size: 64\nseed: 1\nwandb_log: true\nlogging_strategy: steps\nquux: 1\n")
+    said = refusal(token_files, "--config", str(path))
+    for words in (
+        "'block_size' is not a setting (did you mean --seq_length?); 'wandb_log' is not a setting (did you mean --tra",
+        "'logging_strategy' is not a setting (did you mean --steps_per_print?); 'quux' is not a setting; the names",
+    ):
+        assert words in said
+    path.write_text("".join(f"quux{n}: 1\n" for n in range(20)))
+    assert "; and 8 more; the names" in refusal(token_files, "--config", str(path))
+
+
 def test_aliases_of_yaml_do_not_grow(token_files, tmp_path):
     path = tmp_path / "a.yaml"
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     path.write_text("\n".join(lines))
     assert "'a0' is not a setting" in refusal(token_files, "--config", str(path))
-    path.write_text("\n".join([*lines, "seed: *a11"]).replace("a0: ", "dropout: ", 1))
+    path.write_text("dropout: &a0 [x, x]\nseed: *a0\n")
     assert "dropout is a section or a list" in refusal(token_files, "--config", str(path))
 
 

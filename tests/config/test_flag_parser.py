@@ -106,8 +106,10 @@ def test_the_trainer_says_which_flag_was_meant(words, said):
 
 def test_a_program_whose_flag_is_shorter_says_that_one():
     parser = FlagParser(prog="sample.py")
-    parser.add_argument("--checkpoint")
+    for flag in ("--checkpoint", "--prompt"):
+        parser.add_argument(flag)
     assert parser.meant_by("--out_dir") == " (did you mean --checkpoint?)"
+    assert parser.meant_by("--start") == " (did you mean --prompt?)"
 
 
 def test_each_name_of_another_trainer_leads_to_a_flag_and_is_none():

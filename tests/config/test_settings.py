@@ -312,6 +312,15 @@ def test_weights_decide_the_size(token_files, weights):
         start(token_files, weights, "--model", "nano")
 
 
+def test_a_new_model_has_the_positions_of_its_sequences(token_files):
+    flags = ["--device", "cpu", *data_flags(token_files), "--global_batch_size", "2", "--micro_batch_size_per_gpu", "1"]
+    for length, positions in ((32, 1024), (2048, 2048)):
+        settings = typed([*flags, "--model", "nano", "--seq_length", str(length)]).settings
+        assert settings.shape.max_position_embeddings == positions
+    with pytest.raises(InputError, match="--seq_length 2048 is longer than the 1024 positions"):
+        typed([*flags, "--seq_length", "2048", "--max_position_embeddings", "1024"])
+
+
 def test_runs_of_before_recorded_the_default_size(token_files, weights, tmp_path):
     now = start(token_files, weights).settings
     (tmp_path / "effective_config.json").write_text(json.dumps(now.as_config() | {"model": "gpt2"}))

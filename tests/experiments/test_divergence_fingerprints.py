@@ -17,7 +17,7 @@ from testbed.experiments.divergence import run_sides
 from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.causes import ratio_of
 from testbed.experiments.divergence.comparison import Comparison, size_of
-from testbed.experiments.divergence.layouts import positions_of, print_of, whole_shape
+from testbed.experiments.divergence.layouts import positions_of, print_of
 from testbed.experiments.divergence.projections import fingerprint
 from testbed.experiments.divergence.run_sides import Request, check, facts_of
 from testbed.experiments.divergence.sides import (
@@ -32,7 +32,6 @@ from testbed.experiments.divergence.sides import (
     read_folder,
     save,
 )
-from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.strategies.context import order_of_rank
 
@@ -77,12 +76,6 @@ def test_rows_that_fill_the_vocabulary_up_change_nothing():
     filled = torch.cat([x, torch.zeros(84, 32)])
     pieces = [print_of("wte.weight", each, SHAPE)[1] for each in (x, filled)]
     np.testing.assert_array_equal(*pieces)
-
-
-def test_every_parameter_has_the_shape_that_its_name_says():
-    for name, parameter in GPT2(SHAPE).named_parameters():
-        rows, columns = whole_shape(name, SHAPE)
-        assert (rows, columns) == (*parameter.shape, 1)[:2], name
 
 
 def test_the_positions_of_a_context_rank_are_written_out_right():
@@ -198,6 +191,15 @@ def test_a_file_that_holds_no_fingerprints_is_refused(tmp_path, kind):
     ended = run_here(PROGRAM, "--a", path)
     assert ended.returncode == 2
     assert "no file of fingerprints" in ended.stderr
+
+
+def test_a_file_of_settings_wins_over_the_tiny_model_and_a_flag_over_the_file(tmp_path):
+    (tmp_path / "mine.toml").write_text("num_layers = 1\nembedding_size = 64\nmax_train_steps = 7\n")
+    side = ["--config", str(tmp_path / "mine.toml")]
+    a, b, *_ = check(Request((side, side), (1, 1), ["--embedding_size", "16"], 1, tmp_path))
+    assert (a.settings.model.num_layers, a.settings.model.embedding_size, a.settings.last_step) == (1, 16, 7)
+    assert a.settings.model.num_heads == 2
+    assert b.settings.shape == a.settings.shape
 
 
 def test_a_saved_side_from_before_a_flag_has_its_default(tmp_path):

@@ -92,7 +92,7 @@ def test_an_earlier_evaluation_is_kept_unless_asked(evaluate, files):
     earlier.write_text("{}")
     words = ("--checkpoint", "run", "--data_path", "data.bin", "--quick", "--no-latency", "--out", earlier)
     code, _, error = evaluate(*words)
-    assert code == 2 and "give --overwrite" in error and earlier.read_text() == "{}"
+    assert code == 2 and "give --overwrite, or to keep both --out" in error and earlier.read_text() == "{}"
     assert evaluate(*words, "--overwrite")[0] == 0
     assert read_inference(earlier)["status"] == "complete"
 

@@ -343,10 +343,9 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
     train_bpe(iter([TEXT[::-1]]), BPE_SIZE, same_size)
     good = ["--checkpoint", folders["good"]]
     prompt = ["--prompt", "def"]
-    too_long = "def main(arguments)\n" * 64
     cases = [
         ([*good, "--prompt", ""], "--prompt is empty"),
-        ([*good, "--prompt", too_long], "the model has 64 positions"),
+        ([*good, "--pair"], "--pair asks in the form of a pair"),
         ([*good, "--prompt", "\udcff"], "--prompt is not UTF-8 text"),
         ([*good, *prompt, "--max_new_tokens", 64], "--max_new_tokens 64 must be from 1 to "),
         ([*good, *prompt, "--max_new_tokens", 0], "--max_new_tokens: '0' is not a positive whole number"),
@@ -380,6 +379,16 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         code, text, said = run_sample(*words)
         assert code == 2 and text == "", (words, code, text, said)
         assert said.startswith("sample.py: error: --") and says in said and said.count("\n") == 1, (words, said)
+
+
+def test_a_text_begins_without_a_prompt_and_a_long_prompt_is_continued_at_its_end(run_sample, checkpoint):
+    few = ("--checkpoint", checkpoint, "--device", "cpu", "--max_new_tokens", 5)
+    code, _, said = run_sample(*few)
+    assert code == 0 and "[1 + 5 tokens" in said, "after end-of-text"
+    code, text, said = run_sample(*few, "--prompt", prompt := "def main(arguments)\n" * 64)
+    assert code == 0 and text.startswith(prompt) and "[59 + 5 tokens" in said
+    assert "note: --prompt has " in said and "it continues the last 59" in said
+    assert "[32 + 32 tokens" in run_sample(*few[:-2], "--prompt", prompt)[2]
 
 
 def test_published_weights_that_cannot_be_had_are_no_mistake_of_the_user(run_sample, tmp_path, monkeypatch):

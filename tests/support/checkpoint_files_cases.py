@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from testbed.checkpoint.find import latest_valid
-from testbed.checkpoint.folders import DESCRIPTION, read_description
+from testbed.checkpoint.folders import read_description
 from testbed.checkpoint.manifest import write_manifest
 from testbed.errors import InputError
+from testbed.run_folder import DESCRIPTION
 
 
 def flip_a_bit(path: Path, place: int = -1) -> None:

@@ -72,8 +72,8 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
     settings = with_micro_batch_left_open(settings)
     recorded, left_open = upgrade_settings(recorded), _left_open(settings)
     taken = left_open - {"num_workers", "micro_batch_size_per_gpu"}
-    settings = settings.with_values(**{name: recorded[name] for name in taken})
-    if settings.finds_micro_batch and recorded["micro_batch_size_per_gpu"] is not None:
+    settings = settings.with_values(**{name: recorded[name] for name in taken if name in recorded})
+    if settings.finds_micro_batch and recorded.get("micro_batch_size_per_gpu") is not None:
         settings = with_micro_batch(settings, recorded["micro_batch_size_per_gpu"])
     return _with_choices(settings, left_open)
 

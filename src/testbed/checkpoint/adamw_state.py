@@ -79,13 +79,14 @@ def unpadded(weights: Mapping[str, torch.Tensor], shape: ModelShape) -> Tensors:
     return {key: each[: shape.vocab_size].clone() if key == EMBEDDING else each for key, each in weights.items()}
 
 
-def check_moments(moments: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Raise InputError if a moment is not finite, or a second moment is negative."""
+def checked_state(moments: dict[str, Tensors], steps: Iterable[Any], rates: Rates) -> AdamWState:
+    """Return a state. InputError: a moment is not finite, a second moment negative, or `steps` are not one number."""
     for moment, tensors in moments.items():
         for key, tensor in tensors.items():
             check_finite(tensor, f"{moment} of {key}")
             if moment == "exp_avg_sq" and (tensor < 0).any():
                 raise InputError(f"exp_avg_sq of {key} holds negative numbers, whose roots are none")
+    return AdamWState(moments, _one_step(steps), rates)
 
 
 def numbered(weights: Mapping[str, torch.Tensor]) -> tuple[list[str], list[str]]:
@@ -153,17 +154,16 @@ def of_torch(content: Any, held: Iterable[str], shape: ModelShape) -> AdamWState
     }
     if not is_apart(each for tensors in moments.values() for each in tensors.values()):
         raise InputError("it has one tensor as two moments")
-    check_moments(moments)
     told = [groups[0].get("lr"), *_list_of(groups[0].get("betas")), groups[0].get("eps")]
-    step = one_step(state.get("step") for state in states.values())
-    return AdamWState(moments, step, rates_of([*told, groups[0].get("weight_decay")]))
+    rates = rates_of([*told, groups[0].get("weight_decay")])
+    return checked_state(moments, (state.get("step") for state in states.values()), rates)
 
 
 def _list_of(found: Any) -> list:
     return list(found) if isinstance(found, list | tuple) else []
 
 
-def one_step(steps: Iterable[Any]) -> int:
+def _one_step(steps: Iterable[Any]) -> int:
     """Return how often all parameters were updated. InputError: not equally often."""
     tensors = (torch.as_tensor(step) for step in steps if isinstance(step, int | float | torch.Tensor))
     numbers = {float(tensor) if tensor.numel() == 1 else 0.0 for tensor in tensors}
@@ -214,8 +214,7 @@ def read_beside(folder: Path, shape: ModelShape) -> AdamWState | None:
                 found = file.get_tensor(name)
                 moments[moment][key] = fitted(found, key, ours[key], shape, f"in {moment}, this model needs")
             step, told = file.get_tensor("step"), file.metadata() or {}
-        check_moments(moments)
         rates = rates_of([float(told.get(field.name, field.default)) for field in dataclasses.fields(Rates)])
-        return AdamWState(moments, one_step([step]), rates)
+        return checked_state(moments, [step], rates)
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{FILE} cannot be used: {one_line(str(error), 300)}") from None

@@ -18,6 +18,7 @@ from testbed.checkpoint.changed_settings import (
 )
 from testbed.checkpoint.find import Found, is_checkpoint_of
 from testbed.checkpoint.folders import Checkpoint, read_description
+from testbed.config.resumed_folder import near_runs
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, say
@@ -79,7 +80,9 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
             _check_is_this_run(metrics, settings, sha256)
             return Start(sha256, is_complete=True, metrics=metrics)
     held = "no whole checkpoint" if skipped else "no checkpoint"
-    say(f"--resume: {directory} holds {held}, so the run begins with its first step", flush=True)
+    near = near_runs(directory) if metrics is None else []
+    hint = f"; {near[0]}, which has a name like it, holds one" if near else ""
+    say(f"--resume: {directory} holds {held}, so the run begins with its first step{hint}", flush=True)
     return Start(sha256, metrics=metrics, steps_done=steps_done)
 
 
@@ -145,6 +148,11 @@ def _fitting_start(
         return Start(sha256, checkpoint, is_other_run=True, steps_done=steps_done)
     checkpoint = read_description(folder)
     copy = read_metrics(folder / run_folder.METRICS)
+    if (version := metrics_version(copy)) != SCHEMA_VERSION:
+        raise InputError(
+            f"--resume: {folder / run_folder.METRICS} is of version {version}, and this program goes on from "
+            f"{SCHEMA_VERSION}; give another checkpoint"
+        )
     is_other_run = not is_checkpoint_of(directory, folder)
     if not is_other_run:
         folder_owner.check_not_shared(directory, checkpoint, copy)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed import run_folder
-from testbed.checkpoint.folders import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, step_folders
+from testbed.checkpoint.folders import ABANDONED, DAMAGED, free_name, other_step, step_folders
 from testbed.checkpoint.manifest import MANIFEST, why_damaged
 from testbed.config.settings import RunSettings
 from testbed.errors import InputError, say
 from testbed.metrics.file import read_metrics
-from testbed.run_folder import run_lock
+from testbed.run_folder import DESCRIPTION, run_lock
 
 PERHAPS_WHOLE = "perhaps whole, but "  # how the reason for a checkpoint begins that cannot be read
 

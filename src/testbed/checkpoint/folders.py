@@ -19,9 +19,8 @@ from testbed.config.initial_file import checked_shape
 from testbed.errors import InputError
 from testbed.io import read_json
 from testbed.model.shape import ModelShape
-from testbed.run_folder import CHECKPOINTS, METRICS
+from testbed.run_folder import CHECKPOINTS, DESCRIPTION, METRICS
 
-DESCRIPTION = "checkpoint.json"
 STEP_FOLDER = re.compile(r"step_(\d+)")
 DAMAGED_FOLDER = re.compile(r"step_\d+\.damaged(\.\d+)?")
 DAMAGED, ABANDONED = ".damaged", ".abandoned"  # endings of folders that no start resumes from

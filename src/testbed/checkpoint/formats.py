@@ -99,10 +99,8 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
     """
     kind = kind_of(path)
     try:
-        if kind == DEEPSPEED:
-            return _read_universal(path, name, with_optimizer)
-        if kind == FOLDER:
-            saved = checkpoint_in(path)
+        if kind in (FOLDER, DEEPSPEED):
+            saved = checkpoint_in(path) if kind == FOLDER else None
             if saved is not None and (with_optimizer or saved == path):
                 return _read_saved(saved, name, with_optimizer)
             return _read_folder(path, name, with_optimizer)
@@ -163,31 +161,23 @@ def _write_universal(path: Path, made: Checkpoint) -> None:
 
 def _read_folder(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
     shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
-    weights = read_initial_weights(str(path.absolute()), shape, name)
+    is_theirs, note = is_universal(path), ""
+    weights = None if is_theirs else read_initial_weights(str(path.absolute()), shape, name)
+    try:
+        if is_theirs:
+            weights, optimizer, note = read_universal(path, shape, with_optimizer)
+        else:
+            optimizer = adamw_state.read_beside(path, shape) if with_optimizer else None
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
     assert weights is not None, "a path is no 'scratch'"
-    try:
-        optimizer = adamw_state.read_beside(path, shape) if with_optimizer else None
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    end, text = _of_tokens(path, name)
-    return Checkpoint(weights, shape, tokenizer, end, text, optimizer=optimizer)
-
-
-def _read_universal(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
-    shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
-    try:
-        weights, optimizer, note = read_universal(path, shape, with_optimizer)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    end, text = _of_tokens(path, name)
-    return Checkpoint(weights, shape, tokenizer, end, text, (note,) if note else (), optimizer)
+    return Checkpoint(weights, shape, tokenizer, *_of_tokens(path, name), (note,) if note else (), optimizer)
 
 
 def _read_saved(folder: Path, name: str, with_optimizer: bool) -> Checkpoint:
     weights, shape, optimizer, note = read_state(folder, name, with_optimizer)
     run = folder.absolute().parent.parent  # perhaps: a checkpoint may lie alone
-    tokenizer, (end, text) = tokenizer_of_saved(folder, name), _of_tokens(run, name)
-    return Checkpoint(weights, shape, tokenizer, end, text, (note,), optimizer)
+    return Checkpoint(weights, shape, tokenizer_of_saved(folder, name), *_of_tokens(run, name), (note,), optimizer)
 
 
 def _of_tokens(folder: Path, name: str) -> tuple[int | None, str | None]:

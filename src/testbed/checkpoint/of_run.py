@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed.checkpoint.adamw_state import EMBEDDING, MOMENTS, AdamWState, check_moments, expected, one_step, rates_of
+from testbed.checkpoint.adamw_state import EMBEDDING, MOMENTS, AdamWState, checked_state, expected, rates_of
 from testbed.checkpoint.folders import FULL_STATE, described_shape, read_description
 from testbed.checkpoint.manifest import why_damaged
 from testbed.distributed.process_group import root_cause
@@ -48,10 +48,9 @@ def read_state(
         if not is_adamw:
             return state["model"], shape, None, f"{folder}: its optimizer is not AdamW, so it begins anew"
         of_optimizer = state["optimizer"]
-        step = one_step(tensor for key, tensor in of_optimizer.items() if key.endswith(".step"))
+        steps = (tensor for key, tensor in of_optimizer.items() if key.endswith(".step"))
         moments = {moment: {key: of_optimizer[f"state.{key}.{moment}"] for key in state["model"]} for moment in MOMENTS}
-        check_moments(moments)
-        found = AdamWState(moments, step, rates_of([settings.get(key) for key in _RATES]))
+        found = checked_state(moments, steps, rates_of([settings.get(key) for key in _RATES]))
     except OSError as error:
         raise InputError(f"{name}: {folder} cannot be read ({error.strerror or error})") from None
     except (LookupError, RuntimeError, ValueError, CheckpointException) as error:

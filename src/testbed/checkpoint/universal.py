@@ -18,10 +18,9 @@ from testbed.checkpoint.adamw_state import (
     AdamWState,
     Rates,
     Tensors,
-    check_moments,
+    checked_state,
     expected,
     fitted,
-    one_step,
 )
 from testbed.config.initial_shape import UNIVERSAL
 from testbed.errors import InputError, one_line
@@ -58,12 +57,12 @@ def read_universal(folder: Path, shape: ModelShape, with_optimizer: bool) -> tup
         return weights, None, ""
     try:
         moments = {moment: _read(parameters, moment, ours, shape) for moment in MOMENTS}
-        check_moments(moments)
-        step = one_step(_content(parameters[key] / "step.pt")[0] for key in ours)
+        steps = (_content(parameters[key] / "step.pt")[0] for key in ours)
+        state = checked_state(moments, steps, Rates())
     except (InputError, FileNotFoundError) as error:  # the weights are worth having without it
         return weights, None, f"the optimizer's state is left out: {one_line(str(error), 200)}"
     note = "the universal checkpoint gives AdamW's moments; its learning rate, betas, eps and weight decay are not read"
-    return weights, AdamWState(moments, step, Rates()), f"{note}, and are nanoGPT's defaults"
+    return weights, state, f"{note}, and are nanoGPT's defaults"
 
 
 def _our_name(name: str) -> str:

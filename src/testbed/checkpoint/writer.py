@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.checkpoint.folders import (
     ABANDONED,
-    DESCRIPTION,
     VISIBLE_WITHIN_S,
     CheckpointFailed,
     damaged_folders,
@@ -39,7 +38,7 @@ from testbed.distributed.launch import Launch
 from testbed.distributed.process_group import raise_on_any_rank, root_cause
 from testbed.distributed.tensors import RanksDiffer
 from testbed.io import now_utc
-from testbed.run_folder import CHECKPOINTS, METRICS
+from testbed.run_folder import CHECKPOINTS, DESCRIPTION, METRICS
 from testbed.run_folder.run_lock import FolderGone, check_held, place_of, why_gone
 
 if TYPE_CHECKING:

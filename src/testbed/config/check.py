@@ -22,6 +22,7 @@ from testbed.config.flags import ParsedFlags, parse_command_line, with_recorded_
 from testbed.config.initial_file import GELUS, NANOGPT, SUFFIXES, is_file_of_another
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import options_of_run_type, spread_over_ranks
+from testbed.config.resumed_folder import check_resumed
 from testbed.config.run_types import STRATEGIES
 from testbed.config.schedule import (
     check_data_suffices,
@@ -39,7 +40,7 @@ from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch,
 from testbed.distributed.rendezvous import check_port
 from testbed.distributed.signals import end_on_signals
 from testbed.errors import InputError, counted, one_line, refusals_say
-from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
+from testbed.io import SOURCE, cannot_become_a_folder
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
 LONGEST_REFUSAL = 8000  # characters: --deepspeed_config names all that it cannot take at once
@@ -73,6 +74,7 @@ def check_run(asked: ParsedFlags, launch: Launch, planner: Planner | None = None
     Args:
         planner: as in `check_command_line`.
     """
+    check_resumed(asked.values["resume"])
     resumed, file = with_recorded_flags(asked)
     if file is not None:
         return _resolve_resumed(resumed, file, launch)
@@ -140,7 +142,7 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
         deepspeed_file=deepspeed_file if STRATEGIES[values["run_type"]].engine == "deepspeed" else None,
     )
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given, typed=asked.typed))
-    _check_files_and_measuring(settings)
+    _check_measuring(settings)
     return CheckedRun(
         asked, settings, train_file, val_file, notes=(*_note_on_fine_tuning(settings), *_note_on_gelu(settings))
     )
@@ -264,14 +266,9 @@ def _note_on_gelu(settings: RunSettings) -> tuple[str, ...]:
     return (f"note: {GELUS}",) if is_nanogpts else ()
 
 
-def _check_files_and_measuring(settings: RunSettings) -> None:
-    """Check what --resume names, and that what the measuring flags need is there, before hours of training."""
-    files, measuring, steps = settings.checkpointing, settings.measuring, settings.last_step
-    if files.resume not in (None, AUTO) and not Path(files.resume).is_dir():
-        raise InputError(
-            f"--resume {files.resume} {not_a_folder(Path(files.resume))}; give auto, a checkpoint such as "
-            f"{files.checkpoint_path}/checkpoints/step_000020, or a run's folder"
-        )
+def _check_measuring(settings: RunSettings) -> None:
+    """Check that what the measuring flags need is there, before hours of training."""
+    measuring, steps = settings.measuring, settings.last_step
     _check_validations(settings)
     warmup, looked_at = max(1, measuring.timing_warmup_steps), measuring.profile_steps
     if measuring.profile and steps < warmup + looked_at:

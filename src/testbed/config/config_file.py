@@ -35,18 +35,14 @@ def read_config(path: Path, name: str) -> Any:
         raise InputError(f"{name} is not {kind}: it is not UTF-8 text") from None
     except UnicodeEncodeError:
         raise InputError(f"{name} is not {kind} that can be read: it holds half of a surrogate pair") from None
-    except (_NotFlat, OverflowError, ValueError) as error:  # tomllib's error is a ValueError
+    except (OverflowError, ValueError) as error:  # tomllib's error is a ValueError, and so is ours
         raise InputError(f"{name} is not {kind} that can be read: {one_line(str(error), 200)}") from None
     except RecursionError:
         raise InputError(f"{name} is not {kind} that can be read: it is nested too deeply") from None
 
 
-class _NotFlat(Exception):
-    """A YAML file is no mapping of names to values."""
-
-
 def _flat_yaml(text: str) -> dict[str, Any]:
-    """Return names and values of a YAML mapping. _NotFlat where it is something else, or has a name twice.
+    """Return names and values of a YAML mapping. InputError where it is something else, or has a name twice.
 
     Nothing is constructed and no alias is followed, so that a file can neither run code nor grow.
     """
@@ -55,17 +51,17 @@ def _flat_yaml(text: str) -> dict[str, Any]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise _NotFlat(" ".join(str(error).split())) from None
+        raise InputError(" ".join(str(error).split())) from None
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
-        raise _NotFlat("it must hold lines of NAME: VALUE")
+        raise InputError("it must hold lines of NAME: VALUE")
     found: dict[str, Any] = {}
     for key, value in root.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _NotFlat(f"line {key.start_mark.line + 1} has no name before its colon")
+            raise InputError(f"line {key.start_mark.line + 1} has no name before its colon")
         if key.value in found:
-            raise _NotFlat(f"{key.value!r} stands there twice; keep one")
+            raise InputError(f"{key.value!r} stands there twice; keep one")
         is_plain = isinstance(value, yaml.ScalarNode) and value.style is None
         if not isinstance(value, yaml.ScalarNode):
             found[key.value] = [...]  # the caller says what it thinks of sections and lists

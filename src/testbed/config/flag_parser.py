@@ -32,7 +32,8 @@ _THEIRS = {
     "--eval_every": "eval_interval eval_steps eval_strategy evaluation_strategy val_check_interval val_every "
     "val_loss_every eval_freq validation.freq",
     "--max_val_steps": "eval_iters eval_batches limit_val_batches val_max_steps",
-    "--steps_per_print": "log_interval logging_steps log_every_n_steps log_every log_freq metrics.log_freq print_freq",
+    "--steps_per_print": "log_interval logging_steps logging_strategy log_every_n_steps log_every log_freq "
+    "metrics.log_freq print_freq",
     "--max_grad_norm": "grad_clip clip_grad gradient_clipping gradient_clip_val clip_grad_norm max_norm grad_norm_clip "
     "training.max_norm",
     "--warmup_steps": "warmup_iters lr_warmup_iters lr_warmup_steps warmup_ratio warmup_fraction lr_warmup_fraction "
@@ -80,15 +81,16 @@ _THEIRS = {
     "job.dump_folder dump_folder",
     "--overwrite": "overwrite_output_dir overwrite_cache force",
     "--resume": "resume_from_checkpoint resume_from load ckpt_path load_checkpoint checkpoint.load_step",
-    "--save_every": "save_steps save_interval save_freq checkpoint_every checkpoint_interval ckpt_interval "
-    "always_save_checkpoint checkpoint.interval",
+    "--save_every": "save_steps save_strategy save_interval save_freq checkpoint_every checkpoint_interval "
+    "ckpt_interval always_save_checkpoint checkpoint.interval",
     "--keep_last": "save_total_limit keep_latest_k checkpoint.keep_latest_k",
     "--keep_best": "load_best_model_at_end save_best",
     "--async_mode async": "async_save checkpoint.async_mode",
     "--stop_at_step": "exit_interval",
     "--early_stop_patience": "early_stopping_patience early_stopping patience es_patience",
     "--eval_only": "do_eval test_only",
-    "--tensorboard": "tensorboard_dir log_dir use_tensorboard metrics.enable_tensorboard",
+    "--tensorboard": "tensorboard_dir log_dir logging_dir use_tensorboard metrics.enable_tensorboard",
+    "--sample_prompt": "start",
     "--track": "report_to logger loggers tracker trackers log_with",
     "--track wandb": "wandb wandb_log wandb_project wandb_run_name use_wandb metrics.enable_wandb enable_wandb",
     "--track mlflow": "mlflow use_mlflow mlflow_tracking_uri",
@@ -204,9 +206,8 @@ class FlagParser(argparse.ArgumentParser):
         same = OF_OTHERS.get(typed.replace("-", "_"), "")
         if same.partition(" ")[0] in flags.values():
             return f" (did you mean {same}?)"
-        if shorter := [
-            flag for flag in flags.values() if same.startswith(f"{flag}_")
-        ]:  # --checkpoint of --checkpoint_path
+        shorter = [flag for flag in flags.values() if same.startswith(f"{flag}_") or same.endswith(f"_{flag[2:]}")]
+        if shorter:  # --checkpoint of --checkpoint_path, --prompt of --sample_prompt
             return f" (did you mean {shorter[0]}?)"
         longer = [flag for flag in flags if len(typed) >= SHORTEST_PART and typed in flag]
         close = difflib.get_close_matches(typed, longer or flags, n=SUGGESTIONS, cutoff=0 if longer else ALIKE)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from testbed.config.config_file import read_config
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag import Flag
-from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_parser import MOST_UNKNOWN, FlagParser
 from testbed.config.flag_types import AUTO
 from testbed.config.run_types import ALL_OPTIONS, HOW_AXES_WORK, STRATEGIES
 from testbed.config.table import FLAGS, GROUPS, flags_where
@@ -104,13 +104,14 @@ def _read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     checked, sha256 = {}, content.pop(DATA_SHA256, None) or {}
     if not isinstance(sha256, dict) or any(not isinstance(value, str) for value in sha256.values()):
         raise InputError(f"--config {path}: {DATA_SHA256} must hold the SHA-256 of train and val; leave it out")
+    if unknown := [name for name in content if name not in FLAGS]:
+        parser = build_parser()
+        named = [f"{one_line(repr(name), 80)} is not a setting{parser.meant_by(f'--{name}')}" for name in unknown]
+        more = [f"and {len(named) - MOST_UNKNOWN} more"] if len(named) > MOST_UNKNOWN else []
+        said = "; ".join([*named[:MOST_UNKNOWN], *more])
+        raise InputError(f"--config {path}: {said}; the names are those of the flags, see --help")
     for name, value in content.items():
-        flag = FLAGS.get(name)
-        if flag is None:
-            meant = build_parser().meant_by(f"--{name}")
-            raise InputError(
-                f"--config {path}: {name!r} is not a setting{meant}; the names are those of the flags, see --help"
-            )
+        flag = FLAGS[name]
         if flag.of_one_start:
             raise InputError(f"--config {path}: {name} is for one start alone; type it as --{name}")
         if isinstance(value, dict | list):

@@ -7,6 +7,7 @@ checkpoint/formats.py.
 from __future__ import annotations
 
 import os
+import shlex
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,13 @@ class LlmcHeader:
 def is_file_of_another(path: Path) -> bool:
     """Return whether a path names a file of nanoGPT or llm.c: by its ending, unless a folder has that name."""
     return path.suffix.lower() in SUFFIXES and not path.is_dir()
+
+
+def as_a_folder(path: Path) -> tuple[str, Path]:
+    """Return the command that makes a folder of a file of another program, beside it, and that folder."""
+    folder = path.with_suffix("")
+    named = f"--from {shlex.quote(str(path))} --to {shlex.quote(str(folder))}"
+    return f"python scripts/convert_checkpoint.py {named}", folder
 
 
 def shape_of_file(path: Path, name: str | None = None) -> ModelShape:

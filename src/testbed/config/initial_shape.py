@@ -52,6 +52,8 @@ def model_dimensions(
     shape = dataclasses.asdict(_overridden(starting, values))
     if values["init_from"] == "scratch":
         shape["vocab_size"] = values["vocab_size"] or train_file.vocab_size
+        if values["max_position_embeddings"] is None:  # a sequence that was asked for has its positions
+            shape["max_position_embeddings"] = max(shape["max_position_embeddings"], values["seq_length"])
         check_shape(shape, values["seq_length"])
         return shape
     start, way_out = f"--init_from {values['init_from']}", _tokenize_for(values["init_from"], tokenizer)

@@ -109,7 +109,7 @@ class Model:
         "vocabulary size, at least the data's (default: the data's; 50257 without a sidecar)",
         WORK, type=positive, metavar="TOKENS", resume=Resume.NEVER, in_config="vocab_size", is_task=True)
     max_position_embeddings: int = flag(
-        "longest sequence of the model (default: the size's, 1024)",
+        "longest sequence of the model (default: the size's, 1024, and of a new model at least --seq_length)",
         WORK, type=positive, metavar="TOKENS", resume=Resume.NEVER, in_config="max_position_embeddings", is_task=True)
     dropout: float = flag(
         "dropout probability (default: %(default)s)",

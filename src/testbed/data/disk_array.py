@@ -66,7 +66,7 @@ class DiskArray:
         data may be the same all the same. FileChanged: it has another size."""
         return self.look() != self._accepted
 
-    def look(self) -> tuple[int, int]:
+    def look(self) -> tuple:
         """Times of the last change in ns: of the data, which anybody can set, and the kernel's own, which also a new
         name or new permissions change. FileChanged: the size is another."""
         found = os.fstat(self._file.fileno())
@@ -74,7 +74,7 @@ class DiskArray:
             raise self.changed("its size is another")
         return found.st_mtime_ns, found.st_ctime_ns
 
-    def accept(self, times: tuple[int, int]) -> None:
+    def accept(self, times: tuple) -> None:
         """The data with these times, as `look` gave them, are those that were opened."""
         self._accepted = times
 

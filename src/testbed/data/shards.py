@@ -19,17 +19,17 @@ import itertools
 import os
 import re
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from tqdm import tqdm
 
-from testbed.data.disk_array import CHUNK_ITEMS, DiskArray, FileChanged
+from testbed.data.disk_array import DiskArray, FileChanged
 from testbed.errors import Failure, InputError, one_line
 from testbed.io import read_json, write_json
 
@@ -55,25 +55,8 @@ class _Manifest:
     shards: dict[str, _Entry]
 
 
-class Tokens(Protocol):
-    """What `DiskArray` and `ShardedArray` have in common: a flat array of numbers in files, read-only."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, where: Any) -> Any: ...
-    def chunks(self) -> Iterator[tuple[int, np.ndarray]]: ...
-    @property
-    def is_touched(self) -> bool: ...
-    def look(self) -> Any: ...
-    def accept(self, times: Any) -> None: ...
-    def changed(self, fault: str) -> FileChanged: ...
-
-
-class ShardedArray:
-    """The numbers of several files behind one another, as `DiskArray` has those of one."""
+class ShardedArray(DiskArray):
+    """The numbers of several files behind one another."""
 
     def __init__(self, path: Path, shards: Sequence[DiskArray], sidecars: Sequence[str | None]):
         """
@@ -83,18 +66,23 @@ class ShardedArray:
         """
         self.path, self.shards, self.dtype, self.sidecars = path, tuple(shards), shards[0].dtype, tuple(sidecars)
         self._starts = [0, *itertools.accumulate(map(len, shards))]
+        self._length, self._accepted = self._starts[-1], tuple(shard._accepted for shard in shards)
 
-    def __len__(self) -> int:
-        return self._starts[-1]
+    def look(self) -> tuple:
+        """The times of all shards."""
+        return tuple(shard.look() for shard in self.shards)
 
-    def __getitem__(self, where: int | slice) -> Any:
-        if not isinstance(where, slice):
-            place = range(len(self))[where]
-            number = bisect.bisect_right(self._starts, place) - 1
-            return self.shards[number][place - self._starts[number]]
-        start, stop, step = where.indices(len(self))
-        assert step == 1, "neighbours are read"
-        number = max(0, bisect.bisect_right(self._starts, start) - 1)
+    def accept(self, times: tuple) -> None:
+        super().accept(times)
+        for shard, seen in zip(self.shards, times, strict=True):
+            shard.accept(seen)
+
+    def changed(self, fault: str) -> FileChanged:
+        touched = (shard for shard in self.shards if shard.is_touched)
+        return next(touched, self.shards[0]).changed(fault)
+
+    def _read(self, start: int, length: int) -> np.ndarray:
+        stop, number = start + length, max(0, bisect.bisect_right(self._starts, start) - 1)
         parts = []
         while start < stop:
             first = self._starts[number]
@@ -104,26 +92,6 @@ class ShardedArray:
                 start = end
             number += 1
         return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0, self.dtype)
-
-    def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(place of the first, items), as `DiskArray.chunks`."""
-        for start in range(0, len(self), CHUNK_ITEMS):
-            yield start, self[start : start + CHUNK_ITEMS]
-
-    @property
-    def is_touched(self) -> bool:
-        return any(shard.is_touched for shard in self.shards)
-
-    def look(self) -> tuple[tuple[int, int], ...]:
-        return tuple(shard.look() for shard in self.shards)
-
-    def accept(self, times: tuple[tuple[int, int], ...]) -> None:
-        for shard, seen in zip(self.shards, times, strict=True):
-            shard.accept(seen)
-
-    def changed(self, fault: str) -> FileChanged:
-        touched = (shard for shard in self.shards if shard.is_touched)
-        return next(touched, self.shards[0]).changed(fault)
 
 
 def is_pattern(path: Path) -> bool:

@@ -33,7 +33,6 @@ from testbed.data.characters import META, characters_of_meta
 from testbed.data.disk_array import DiskArray, FileChanged
 from testbed.data.shards import (
     ShardedArray,
-    Tokens,
     have_room_for_files,
     is_pattern,
     paths_of_shards,
@@ -73,7 +72,7 @@ class TokenFile:
     """
 
     path: Path
-    tokens: Tokens  # (num_tokens,) read-only
+    tokens: DiskArray  # (num_tokens,) read-only
     vocab_size: int
     tokenizer: str | None
     tokenizer_file: Path | None
@@ -386,7 +385,7 @@ def _fields_of_meta(path: Path, flag: str) -> dict[str, Any]:
     return gpt2_fields() | own
 
 
-def _data_sha256_again(token_file: TokenFile, touched: Tokens) -> str:
+def _data_sha256_again(token_file: TokenFile, touched: DiskArray) -> str:
     """Return the hash of a file that was touched. FileChanged: it is no longer what it was."""
     try:
         return scan_token_file(token_file, remembers=False).data_sha256
@@ -442,15 +441,10 @@ def _open_shards(pattern: Path, flag: str) -> TokenFile:
     return dataclasses.replace(
         first,
         path=pattern,
-        tokens=ShardedArray(pattern, [_one_array(file) for file in files], [file.sha256 for file in files]),
+        tokens=ShardedArray(pattern, [file.tokens for file in files], [file.sha256 for file in files]),
         num_documents=sum(counts) if len(counts) == len(files) else None,
         sha256=None,
     )
-
-
-def _one_array(file: TokenFile) -> DiskArray:
-    assert isinstance(file.tokens, DiskArray), "a file that exists is no pattern"
-    return file.tokens
 
 
 def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:

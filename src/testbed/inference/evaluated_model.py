@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     model, positions = f"{flag} {source}", shape.max_position_embeddings
     run = TrainedRun() if is_published(source) else trained_with(Path(source))
     trained = run.seq_length
+    out = _output(arguments, Path() if is_published(source) else folder_of(source))  # before data is read
     _settle_lengths(arguments, positions, trained)
     _check_numbers(arguments, shape, model)
     data, sha256 = None, None
@@ -100,7 +102,6 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
             f"--stride {stride} is longer than the window of {window} tokens, so targets would be left out"
         )
     max_windows = max(1, TOKENS_READ // window) if arguments.max_windows is None else arguments.max_windows or None
-    out = _output(arguments, Path() if is_published(source) else folder_of(source))
     tokenizer = _tokenizer_for(arguments, source, data)
     if data is not None and tokenizer is not None:
         _check_tokenizer(tokenizer, data, model)
@@ -137,7 +138,9 @@ def _output(arguments: argparse.Namespace, folder: Path) -> Path:
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it")
     if out.exists() and not arguments.overwrite:
-        raise InputError(f"{out} holds an earlier evaluation; give --overwrite, or another file with --out")
+        names = (out.with_stem(f"{out.stem}_{number}") for number in itertools.count(2))
+        beside = next(name for name in names if not os.path.lexists(name))
+        raise InputError(f"{out} holds an earlier evaluation; give --overwrite, or to keep both --out {beside}")
     if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
         raise InputError(f"{out.parent} is not a folder that can be written into; name a file elsewhere with --out")
     return out

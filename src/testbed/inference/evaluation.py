@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from testbed.analysis.statistics import compare
-from testbed.data.shards import Tokens
+from testbed.data.disk_array import DiskArray
 from testbed.errors import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
@@ -263,7 +263,7 @@ class Evaluation:
         found = compare(of, against)
         return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": found.verdict}
 
-    def tokens(self) -> np.ndarray | Tokens:
+    def tokens(self) -> np.ndarray | DiskArray:
         """Ids to cut prompts from: the data's, or random ones."""
         if self.subject.data is not None:
             return self.subject.data.tokens

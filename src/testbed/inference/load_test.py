@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from testbed.data.shards import Tokens
+from testbed.data.disk_array import DiskArray
 from testbed.inference.batching import BatchingEngine, GenerationRequest, QueueFull
 from testbed.inference.prompts import draw_prompt
 from testbed.profiling.device_limits import peak_memory
@@ -36,7 +36,7 @@ SHARES_OF_CAPACITY = (0.25, 0.5, 0.75, 0.9, 1.1)  # the rates of an open loop wh
 class Traffic:
     """Kind of requests: the same seed makes the same requests in the same order, at every rate and concurrency."""
 
-    tokens: np.ndarray | Tokens  # to cut prompts from
+    tokens: np.ndarray | DiskArray  # to cut prompts from
     prompt_tokens: int  # of the longest prompt
     new_tokens: int  # of the longest answer
     requests: int

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from testbed.checkpoint.folders import checkpoint_in, described_shape, read_description, tokenizer_of_saved
+from testbed.config.initial_file import as_a_folder, is_file_of_another
 from testbed.config.initial_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
 from testbed.data.tokenizer import Tokenizer, load_gpt2_tokenizer
@@ -126,6 +127,11 @@ def shape_of_config(source: Path | str) -> ModelShape:
     if is_published(source):
         return MODEL_SIZES[source]
     directory = Path(source)
+    if is_file_of_another(directory) and directory.is_file():
+        command, folder = as_a_folder(directory)
+        raise InputError(
+            f"{directory} is a file of another program; make a folder of it: {command}; then name {folder}"
+        )
     if (saved := unfinished(source)) is not None:
         try:
             return described_shape(read_description(saved))

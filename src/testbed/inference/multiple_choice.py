@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from testbed.inference.perplexity import LOGITS_BYTES
+from testbed.inference.perplexity import LOGITS_BYTES, token_nats
 from testbed.inference.questions import Question
 from testbed.io import open_regular
 from testbed.model.gpt2 import GPT2
@@ -48,10 +47,7 @@ def ending_nats(
         batch, places = places[-most:], places[:-most]
         rows = [questions[at].endings[number] for at, number in batch]
         ids = torch.tensor([[*row.token_ids, *[0] * (longest - len(row.token_ids))] for row in rows], device=device)
-        logits = model(ids[:, :-1]).float()
-        nats = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").double()
-        nats = nats.view(len(rows), -1)
-        for (at, number), row, of_row in zip(batch, rows, nats, strict=True):
+        for (at, number), row, of_row in zip(batch, rows, token_nats(model, ids), strict=True):
             end = len(row.token_ids) - 1
             found[at][number] = float(of_row[end - row.scored : end].sum())
         progress(len(batch))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from testbed.data.shards import Tokens
+from testbed.data.disk_array import DiskArray
 from testbed.data.tokenizer import Tokenizer
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
@@ -61,7 +61,7 @@ def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None 
 @torch.no_grad()
 def window_nats(
     model: GPT2,
-    tokens: np.ndarray | Tokens,
+    tokens: np.ndarray | DiskArray,
     windows: Sequence[TokenWindow],
     progress: Callable[[int], Any] = lambda number: None,
     at_once: int | None = None,
@@ -80,11 +80,16 @@ def window_nats(
     for batch in _batches_of_equal_length(windows, most):
         rows = np.stack([tokens[each.start : each.start + each.length + 1].astype(np.int64) for each in batch])
         ids = torch.from_numpy(rows).to(device)  # (B, T + 1)
-        logits = model(ids[:, :-1]).float()
-        nats = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").double()
-        found += [float(row[-each.scored :].sum()) for row, each in zip(nats.view(len(batch), -1), batch, strict=True)]
+        nats = token_nats(model, ids)
+        found += [float(row[-each.scored :].sum()) for row, each in zip(nats, batch, strict=True)]
         progress(len(batch))
     return found
+
+
+def token_nats(model: GPT2, ids: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each token but the first, (B, T) float64 of (B, T + 1) ids."""
+    logits = model(ids[:, :-1]).float()
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").double().view(len(ids), -1)
 
 
 def _batches_of_equal_length(windows: Sequence[TokenWindow], most: int) -> list[list[TokenWindow]]:
@@ -98,7 +103,7 @@ def _batches_of_equal_length(windows: Sequence[TokenWindow], most: int) -> list[
     return batches
 
 
-def scored_bytes(tokens: np.ndarray | Tokens, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
+def scored_bytes(tokens: np.ndarray | DiskArray, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
     """Return the bytes of text that the scored targets stand for; end-of-text stands for none."""
     lengths = tokenizer.byte_lengths()
     ends = [window.start + window.length + 1 for window in windows]

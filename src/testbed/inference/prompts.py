@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from testbed.data.disk_array import DiskArray
 from testbed.data.pairs import Pair, encode_prompt, read_pairs
-from testbed.data.shards import Tokens
 from testbed.data.tokenizer import Tokenizer
 from testbed.errors import InputError
 
 
-def draw_prompt(tokens: np.ndarray | Tokens, length: int, random: np.random.Generator) -> list[int]:
+def draw_prompt(tokens: np.ndarray | DiskArray, length: int, random: np.random.Generator) -> list[int]:
     """Return `length` neighbouring ids from a random place of `tokens`, (N,) with N >= length."""
     start = int(random.integers(0, len(tokens) - length, endpoint=True))
     return tokens[start : start + length].tolist()

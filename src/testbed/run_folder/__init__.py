@@ -11,6 +11,7 @@ PREEMPTED = "RUN_PREEMPTED.txt"
 LAUNCHER = "launcher_metadata.json"
 EFFECTIVE_CONFIG = "effective_config.json"
 CHECKPOINTS = "checkpoints"
+DESCRIPTION = "checkpoint.json"  # of a checkpoint
 BEST = "best"
 PROFILER_LOGS = "profiler_logs"
 TENSORBOARD = "tensorboard"

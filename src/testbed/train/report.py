@@ -22,6 +22,7 @@ from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
 from testbed.profiling.utilization import UtilizationSampler
+from testbed.train import validated_text
 from testbed.train.console import Console
 from testbed.train.multiple_choice import in_words
 
@@ -44,6 +45,7 @@ class Report:
     peak: PeakRate | None  # None where a data sheet gives the device's best rate
     rss_before_model: int  # bytes
     watch: CollectiveWatch | None  # None: nothing is watched
+    bytes_of_a_token: float | None  # of the text that is validated; None: not known, or another rank than 0
 
     def __post_init__(self) -> None:
         self._sampler = UtilizationSampler(self.device)
@@ -88,7 +90,8 @@ class Report:
         """Record and show the validation after `step`. `answers`: of questions; None: none were asked."""
         self.recorder.add_evaluation(step, loss, num_tokens, num_sequences, wall_time_s, answers)
         self.trackers.add_validation(step, loss, answers)
-        self.console.say(f"step {step:>5}  validation loss {loss:.4f}  ({wall_time_s:.1f} s)")
+        words = validated_text.in_words(loss, self.bytes_of_a_token)
+        self.console.say(f"step {step:>5}  validation loss {loss:.4f}, {words}  ({wall_time_s:.1f} s)")
         if answers is not None:
             self.console.say(f"step {step:>5}  {in_words(answers)}")
         self.recorder.write_if_due()

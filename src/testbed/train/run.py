@@ -59,6 +59,7 @@ from testbed.train.ending import Refused, RunEnding
 from testbed.train.multiple_choice import answer, questions_of
 from testbed.train.reasons import check_validation, model_does_not_fit
 from testbed.train.report import Report
+from testbed.train.validated_text import bytes_per_token
 
 Weights = dict[str, torch.Tensor]
 
@@ -346,6 +347,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     validation = ValidationBatches(checked.val_file, settings, strategy.data_rank, device)
     for line in what_runs(settings, batches.windows, start.step):
         console.say(line)
+    text_bytes = bytes_per_token(validation.windows, validation.num_sequences, tokenizer_text) if is_rank_0 else None
     peak = begin_peak_rate(device, settings.compute.precision)
     ending.ranks.arm_timeouts()
     return TrainingRun(
@@ -359,7 +361,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         batches=batches,
         validation=validation,
         clock=StepClock(device, emits_nvtx=settings.measuring.profile_mode, watch=watch),
-        report=Report(settings, launch, device, recorder, console, trackers, peak, rss_before_model, watch),
+        report=Report(settings, launch, device, recorder, console, trackers, peak, rss_before_model, watch, text_bytes),
         checkpoints=checkpoints,
         ending=ending,
         tokenizer_text=tokenizer_text,

@@ -6,8 +6,10 @@ link, is told from the run's other figures.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,13 +116,20 @@ class _Watched:
         of_rank = 2 * len(PHASES) + 2 + 1 + 4
         self.comparisons = world_size * of_rank + 3  # data, garbage and a slow link of all ranks
         self.is_pipeline = (self.mesh.get("pipeline") or 1) > 1
+        # once for all ranks of a group, so that the time grows with the ranks and not with their square
+        self.of, self.shifts = functools.cache(self._of), functools.cache(self._shifts)
 
-    def of(self, name: str) -> list[list[float]]:
-        return [row[f"per_rank_{name}"] for row in self.rows]
+    def _of(self, name: str) -> np.ndarray:
+        """Return a figure, windows x ranks."""
+        return np.array([row[f"per_rank_{name}_s"] for row in self.rows])
 
     def own(self, phase: str) -> np.ndarray:
         """Return the own times of a phase, windows x ranks."""
-        return np.array(self.of(f"own_{phase}_s"))
+        return self.of(f"own_{phase}")
+
+    def cpu(self, phase: str) -> np.ndarray:
+        """Return the part of own times in which the thread computed."""
+        return self.of(f"cpu_{phase}")
 
     def idle(self, phase: str) -> np.ndarray:
         """Return the part of own times in which the thread did not compute."""
@@ -131,24 +140,24 @@ class _Watched:
         middle = np.maximum(np.median(self.cpu(phase), axis=0), 1e-9)
         return self.idle(phase) * (middle[rank] / middle)
 
-    def cpu(self, phase: str) -> np.ndarray:
-        """Return the part of own times in which the thread computed."""
-        return np.array(self.of(f"cpu_{phase}_s"))
-
-    def group_of(self, rank: int) -> list[int]:
+    def group_of(self, rank: int) -> range:
         return next(group for group in self.groups if rank in group)
 
-    def shift(self, times: np.ndarray, rank: int, group: Sequence[int], quantile: float | None = QUIET) -> Shift:
-        return shift_of(against_others(batches(times, quantile), rank, group), self.comparisons)
+    def _shifts(self, kind: str, phases: tuple[str, ...], group: range, quantile: float | None) -> list[Shift]:
+        """Return by how much each rank of a group exceeds the others, in the sum over phases of a kind of times."""
+        times = sum((getattr(self, kind)(phase) for phase in phases), np.zeros(1))
+        ahead = against_others(batches(times, quantile)[:, group])
+        return [shift_of(of_rank, self.comparisons) for of_rank in ahead.T]
 
 
-def _groups(mesh: Mapping[str, int], world_size: int) -> list[list[int]]:
+def _groups(mesh: Mapping[str, int], world_size: int) -> list[range]:
     """Return the ranks that do equal work, those of one stage; stages are outermost (distributed/axes.py).
 
     Context ranks are among them: each has a chunk from both ends of a sequence.
     """
     stages = mesh.get("pipeline") or 1
-    return [[rank for rank in range(world_size) if rank * stages // world_size == stage] for stage in range(stages)]
+    firsts = [-(-stage * world_size // stages) for stage in range(stages + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(firsts)]
 
 
 def _of_ranks(watched: _Watched) -> list[Finding]:
@@ -158,12 +167,12 @@ def _of_ranks(watched: _Watched) -> list[Finding]:
     found = []
     for rank in watched.ranks:
         found += _of_phases(watched, rank)
-        for name, times, least in (
-            ("writing", watched.own("between"), LEAST_SHARE if rank else LEAST_SHARE_BETWEEN),
-            ("garbage collection", np.array(watched.of("gc_s")), LEAST_SHARE),
+        for name, figure, least in (
+            ("writing", "own_between", LEAST_SHARE if rank else LEAST_SHARE_BETWEEN),
+            ("garbage collection", "gc", LEAST_SHARE),
         ):
             for quantile in (MEAN, QUIET):  # what comes in some steps only, or in each
-                shift = watched.shift(times, rank, watched.ranks, quantile)
+                shift = watched.shifts("of", (figure,), watched.ranks, quantile)[rank]
                 if _is_said(watched, shift, least):
                     found.append(Finding(name, rank, shift, shift.seconds / watched.step_s))
                     break
@@ -178,20 +187,27 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
     """
     group = watched.group_of(rank)
     is_alone = len(group) == 1  # in its stage: how much it computes is by design, how long it idles is not
-    group = list(watched.ranks) if is_alone else group
-    idle = (lambda phase: watched.idle_beside(phase, rank)) if is_alone else watched.idle
-    for times in (idle,) if is_alone else (watched.own, idle):
-        if core := _slow_core(watched, rank, group, {phase: times(phase) for phase in COMPUTING}):
+    group = watched.ranks if is_alone else group
+    idle = "idle_beside" if is_alone else "idle"
+
+    def shift_in(kind: str, phases: tuple[str, ...], quantile: float | None = QUIET) -> Shift:
+        if kind != "idle_beside":
+            return watched.shifts(kind, phases, group, quantile)[group.index(rank)]
+        times = sum((watched.idle_beside(phase, rank) for phase in phases), np.zeros(1))
+        ahead = against_others(batches(times, quantile)[:, group])
+        return shift_of(ahead[:, group.index(rank)], watched.comparisons)
+
+    for kind in (idle,) if is_alone else ("own", idle):
+        if core := _slow_core(watched, rank, kind, shift_in):
             return [core]
     said: dict[str, Shift] = {}
     for phase in PHASES:
-        is_data = is_alone and phase == "data_wait"
-        shifts = [watched.shift(watched.own(phase) if is_data else idle(phase), rank, group)]
+        shifts = [shift_in("own" if is_alone and phase == "data_wait" else idle, (phase,))]
         if not is_alone:
-            shifts.append(watched.shift(watched.cpu(phase), rank, group, MIDDLE))
+            shifts.append(shift_in("cpu", (phase,), MIDDLE))
         if shifts := [shift for shift in shifts if _is_said(watched, shift, LEAST_SHARE)]:
             said[phase] = max(shifts, key=lambda shift: shift.low)
-    elsewhere = watched.shift(watched.own(ELSEWHERE), rank, group)
+    elsewhere = shift_in("own", (ELSEWHERE,))
     if _is_said(watched, elsewhere, LEAST_SHARE):
         said[ELSEWHERE] = elsewhere
     found = []
@@ -203,18 +219,18 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
     return found
 
 
-def _slow_core(watched: _Watched, rank: int, group: Sequence[int], times: dict[str, np.ndarray]) -> Finding | None:
-    """Return that a rank's core is slow, where forward and backward are slow alike. `times`: of the phases."""
-    total = watched.shift(sum(times.values(), np.zeros(1)), rank, group, MIDDLE)
+def _slow_core(watched: _Watched, rank: int, kind: str, shift_in: Callable[..., Shift]) -> Finding | None:
+    """Return that a rank's core is slow, where forward and backward are slow alike in times of this kind."""
+    total = shift_in(kind, COMPUTING, MIDDLE)
     if not _is_said(watched, total, LEAST_SHARE):
         return None
-    shifts = {phase: watched.shift(times[phase], rank, group, MIDDLE) for phase in ("forward", "backward")}
+    shifts = {phase: shift_in(kind, (phase,), MIDDLE) for phase in ("forward", "backward")}
     relative = [
         shift.seconds / max(float(np.median(watched.own(phase)[:, rank])), 1e-9) for phase, shift in shifts.items()
     ]
     if min(relative) < SPREAD * max(relative) or any(shift.score < SEEN for shift in shifts.values()):
         return None
-    idle = watched.shift(sum((watched.idle(phase) for phase in COMPUTING), np.zeros(1)), rank, group, MIDDLE)
+    idle = shift_in("idle", COMPUTING, MIDDLE)
     details = {"is_waiting": idle.seconds > total.seconds / 2}
     return Finding("core", rank, total, total.seconds / watched.step_s, details)
 
@@ -259,7 +275,7 @@ def _num_steps(watched: _Watched) -> int:
 def _of_all(watched: _Watched) -> list[Finding]:
     """Return what every rank has: what the one with the least has of it."""
     found = []
-    for cause, times in (("data", watched.own("data_wait")), ("garbage collection", np.array(watched.of("gc_s")))):
+    for cause, times in (("data", watched.own("data_wait")), ("garbage collection", watched.of("gc"))):
         quantile = QUIET if cause == "data" else MEAN
         shift = shift_of(batches(times, quantile).min(axis=1), watched.comparisons)
         if _is_said(watched, shift, LEAST_SHARE_OF_ALL):
@@ -274,18 +290,11 @@ def _slow_link(watched: _Watched) -> list[Finding]:
         return []
     per_rank = _collectives(watched)
     inside = [[row for row in rows if row["phase"] in (*PHASES, "step")] for rows in per_rank]
-    small = [
-        min(
-            row["blocked_s"] / max(1, row["num"])
-            for row in rows
-            if (row["name"], row["phase"]) == ("allgather", "between")
-        )
-        for rows in per_rank
-        if any((row["name"], row["phase"]) == ("allgather", "between") for row in rows)
-    ]
+    between = [row for rows in per_rank for row in rows if (row["name"], row["phase"]) == ("allgather", "between")]
+    small = [row["blocked_s"] / max(1, row["num"]) for row in between]
     latency_s = max(LEAST_LATENCY_S, 2 * min(small, default=0.0))
     num, num_bytes = (max(sum(row[name] for row in rows) / steps for rows in inside) for name in ("num", "bytes"))
-    waited = np.array(watched.of("blocked_s")).min(axis=1, keepdims=True)
+    waited = watched.of("blocked").min(axis=1, keepdims=True)
     shift = shift_of(batches(waited)[:, 0] - num * latency_s, watched.comparisons)
     is_fast = num_bytes > SLOW_LINK_BYTES_PER_S * shift.seconds
     if is_fast or not _is_said(watched, shift, LEAST_SHARE_OF_LINK):
@@ -318,8 +327,7 @@ def _of_the_run(watched: _Watched) -> list[Finding]:
             details = {"what": name, "num": len(seconds)}
             found.append(Finding("writing", None, shift, per_step / watched.step_s, details))
     own = [row["own_start_up_s"] for row in (metrics.get("watched") or {}).get("per_rank") or []]
-    for rank in range(len(own) if len(own) > 1 else 0):
-        (ahead,) = against_others(np.array([own]), rank, watched.ranks)
+    for rank, ahead in enumerate(against_others(np.array([own]))[0].tolist() if len(own) > 1 else ()):
         if ahead > max(START_UP_AHEAD_S, START_UP_AHEAD * (own[rank] - ahead)):
             found.append(Finding("start-up", rank, Shift(ahead, ahead, ahead, float("inf")), None))
     return found

@@ -14,7 +14,6 @@ of a core that something else uses, of medians. The interval holds at 95 % for a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +58,13 @@ def batches(times: np.ndarray, quantile: float | None = QUIET) -> np.ndarray:
     return np.array([part.mean(axis=0) if quantile is None else np.quantile(part, quantile, axis=0) for part in parts])
 
 
-def against_others(of_batches: np.ndarray, rank: int, group: Sequence[int]) -> np.ndarray:
-    """Return a rank's numbers minus the median of the other ranks of its group, for each batch."""
-    others = [other for other in group if other != rank]
-    return of_batches[:, rank] - np.median(of_batches[:, others], axis=1)
+def against_others(of_batches: np.ndarray) -> np.ndarray:
+    """Return each rank's numbers minus the median of the other ranks, (batches, ranks) of (batches, ranks)."""
+    order = np.argsort(of_batches, axis=1)
+    ordered, place = np.take_along_axis(of_batches, order, axis=1), np.argsort(order, axis=1)
+    num_others = of_batches.shape[1] - 1
+
+    def other(number: int) -> np.ndarray:  # the others of each rank, in order, are all but itself
+        return np.where(number < place, ordered[:, [number]], ordered[:, [min(number + 1, num_others)]])
+
+    return of_batches - (other((num_others - 1) // 2) + other(num_others // 2)) / 2

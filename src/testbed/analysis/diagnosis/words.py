@@ -9,6 +9,7 @@ from typing import Any
 from testbed.analysis.diagnosis.diagnose import ELSEWHERE, Diagnosis, Finding
 from testbed.analysis.diagnosis.shifts import CONFIDENCE
 from testbed.config.run_types import run_types_that_work_with, run_types_with
+from testbed.errors import as_lines
 
 NOTHING = "nothing stands out"
 SHOWN = (  # docs/results/diagnosis/cases.jsonl; a test compares them
@@ -93,7 +94,7 @@ def text_of(diagnosis: Diagnosis) -> str:
     else:
         lines = [line for one in diagnosis.findings for line in (sentence(one), f"  try: {way_out(one)}")]
     notes = [*diagnosis.notes, SHOWN] if diagnosis.unknown is None else diagnosis.notes
-    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+    return as_lines([*lines, *(f"note: {note}" for note in notes)])
 
 
 def json_of(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -42,15 +41,9 @@ class RankTrace:
     host: str = ""
     process: int | None = None
     # of each collective: begin, end (microseconds, on the rank's clock), process, thread
-    places: dict[Key, int] = field(default_factory=dict)
-    rows: array = field(default_factory=lambda: array("d"))
-    threads: list[tuple[Any, Any]] = field(default_factory=list)
+    spans: dict[Key, tuple[float, float, Any, Any]] = field(default_factory=dict)
     of_all: set[Key] = field(default_factory=set)
     clock: Clock = field(default_factory=Clock)
-
-    def span(self, key: Key) -> tuple[float, float]:
-        place = 2 * self.places[key]
-        return self.rows[place], self.rows[place + 1]
 
 
 def traces_of(run: Path) -> list[Path]:
@@ -129,9 +122,7 @@ def _number(trace: RankTrace, steps: list, found: list, size: int, one_group: bo
         kind = (group, name, place)
         key = (*kind, seen[kind])
         seen[kind] += 1
-        trace.places[key] = len(trace.threads)
-        trace.rows.extend((begin, begin + duration))
-        trace.threads.append((process, thread))
+        trace.spans[key] = (begin, begin + duration, process, thread)
         is_inside = place % 2 == 1
         if _MEETS.search(name) and (ranks == size if ranks else one_group or not is_inside):
             trace.of_all.add(key)
@@ -163,21 +154,18 @@ def _align(ranks: list[RankTrace]) -> None:
     """Give each rank its clock. Ranks of one machine share one, unless the collectives contradict."""
     first = ranks[0]
     for trace in ranks[1:]:
-        shared = [key for key in first.places if key in first.of_all and key in trace.of_all]
-        mine, reference = (np.array([one.span(key) for key in shared]).reshape(-1, 2) for one in (trace, first))
-        trace.clock = align(mine, reference)
-        if trace.host and trace.host == first.host and trace.clock.uncertainty is not None:
-            within = (np.max(mine[:, 0] - reference[:, 1]), np.min(mine[:, 1] - reference[:, 0]))
-            if within[0] <= 0 <= within[1]:
-                trace.clock = Clock(0.0, 0.0, trace.clock.origin, float(max(-within[0], within[1])), len(shared))
+        shared = [key for key in first.spans if key in first.of_all and key in trace.of_all]
+        mine, reference = (np.array([one.spans[key][:2] for key in shared]).reshape(-1, 2) for one in (trace, first))
+        trace.clock = align(mine, reference, shares_clock=bool(trace.host) and trace.host == first.host)
 
 
 def _write(ranks: list[RankTrace], file: TextIO) -> tuple[int, int]:
     """Write everything; return how many events and flows it was."""
-    start_us = min(trace.clock.on_rank_0(min(trace.rows, default=trace.base_us)) for trace in ranks) // 1e6 * 1e6
+    begins_us = (min((span[0] for span in trace.spans.values()), default=trace.base_us) for trace in ranks)
+    start_us = min(one - trace.clock.offset for one, trace in zip(begins_us, ranks, strict=True)) // 1e6 * 1e6
     clocks = [
         {
-            "rank": trace.rank, "host": trace.host, "offset_us": trace.clock.offset, "drift": trace.clock.drift,
+            "rank": trace.rank, "host": trace.host, "offset_us": trace.clock.offset,
             "uncertainty_us": trace.clock.uncertainty, "num_collectives": trace.clock.num_collectives,
         }
         for trace in ranks
@@ -213,7 +201,7 @@ def _events(trace: RankTrace, world: int, start_us: float, devices: dict) -> Ite
                 yield _names("process_name", process, name=f"rank {trace.rank}: device")
                 yield _names("process_sort_index", process, sort_index=trace.rank)
             if "ts" in event:
-                event["ts"] = round(trace.clock.on_rank_0(_begin(trace, event)) - start_us, 3)
+                event["ts"] = round(_begin(trace, event) - trace.clock.offset - start_us, 3)
             if isinstance(event.get("id"), int):  # each rank counts its own flows from 1
                 event["id"] = event["id"] * world + trace.rank
             yield event
@@ -234,10 +222,10 @@ def _names(kind: str, process: int, thread: int = 0, **arguments: Any) -> dict[s
 def _flows(ranks: list[RankTrace], start_us: float, devices: dict) -> Iterator[dict[str, Any]]:
     """Yield, for each collective of all ranks, an arrow from the rank that came last to the end on each other."""
     number = 0
-    for key in ranks[0].places:
+    for key in ranks[0].spans:
         if any(key not in trace.of_all for trace in ranks) or len(ranks) == 1:
             continue
-        spans = [tuple(map(trace.clock.on_rank_0, trace.span(key))) for trace in ranks]
+        spans = [[moment - trace.clock.offset for moment in trace.spans[key][:2]] for trace in ranks]
         last = max(range(len(ranks)), key=lambda index: spans[index][0])
         for index in range(len(ranks)):
             if index == last:
@@ -247,7 +235,7 @@ def _flows(ranks: list[RankTrace], start_us: float, devices: dict) -> Iterator[d
             end = max(spans[index][1] - start_us - 0.001, begin)  # inside the other's span, and no arrow goes back
             for place, kind, moment in ((last, "s", begin), (index, "f", end)):
                 trace = ranks[place]
-                process, thread = trace.threads[trace.places[key]]
+                *_, process, thread = trace.spans[key]
                 yield {
                     "ph": kind, "cat": "collective", "name": key[1], "id": number, "ts": round(moment, 3),
                     "pid": _process(trace, process, devices), "tid": thread, **({"bp": "e"} if kind == "f" else {}),
@@ -256,21 +244,16 @@ def _flows(ranks: list[RankTrace], start_us: float, devices: dict) -> Iterator[d
 
 def _on_clocks(ranks: list[RankTrace]) -> str:
     """Say how well the clocks are aligned."""
-    others = ranks[1:]
-    if not others:
+    if len(ranks) == 1:
         return "one rank: there are no clocks to align"
-    lines = []
-    unknown = [trace.rank for trace in others if trace.clock.uncertainty is None]
-    if unknown:
-        lines.append(
-            f"clocks of rank {', '.join(map(str, unknown))} are not aligned: no collective of all ranks is there"
-        )
-    known = [(trace.clock.uncertainty, trace) for trace in others if trace.clock.uncertainty is not None]
-    if known:
-        worst_us, worst = max(known, key=lambda one: one[0])
-        fewest = min(trace.clock.num_collectives for _, trace in known)
-        lines.append(
-            f"clocks are aligned to rank {ranks[0].rank}'s by {counted(fewest, 'collective')} of all ranks: each is "
-            f"right within {worst_us:,.0f} us (rank {worst.rank}), whatever the network did"
-        )
-    return "\n".join(lines)
+    known = [(trace.clock.uncertainty, trace.rank) for trace in ranks[1:] if trace.clock.uncertainty is not None]
+    if not known:
+        return "the clocks are not aligned: no collective of all ranks is there"
+    worst_us, worst = max(known)
+    fewest = min(trace.clock.num_collectives for trace in ranks[1:] if trace.clock.uncertainty is not None)
+    unknown = [str(trace.rank) for trace in ranks[1:] if trace.clock.uncertainty is None]
+    but = f"; those of rank {', '.join(unknown)} are not, as no such collective is there" if unknown else ""
+    return (
+        f"clocks are aligned to rank {ranks[0].rank}'s by {counted(fewest, 'collective')} of all ranks: each is right "
+        f"within {worst_us:,.0f} us (rank {worst}), whatever the network did{but}"
+    )

@@ -13,7 +13,7 @@ from testbed.analysis.document.markdown import table_text
 from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
-from testbed.errors import InputError, counted, one_line
+from testbed.errors import InputError, as_lines, counted, one_line
 from testbed.experiments.conformance.trials import STAGES, TOLERANCES, Trial
 from testbed.io import read_whole, write_text
 
@@ -23,6 +23,7 @@ Row = tuple[str, ...]
 WHERE = ("DeepSpeed", "PyTorch", "through", "ZeRO", "precision", "which")
 DIFFERING = ("loss", "norm", "weights", "repeats in fp32, other initial weights in bf16")
 FAILING = ("what it says",)
+DIFFERS = "Differs from the single process: distance (allowed)"
 PLACES = {"plain": "DeepSpeed alone", "program": "src/gpt2.py"}
 
 
@@ -99,22 +100,17 @@ def version(text: str) -> tuple[int, ...]:
 
 def tables(lines: Sequence[Line]) -> str:
     """Return Markdown: what made the lines, how many combinations agree, and those that do not, with the reason."""
-    heads = [line for line in lines if "command" in line]
-    made = "\n".join(dict.fromkeys(map(_made, heads)))
     found = combinations(lines)
-    counts = table_text(
-        Table(("PyTorch", "DeepSpeed", "through", *(f"ZeRO {stage}" for stage in STAGES)), counted_rows(found))
-    )
-    parts = [made, counts]
+    counted_columns = ("PyTorch", "DeepSpeed", "through", *(f"ZeRO {stage}" for stage in STAGES))
+    parts = [
+        as_lines(dict.fromkeys(_made(line) for line in lines if "command" in line)),
+        table_text(Table(counted_columns, counted_rows(found))),
+    ]
     failing = [line for line in found if "error" in line]
     differing = [line for line in found if not line["agrees"] and "error" not in line]
-    for title, rows, columns in (
-        (
-            "Differs from the single process: distance (allowed)",
-            _rows(differing, ("stage", "precision", "note"), _distances),
-            DIFFERING,
-        ),
-        ("Does not run", _rows(failing, ("error",), lambda group: [one_line(group[0]["error"], 200)]), FAILING),
+    for title, columns, rows in (
+        (DIFFERS, DIFFERING, _rows(differing, ("stage", "precision", "note"), _distances)),
+        ("Does not run", FAILING, _rows(failing, ("error",), _error)),
     ):
         if rows:
             table = Table((*WHERE, *columns), rows, text_columns=range(len(WHERE) + len(columns)))
@@ -129,20 +125,19 @@ def _made(head: Line) -> str:
 
 def counted_rows(found: Sequence[Line]) -> list[Row]:
     """Return a row for each pair and way: for each stage, how many combinations agree."""
-    pairs = sorted(
-        {(version(line["torch"]), version(line["deepspeed"]), line["torch"], line["deepspeed"]) for line in found}
-    )
     rows = []
-    for *_, torch, deepspeed in pairs:
-        of_pair = [line for line in found if (line["torch"], line["deepspeed"]) == (torch, deepspeed)]
-        for through in PLACES:
-            cells = [
-                _cell([line for line in of_pair if line["through"] == through and line["stage"] == stage])
-                for stage in STAGES
-            ]
-            if any(cells):
-                rows.append((torch, deepspeed, PLACES[through], *cells))
+    for group in _groups(found, ("torch", "deepspeed"), ()):
+        cells = [_cell([line for line in group if line["stage"] == stage]) for stage in STAGES]
+        rows.append((group[0]["torch"], group[0]["deepspeed"], PLACES[group[0]["through"]], *cells))
     return rows
+
+
+def _groups(found: Sequence[Line], releases: tuple[str, str], same: Sequence[str]) -> list[list[Line]]:
+    """Return the lines of each pair and way that are the `same` in these fields, sorted by `releases`."""
+    groups: dict[Any, list[Line]] = {}
+    for line in sorted(found, key=lambda line: (*(version(line[name]) for name in releases), line["through"])):
+        groups.setdefault(tuple(line.get(name) for name in (*releases, "through", *same)), []).append(line)
+    return list(groups.values())
 
 
 def _cell(lines: Sequence[Line]) -> str:
@@ -159,11 +154,8 @@ def _cell(lines: Sequence[Line]) -> str:
 
 
 def _rows(found: Sequence[Line], same: Sequence[str], said: Callable[[Sequence[Line]], Sequence[str]]) -> list[Row]:
-    """Return a row for the lines of a pair that are the `same` in these fields, with what is `said` of them."""
-    groups: dict[Any, list[Line]] = {}
-    for line in sorted(found, key=lambda line: (version(line["deepspeed"]), version(line["torch"]), line["through"])):
-        groups.setdefault(tuple(line.get(name) for name in ("deepspeed", "torch", "through", *same)), []).append(line)
-    return [(*_where(group), *said(group)) for group in groups.values()]
+    """Return a row for each of `_groups`, with what is `said` of it."""
+    return [(*_where(group), *said(group)) for group in _groups(found, ("deepspeed", "torch"), same)]
 
 
 def _where(group: Sequence[Line]) -> Row:
@@ -176,6 +168,10 @@ def _where(group: Sequence[Line]) -> Row:
     )
     short = "all" if len(which) == 4 else "; ".join(which)
     return first["deepspeed"], first["torch"], PLACES[first["through"]], stages, precisions, short
+
+
+def _error(group: Sequence[Line]) -> Sequence[str]:
+    return [one_line(group[0]["error"], 200)]
 
 
 def _distances(group: Sequence[Line]) -> Sequence[str]:

@@ -13,17 +13,13 @@ import numpy as np
 from testbed.analysis.runs.load import load_run
 from testbed.config.check import check_command_line
 from testbed.distributed import launch
-from testbed.experiments.conformance import RANKS, RATE, ROWS, STEPS, WARMUP_STEPS
-from testbed.experiments.made_up_tokens import write_made_up_tokens
+from testbed.experiments.conformance import RANKS, STEPS
+from testbed.experiments.made_up_tokens import TINY, as_flags
 from testbed.io import SOURCE
 from testbed.run_folder import METRICS, WEIGHTS
 
-VOCABULARY, CHANNELS = 300, 32  # rows that fill the vocabulary up to 384 take part
-TINY = (
-    f"--num_layers 2 --num_heads 2 --embedding_size {CHANNELS} --max_position_embeddings 64 --seq_length 32 "
-    f"--device cpu --compile off --learning_rate {RATE} --warmup_steps {WARMUP_STEPS} --max_val_steps 1 "
-    f"--max_train_steps {STEPS} --global_batch_size {ROWS} --sample_tokens 0 --overwrite"
-)
+CHANNELS, ROWS = TINY["embedding_size"], TINY["global_batch_size"]
+OF_ALL = {**TINY, "max_train_steps": STEPS, "compile": "off", "max_val_steps": 1, "sample_tokens": 0}
 
 
 def words_of(task: dict[str, Any], folder: Path) -> list[str]:
@@ -31,7 +27,7 @@ def words_of(task: dict[str, Any], folder: Path) -> list[str]:
     strategy = ["baseline"] if task["stage"] is None else ["optimized", "--zero_stage", str(task["stage"])]
     micro_batch = ROWS // RANKS // task["accumulation"]
     return [
-        *("--run_type", *strategy, *TINY.split(), "--micro_batch_size_per_gpu", str(micro_batch)),
+        *("--run_type", *strategy, *as_flags(OF_ALL), "--overwrite", "--micro_batch_size_per_gpu", str(micro_batch)),
         *("--max_grad_norm", str(task["max_norm"]), "--precision", task["precision"], "--seed", str(42 + task["seed"])),
         *("--train_data_path", str(folder / "data/train.bin"), "--val_data_path", str(folder / "data/val.bin")),
         *("--checkpoint_path", str(folder / "run")),
@@ -65,8 +61,3 @@ def results(folder: Path) -> tuple[list[float], list[float], np.ndarray]:
     """Return losses, norms and weights of the run in a task's folder."""
     run = load_run(folder / "run" / METRICS)
     return run.train_losses.tolist(), run.grad_norms.tolist(), weights_of(folder / "run" / WEIGHTS[0])
-
-
-def prepare(folder: Path) -> None:
-    """Write the data that a task's flags name."""
-    write_made_up_tokens(folder / "data", VOCABULARY)

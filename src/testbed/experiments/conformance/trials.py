@@ -16,6 +16,7 @@ import numpy as np
 
 from testbed.errors import Failure, one_line
 from testbed.experiments.conformance import RANKS, through_program
+from testbed.experiments.made_up_tokens import VOCABULARY, write_made_up_tokens
 from testbed.io import SOURCE
 from testbed.sweep.runner import reason_of_failure
 
@@ -60,12 +61,12 @@ class Trial:
         return {**work, "max_norm": MAX_NORM[self.clipping], "seed": seed}
 
 
-def trials(stages: Sequence[int]) -> list[Trial]:
-    """Return every combination with these stages."""
+def trials() -> list[Trial]:
+    """Return every combination."""
     return [
         Trial(through, stage, accumulation, clipping, precision)
         for through, of_it in PRECISIONS.items()
-        for stage, precision, accumulation, clipping in itertools.product(stages, of_it, (1, 2), (True, False))
+        for stage, precision, accumulation, clipping in itertools.product(STAGES, of_it, (1, 2), (True, False))
     ]
 
 
@@ -197,7 +198,7 @@ def distances(expected: Outcome, actual: Outcome, of_steps: Any) -> dict[str, fl
 def carry_out(python: str, folder: Path, wanted: Sequence[Trial]) -> Iterator[dict[str, Any]]:
     """Yield the line of each trial under the releases of a Python."""
     if any(trial.through == "program" for trial in wanted):
-        through_program.prepare(folder / "program")
+        write_made_up_tokens(folder / "program" / "data", VOCABULARY)
     with Server(python, folder) as server:
         for trial in wanted:
             seeds = SEEDS[:1] * (1 + REPEATS) if trial.precision == "fp32" else SEEDS

@@ -134,10 +134,11 @@ class Comparison:
             a, b = update_of(self.a, place), update_of(self.b, place)
         else:
             a, b = self.a.whole(place), self.b.whole(place)
+        return self._parting(place, a, b, limit, OTHER_SIDE)
+
+    def _parting(self, place: Place, a: np.ndarray, b: np.ndarray, limit: float, against: str) -> Parting | None:
         size = size_of(a, b)
-        if size <= limit:
-            return None
-        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b)
+        return None if size <= limit else Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, against)
 
     def _copies(self, place: Place, limit: float) -> Parting | None:
         """Compare what several ranks of A have of one thing with each other."""
@@ -174,35 +175,25 @@ class Comparison:
         local = Place(place.step, "backward", place.name)
         a = self.a.whole(place)
         if local not in self.a.records:
-            b, limit = self.b.whole(place), self.limit(place)
-            size = size_of(a, b)
-            return None if size <= limit else Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b)
-        b = self.a.whole(local)
-        others = [self.b] if local in self.b.records else []
-        limit = max([OWN, *(BEYOND * size_of(side.whole(place), side.whole(local)) for side in others)])
-        size = size_of(a, b)
-        if size <= limit:
-            return None
-        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, SUMMANDS)
+            return self._parting(place, a, self.b.whole(place), self.limit(place), OTHER_SIDE)
+        limit = OWN
+        if local in self.b.records:
+            limit = max(limit, BEYOND * size_of(self.b.whole(place), self.b.whole(local)))
+        return self._parting(place, a, self.a.whole(local), limit, SUMMANDS)
 
     def _clipped(self, place: Place) -> Parting | None:
         """Compare the norm, and what clipping left, with what follows from the synchronised gradients."""
-        squares = self._squares(place.step)
-        most = float(self.a.facts.get("max_grad_norm", 0.0))
-        norm = float(np.sqrt(squares))
-        factor = min(1.0, most / (norm + 1e-6)) if most > 0 else 1.0
+        squares, a = self._squares(place.step), self.a.whole(place)
+        most, norm = float(self.a.facts.get("max_grad_norm", 0.0)), squares**0.5
         if place.name == "norm":
-            a, b = self.a.whole(place), np.array([norm])
-            b = self.b.whole(place) if squares == 0 else b
-        elif self.a.whole(place).ndim == 1:
-            a, b = self.a.whole(place), np.array([squares * factor**2])
+            b = np.array([norm]) if squares else self.b.whole(place)
+            return self._parting(place, a, b, 10 * OWN, NORM_OF_GRADIENTS)
+        factor = min(1.0, most / (norm + 1e-6)) if most > 0 else 1.0
+        if a.ndim == 1:
+            b = np.array([squares * factor**2])
         else:
-            synchronised = Place(place.step, "synchronisation", place.name)
-            a, b = self.a.whole(place), factor * self.a.whole(synchronised)
-        size, limit = size_of(a, b), OWN * (10 if place.name == "norm" else 1)
-        if size <= limit:
-            return None
-        return Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, NORM_OF_GRADIENTS)
+            b = factor * self.a.whole(Place(place.step, "synchronisation", place.name))
+        return self._parting(place, a, b, OWN, NORM_OF_GRADIENTS)
 
     def _squares(self, step: int) -> float:
         """Return the squared norm of A's synchronised gradients."""

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from testbed.checkpoint.adamw_state import expected
 from testbed.experiments.divergence.projections import fingerprint
+from testbed.model.shape import ModelShape
 from testbed.optim.optimizer import local_tensor
 from testbed.strategies.tensor import exchange_order
-
-if TYPE_CHECKING:
-    from testbed.model.shape import ModelShape
 
 C_ATTN = "attn.c_attn"
 
 
-def whole_shape(name: str, shape: ModelShape) -> tuple[int, int]:
-    """Return rows and columns of a parameter of the model; a vector has one column."""
-    c, is_bias = shape.embedding_size, name.endswith("bias")
-    if name == "wte.weight":
-        return shape.padded_vocab_size, c
-    if name == "wpe.weight":
-        return shape.max_position_embeddings, c
-    if ".ln_" in name or name.startswith("ln_"):
-        return c, 1
-    rows = {"attn.c_attn": 3 * c, "mlp.c_fc": 4 * c}.get(name.split(".", 2)[2].rpartition(".")[0], c)
-    columns = 4 * c if "mlp.c_proj" in name else c
-    return rows, 1 if is_bias else columns
+@functools.cache
+def whole_shapes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of each parameter of the model; a vector has one column."""
+    return {name: (tensor.shape[0], tensor[0].numel()) for name, tensor in expected(shape).items()}
 
 
 def print_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> tuple[str, np.ndarray]:
@@ -41,7 +32,7 @@ def print_of(name: str, tensor: torch.Tensor, shape: ModelShape) -> tuple[str, n
         The part, which differs between pieces that differ, also between the summands of a sum ("": no elements), and
         (bins, NUMBERS).
     """
-    num_rows, num_columns = whole_shape(name, shape)
+    num_rows, num_columns = whole_shapes(shape)[name]
     rows, columns, summands = torch.arange(num_rows), torch.arange(num_columns), []
     for axis, ranks, rank, place in sorted(_cuts(tensor), key=lambda cut: cut[0] != "tensor"):
         if place is None:  # each rank of this axis has a summand

@@ -19,21 +19,16 @@ from testbed.distributed.launch import Launch
 from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure, InputError, one_line
 from testbed.experiments.divergence.sides import Side, read_file, read_folder
-from testbed.experiments.made_up_tokens import write_made_up_tokens
+from testbed.experiments.made_up_tokens import TINY, VOCABULARY, as_flags, write_made_up_tokens
 from testbed.io import SOURCE, not_a_file
 from testbed.sweep.runner import reason_of_failure
 
 WORKER = "testbed.experiments.divergence.worker"
 TRANSFORMERS = "transformers"
 AGAIN = "b_again"  # side B in another split
-VOCABULARY = 300  # not a multiple of 128: rows that fill the vocabulary up take part
-MADE_UP = (
-    "--num_layers 2 --num_heads 2 --embedding_size 32 --max_position_embeddings 64 --seq_length 32 --device cpu "
-    "--global_batch_size 16 --micro_batch_size_per_gpu 2 --learning_rate 0.01 --warmup_steps 2 --max_grad_norm 0.25 "
-    "--precision fp32"
-).split()
-# a run that only trains
+MADE_UP = {**TINY, "micro_batch_size_per_gpu": 2, "max_grad_norm": 0.25, "precision": "fp32"}
 SHORTEST = 3  # the warm-up of MADE_UP fits into it
+# a run that only trains
 QUIET = "--max_val_steps 0 --sample_tokens 0 --save_at_end off --threads_per_rank 1 --overwrite".split()
 
 
@@ -95,14 +90,15 @@ def _start(request: Request, name: str, words: Sequence[str], ranks: int) -> Sta
     trainer = "ours"
     if words[:1] == [TRANSFORMERS]:
         trainer, words = TRANSFORMERS, ["--run_type", "baseline", *words[1:]]
-    flags, given = [*QUIET], [word.partition("=")[0] for word in request.common]
-    if "--resume" in {*given, *(word.partition("=")[0] for word in words)}:
+    flags, given = [*QUIET], parse_command_line([*request.common, *words]).explicit  # by a file of --config too
+    if "resume" in given:
         raise InputError("--resume begins with weights of its own; give --init_from to both sides")
-    if "--train_data_path" not in given:
+    if "train_data_path" not in given:
         data = request.folder / "data"
         write_made_up_tokens(data, VOCABULARY)
-        flags += [*MADE_UP, "--train_data_path", str(data / "train.bin"), "--val_data_path", str(data / "val.bin")]
-    if not {"--max_train_steps", "--max_tokens", "--epochs"} & set(given):
+        files = {"train_data_path": data / "train.bin", "val_data_path": data / "val.bin"}
+        flags += as_flags({name: value for name, value in {**MADE_UP, **files}.items() if name not in given})
+    if not {"max_train_steps", "max_tokens", "epochs"} & given:
         flags += ["--max_train_steps", str(max(request.steps, SHORTEST))]
     flags += [*request.common, *words, "--checkpoint_path", str(request.folder / name / "run")]
     settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings

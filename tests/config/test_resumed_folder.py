@@ -1,0 +1,62 @@
+"""A mistyped --resume is said before anything else, with the folders that may be meant; a file, with the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.resumed_folder import check_resumed, near_runs
+from testbed.distributed.launch import Launch
+from testbed.errors import InputError
+from testbed.inference.loading import shape_of_config
+
+CONVERT = "python scripts/convert_checkpoint.py --from"
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("ddp", "fsdp"):
+        Path("checkpoint", name, "checkpoints", "step_000020").mkdir(parents=True)
+    Path("checkpoint/empty").mkdir()
+    for name in ("ckpt.pt", "gpt2.bin", "other.txt"):
+        Path(name).touch()
+
+
+@pytest.mark.parametrize(
+    ("resume", "said"),
+    [
+        ("checkpoint/dpd", "; did you mean checkpoint/ddp?"),
+        ("chekpoint/ddp", ", which does not exist either); did you mean checkpoint/ddp?"),
+        ("checkpoint/ddp/checkpoints/step_20", "; did you mean checkpoint/ddp/checkpoints/step_000020?"),
+        ("checkpoint", "holds no checkpoint; did you mean checkpoint/ddp or checkpoint/fsdp?"),
+        ("checkpoint/empty", "holds no checkpoint; give auto, a run's folder, or"),
+        ("/nowhere/at/all", "give auto, a run's folder, or"),
+        ("other.txt", "is a file, not a folder; give auto"),
+        ("ckpt.pt", f"{CONVERT} ckpt.pt --to ckpt; then give --resume ckpt"),
+        ("gpt2.bin", "--init_from gpt2.bin trains its weights further"),
+    ],
+)
+def test_what_may_be_meant_is_named(resume, said):
+    with pytest.raises(InputError) as caught:  # without data, which is not to be blamed
+        check_run(parse_command_line(["--resume", resume]), Launch(0, 0, 1, 1))
+    assert str(caught.value).startswith(f"--resume {resume} ") and said in str(caught.value)
+
+
+def test_of_a_run_that_begins_the_one_that_may_be_meant_is_said():
+    assert near_runs(Path("checkpoint/dpd")) == [Path("checkpoint/ddp")]
+    assert near_runs(Path("checkpoint/other")) == near_runs(Path("checkpoint/ddp/checkpoints/step_000020/x")) == []
+
+
+def test_what_holds_a_checkpoint_is_taken():
+    for resume in (None, "auto", "checkpoint/ddp", "checkpoint/fsdp/checkpoints/step_000020"):
+        check_resumed(resume)
+
+
+@pytest.mark.parametrize("name", ["ckpt.pt", "gpt2.bin"])
+def test_programs_that_open_a_model_name_the_command_for_a_file(name):
+    with pytest.raises(InputError, match=f"{CONVERT} {name} --to {Path(name).stem}; then name {Path(name).stem}$"):
+        shape_of_config(Path(name))
