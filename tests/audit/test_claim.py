@@ -245,7 +245,7 @@ def test_what_logs_print_of_their_set_up_is_compared(tmp_path):
         ("Attention | tokens/s | Speedup", ("e | 182 | -", "s | 273 | 1.0x", "f2 | 364 | 2.0x", "f3 | 455 | 2.5x"),
          "each speedup is relative to line 3, and the 1 stands here"),
         ("Library | samples/s | Relative speed", ("a | 1210 | 1.00x", "b | 1105 | 1.22x", "c | 1331 | 1.10x"),
-         "Relative speed 1.22x with samples/s 1105 against 1210"),
+         "Relative speed 1.22x does not follow"),
         ("Configuration | Settings",
          ("1,024 GPUs | TP2 PP4 MBS1 GBS8192", "256 GPUs | TP1 PP4 MBS3 GBS4096", "256 GPUs | TP1 PP4 MBS1 GBS4096"),
          "4,096 is not a multiple of micro batch x data ranks = 192"),
@@ -410,9 +410,9 @@ def test_what_is_said_of_one_row_alone_is_held_against_it(tmp_path, row, text, w
     path = table(tmp_path, header, *rows)
     path.write_text(f"{path.read_text()}\n{text}\n")
     said = " ".join(finding.message.lower() for finding in audit([path]))
-    assert words in said and "fused" not in said, said
-    found = answered([path], 2.0, (":3", ":5"))
     is_asked = "\N{DAGGER}" in row
+    assert (words in said) != is_asked and "fused" not in said, said
+    found = answered([path], 2.0, (":3", ":5"))
     assert found is not None and found.verdict == (OPEN if is_asked else FALLS), found.reasons
     assert not is_asked or "batch size 512" in str(found.ask)
     path.write_text(
@@ -607,10 +607,3 @@ def test_half_the_time_at_the_same_rate_is_half_the_training(tmp_path):
     header = f"{FULL} | Training time"
     found = of_rows(tmp_path, header, f"{DDP} | 10 h", f"{DDP.replace('DDP', 'new')} | 5 h", claimed=2.0)
     assert found.verdict == FALLS and found.reasons[0].startswith("The files give 1x")
-
-
-def test_a_claim_within_ranges_that_hold_1_is_not_known(tmp_path):
-    header = FULL.replace("tokens/s", "Training time")
-    rows = DDP.replace("10000", "6-9 min"), DDP.replace("DDP", "new").replace("10000", "3-9 min")
-    assert of_rows(tmp_path, header, *rows, claimed=1.4).verdict == OPEN
-    assert of_rows(tmp_path, header, *rows, claimed=5.0).verdict == FALLS

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-
 import pytest
 from support.tables import saved, table
 
@@ -13,7 +10,6 @@ from testbed.audit.claims import answered, audit
 from testbed.audit.readers import read_reported
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.figures import figure_of
-from testbed.errors import InputError
 
 
 def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
@@ -47,12 +43,6 @@ def test_a_marked_figure_is_not_contradicted_by_another_column(tmp_path):
     assert any("does not follow" in each.message for each in audit([saved(tmp_path, plain)]))
 
 
-def test_parts_of_a_step_are_no_rows_to_divide(tmp_path):
-    parts = "Data loading | ~5s/epoch | ~5s/epoch | 1.0x", "Forward pass | ~80s/epoch | ~40s/epoch | 2.0x"
-    rows = table("Phase | Baseline (1 GPU) | Distributed (2 GPUs) | Speedup", *parts, "Total | 218s | 122s | 1.78x")
-    assert audit([saved(tmp_path, rows)]) == []
-
-
 @pytest.mark.parametrize("cell", ["5h 15", "5h15", "5 h 15 min", "5 hrs 15 mins"])
 def test_hours_and_minutes_are_a_time(cell):
     figure = figure_of(cell, "time")
@@ -78,24 +68,9 @@ def test_a_rate_of_one_device_beside_one_of_all_is_no_ratio(tmp_path):
     assert found is not None and found.verdict == OPEN and found.in_question is None
 
 
-def test_a_page_says_the_batch_of_its_micro_batches(tmp_path):
-    rows = table("method | micro batch | tokens/s", "ddp | 4 | 100", "zero | 8 | 150")
-    page = f"## Results\n\nglobal batch size 1024 everywhere.\n\nHere.\n\nMore.\n\n{rows}"
-    found = answered([saved(tmp_path, page)], 1.5, ("ddp", "zero"))
-    assert found is not None and not any("atch size" in reason for reason in found.reasons)
-    found = answered([saved(tmp_path, rows)], 1.5, ("ddp", "zero"))
-    assert found is not None and any("atch size 4 against 8" in reason for reason in found.reasons)
-
-
 def test_a_mark_of_a_footnote_is_no_part_of_a_name(tmp_path):
     rows = table("optimizer | tokens/s", "AdamW[^1] | 100", "AdamW-8bit[^1] | 150")
     assert answered([saved(tmp_path, f"{rows}\n[^1]: bf16\n")], 1.5, ("AdamW", "AdamW-8bit")) is not None
-
-
-def test_links_under_network_are_no_models(tmp_path):
-    rows = table("strategy | network | tokens/s", "a | 25 GbE | 100", "b | InfiniBand | 150")
-    found = answered([saved(tmp_path, rows)], 1.5, ("a", "b"))
-    assert found is not None and not any(reason.startswith("Model") for reason in found.reasons)
 
 
 @pytest.mark.parametrize(
@@ -112,28 +87,6 @@ def test_a_curve_with_a_name_in_each_row_is_a_curve(tmp_path):
     rows = "".join(f"{step},5.0{step},0.20,ckpt_{step}.pt\n" for step in range(9))
     (run,) = read_reported([saved(tmp_path, f"step,train_loss,step_time_s,checkpoint\n{rows}", "curve.csv")])
     assert run.form == "CSV of curves"
-
-
-def test_a_rule_between_groups_of_rows_joins_none(tmp_path):
-    drawn = (
-        "+---+---+\n| GPUs | epoch time (s) |\n+---+---+\n| 1 | 40 |\n+---+---+\n| 8 | 4 |\n| 8 | 310 |\n+---+---+\n"
-    )
-    (item,) = read_reported([saved(tmp_path, drawn.replace("---", "------"), "a.txt")])
-    assert item.details["grids"][0].columns[1].texts == ("40", "4", "310")
-
-
-def test_a_wide_border_takes_no_quadratic_time(tmp_path):
-    began = time.perf_counter()
-    with contextlib.suppress(InputError):
-        audit([saved(tmp_path, "= " * 10_000 + "=\n" + "a b c\n" * 5_000, "a.rst")])
-    assert time.perf_counter() - began < 10
-
-
-def test_a_batch_of_another_section_is_of_no_row(tmp_path):
-    rows = table("GPUs | micro batch | tokens/s", "8 | 4 | 100", "16 | 4 | 150")
-    page = f"# Related work\nMegatron trained GPT-3 with global batch 1024.\n\n# Ours\n\n{rows}"
-    found = answered([saved(tmp_path, page)], 1.5, (":8", ":9"))
-    assert found is not None and not any("1,024" in each.against for each in found.conditions)
 
 
 def test_a_failed_row_beside_rates_of_one_device_leaves_them_read(tmp_path):

@@ -5,10 +5,10 @@ To add a rule, write one function and list it in the table at the end of its fil
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program, or of any, against themselves.
 - tables/rules.py, TABLE_RULES: a table of published figures against itself.
-- condition_rules.py, CONDITION_RULES: whether one arm and the baseline did equal work, on one code and equal devices.
-- comparison_rules.py, ARITHMETIC_RULES: what the figures of one arm and the baseline contradict together.
+- comparison_rules.py: CONDITION_RULES, whether one arm and the baseline did equal work, on one code and equal devices;
+  ARITHMETIC_RULES, what the figures of both contradict together.
 
-A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
+A rule takes what was read (`Reported`), a table (`Grid`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
 a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if
 the files give one. `item.cannot_tell(Rule.X, message, names...)` is about what no file records: page.py puts the names
 of all such findings into one paragraph. What a file does not record is None, and a rule says nothing about it. The
@@ -19,6 +19,5 @@ conditions.py reads every condition of two sides (FACTS), measures.py their rati
 claim. To add a condition, add its row to FACTS: rules, the page of a claim and the rows of tables then have it.
 
 readers.py says what reads which file: earlier.py the files of the five earlier projects, logs.py the logs of other
-programs by one table of patterns, curves.py curves, tables/ tables. To add a format, give what is there, and name in
-`Reported.unread` what was looked for and not found.
+programs by one table of patterns, curves.py curves, tables/ tables. To add a format, give what is there.
 """

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from testbed.audit.comparison_rules import ARITHMETIC_RULES
 from testbed.audit.conditions import (
     BATCHES,
-    DECISIVE,
     DIFFERS,
     LEARNS,
     MEASURED,
@@ -27,7 +26,7 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
 from testbed.audit.foreign_rules import findings_of_run
-from testbed.audit.measures import PER_DEVICE, PRINTED, TO_LOSS, Measure, measures, roughness
+from testbed.audit.measures import PER_DEVICE, PRINTED, TO_LOSS, Measure, measures
 from testbed.audit.reported import ROW, Claim
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
@@ -84,7 +83,7 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
     question = _in_question(claim, claimed, ratios)
     found = conditions(claim)
     findings = (
-        *(finding for side in (claim.baseline, claim.other) for item in side.runs for finding in findings_of_run(item)),
+        *(finding for side in claim.sides for item in side.runs for finding in findings_of_run(item)),
         *(finding for rule in ARITHMETIC_RULES for finding in rule(claim)),
         *of_table,
     )
@@ -96,8 +95,6 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
         ask.insert(0, "a rate or a time that both sides have")
     elif needs_repeats(question):
         ask.append("repeats of both sides")
-    elif abs(math.log(question.ratio)) <= math.log1p(roughness(claim)):
-        ask.append("figures in place of ranges and estimates, within which both sides may be as fast")
     verdict = FALLS if reasons else OPEN if ask else STANDS
     also = tuple(each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile"))
     notes = tuple(dict.fromkeys(item.message for item in findings if item.severity == NOTE and not item.unknown))
@@ -114,24 +111,20 @@ def _in_question(claim: Claim, claimed: float | None, ratios: Sequence[Measure])
     It is never about one device's rate, nor about a time of which nothing says that as much was done.
     """
     first = ratios[0] if ratios else None
-    if claimed is None or first is None or _is_what_was_claimed(claimed, first, roughness(claim)):
+    if claimed is None or first is None or _is_what_was_claimed(claimed, first):
         return first
     of_job = [each for each in ratios[1:] if _TO_ONE_TARGET.search(each.name) and not claim.other.first.is_of_iteration]
-    return next((each for each in of_job if _is_what_was_claimed(claimed, each, roughness(claim))), first)
+    return next((each for each in of_job if _is_what_was_claimed(claimed, each)), first)
 
 
 def _differing_words(claim: Claim) -> list[Condition]:
     """Return the words of two rows that differ under headings that are not understood."""
-    a, b = (side.first.details.get("others", {}) for side in (claim.baseline, claim.other))
-    found = [
+    a, b = (side.first.details.get("others", {}) for side in claim.sides)
+    return [
         Condition(f"`{heading}`", a[heading] or None, b[heading] or None, DIFFERS)
         for heading in a
         if heading in b and a[heading].lower() != b[heading].lower() and not _OF_RECORD.fullmatch(heading)
     ]  # fmt: skip
-    notes = [side.first.details.get("note", "") for side in (claim.baseline, claim.other)]
-    if notes[0] != notes[1] and any(map(DECISIVE.search, notes)):
-        found.append(Condition("what is said of one row alone,", notes[0] or "nothing", notes[1] or "nothing", DIFFERS))
-    return found
 
 
 def needs_repeats(question: Measure) -> bool:
@@ -145,22 +138,17 @@ def _against_figures(
     """Yield what the figures say against a claim: another ratio, none, or two that contradict each other."""
     if question is None:
         return
-    if claimed is not None and not _is_what_was_claimed(claimed, question, roughness(claim)):
+    if claimed is not None and not _is_what_was_claimed(claimed, question):
         yield f"The files give {question.ratio_in_words} ({question.name}), not {claimed:g}x."
     if claimed is None and (question.high or question.ratio) < 1 - ROUNDING:
         yield f"B is slower: {question.ratio_in_words} ({question.name})."
     if question.low is not None and question.high is not None and question.low <= 1 <= question.high:
         yield f"No detectable difference: {question.ratio_in_words} has 1 in its interval."
-    sides = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     of_step = next((each for each in ratios[1:] if each.name == f"{ITERATION}, s"), None)
-    is_equal = sides[0].global_batch_size is not None and sides[0].global_batch_size == sides[1].global_batch_size
-    are_rows = sides[0].form == sides[1].form == ROW
-    if (
-        of_step
-        and is_equal
-        and are_rows
-        and abs(math.log(of_step.ratio / question.ratio)) > math.log(APART + roughness(claim))
-    ):
+    is_of_one_batch = base.global_batch_size is not None and base.global_batch_size == other.global_batch_size
+    is_apart = of_step is not None and abs(math.log(of_step.ratio / question.ratio)) > math.log(APART)
+    if of_step and is_apart and is_of_one_batch and base.form == other.form == ROW:
         yield (
             f"The figures contradict each other: {question.ratio_in_words} by {question.name}, "
             f"{of_step.ratio_in_words} by {ITERATION}, at an equal batch."
@@ -175,7 +163,7 @@ def _reasons(
     if kind_of(claim) == OF_BOTH:
         yield (f"{_sentence(ranks.against)}: {strategy_of(claim.other)} and {strategy_of(claim.baseline)} differ, and "
                "so does the number of devices; the ratio is of both.")  # fmt: skip
-    is_weak = kind_of(claim) == SCALING and batch_is_in_proportion(claim.baseline.first, claim.other.first)
+    is_weak = kind_of(claim) == SCALING and batch_is_in_proportion(*claim.firsts)
     for each in found:
         if not each.spoils or each.name == "ranks":
             continue
@@ -195,22 +183,21 @@ def _reasons(
         yield _sentence(message) + "."
 
 
-def _is_what_was_claimed(claimed: float, question: Measure, rough: float) -> bool:
+def _is_what_was_claimed(claimed: float, question: Measure) -> bool:
+    """Return whether a ratio is the claimed one, within its digits, or has it in its interval."""
     text = f"{claimed:.10g}"
     unit = 10.0 ** -len(text.partition(".")[2]) if "." in text else 1.0
     if question.low is not None and question.high is not None and question.low <= claimed <= question.high:
         return True
     by_digits = min(0.5 * unit, MOST_ROUNDED * claimed)
-    return abs(question.ratio - claimed) <= max(by_digits, ROUNDING * claimed) or (
-        question.ratio / (1 + rough) <= claimed <= question.ratio * (1 + rough)
-    )
+    return abs(question.ratio - claimed) <= max(by_digits, ROUNDING * claimed)
 
 
 def _instead(
     claim: Claim, ratios: Sequence[Measure], question: Measure | None, findings: Sequence[Finding], verdict: str
 ) -> Iterator[str]:
     """Yield what may be said in place of a claim that does not stand, or beside one that does."""
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     per_device = next((each for each in ratios if each.name.startswith((PER_DEVICE, f"{PRINTED} per"))), None)
     added = other.world_size / base.world_size if other.world_size and base.world_size else 1.0
     is_possible = not any(item.severity == FAILS for item in findings)  # else the figures themselves are in question

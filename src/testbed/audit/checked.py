@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from testbed.analysis.document.words import counted
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs
-from testbed.audit.reported import Reported
+from testbed.audit.reported import TABLE, Reported
 from testbed.audit.tables.columns import Column, Grid
-from testbed.audit.tables.read import FORM
-from testbed.audit.tables.rules import all_of, checks_of
+from testbed.audit.tables.rules import checks_of
 from testbed.audit.tables.sentences import quotes_on
 from testbed.sweep.state import SWEEP_FILE
 
 QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
           "optimizer_steps", "micro_batch_size")  # fmt: skip
 OF_EACH_RANK = ("rank_times_s", "rank_rates", "rank_train_losses", "rank_val_losses", "communication_s")
-OF_OUR_RUN = ("steps", "evaluations", "epochs", "summary")
+OF_OUR_RUN = ("steps", "evaluations", "epochs")  # a row of them has several
 
 
 @dataclass(frozen=True)
@@ -43,42 +41,30 @@ class Checked:
 
 def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: Sequence[Path]) -> Checked:
     """Return what could be checked in `items`; `nothing_read` are files of `paths` that say nothing."""
-    runs = [item for item in items if item.form != FORM]
+    runs = [item for item in items if item.form != TABLE]
     figures = sum(_of_run(item, len(runs) > 1) for item in runs)
-    files = [item for item in items if item.form == FORM]
-    tables: list[tuple[Reported, Grid]] = [(item, grid) for item in files for grid in item.details["grids"]]
-    counts = [checks_of(item, grid) for item in files for grid in all_of(item)]
-    apart: dict[tuple[str, str, str], int] = {}  # file, and what two columns are of -> the first row
-    for item in items:
-        for grid in item.details.get("pairs", ()):
-            a, b = grid.columns[0].texts
-            apart.setdefault((item.name, a, b), grid.lines[0])
+    files = [item for item in items if item.form == TABLE]
+    tables: list[Grid] = [grid for item in files for grid in item.details["grids"]]
+    counts = [checks_of(grid) for grid in tables]
     skipped = dict.fromkeys(
         [*nothing_read, *(file for path in paths if path.is_dir() for file in _beside(path, items))]
     )
     return Checked(
         figures + sum(number for number, _ in counts),
-        (
-            *(f"{item.name}:{grid.lines[0]}: {columns_in_words(grid)}" for item, grid in tables),
-            *(f"{name}:{line}: `{a}` beside `{b}` in each row" for (name, a, b), line in apart.items()),
-        ),
+        tuple(map(columns_in_words, tables)),
         tuple(map(str, skipped)),
-        sum(len(grid.lines) for _, grid in tables),
+        sum(len(grid.lines) for grid in tables),
         max((rules for _, rules in counts), default=0),
-        tuple(
-            f"{item.name}, {text}" for item in items if item.form == FORM for text in quotes_on(item.details["quotes"])
-        ),
+        tuple(f"{item.name}, {text}" for item in files for text in quotes_on(item.details["quotes"])),
     )
 
 
 def _of_run(item: Reported, is_compared: bool) -> int:
     """Return the figures of a run that a rule compares. What it quotes once needs another run beside it."""
-    if item.run is not None:
-        return sum(_numbers_in(item.run.record.get(section)) for section in OF_OUR_RUN)
-    ranks = [getattr(item, name) for name in OF_EACH_RANK]
-    found = sum(len(values) for values in ranks if len(values) > 1) + len(item.losses)
-    found += _numbers_in(item.details.get("runs"))
-    return found + (sum(getattr(item, name) is not None for name in QUOTED) if is_compared else 0)
+    rows = [len(item.run.record.get(section) or ()) for section in OF_OUR_RUN] if item.run else [len(item.losses)]
+    ranks = (len(getattr(item, name)) for name in OF_EACH_RANK)
+    quoted = sum(getattr(item, name) is not None for name in QUOTED) if is_compared or item.run else 0
+    return sum(rows) + sum(number for number in ranks if number > 1) + quoted
 
 
 def columns_in_words(grid: Grid) -> str:
@@ -90,7 +76,7 @@ def columns_in_words(grid: Grid) -> str:
     parts = [", ".join(known or ["no column"])]
     parts += [f"in the words of its rows: {', '.join(in_rows)}"] if in_rows else []
     parts += [f"not understood: {', '.join(passed_over)}"] if passed_over else []
-    return "; ".join(parts)
+    return f"{grid.place(0)}: {'; '.join(parts)}"
 
 
 def _name(column: Column) -> str:
@@ -102,14 +88,6 @@ def _beside(folder: Path, items: Sequence[Reported]) -> list[Path]:
     files = [path for path in files_of_runs(folder) if path.is_file()]
     read = {item.path.absolute() for item in items}
     of_runs = {path.parent for path in files if path.name in (METRICS_FILE, SWEEP_FILE)} | {
-        path if path.is_dir() else path.parent for path in (item.path for item in items if item.form != FORM)
+        path if path.is_dir() else path.parent for path in (item.path for item in items if item.form != TABLE)
     }
     return [path for path in files if path.absolute() not in read and not of_runs & set(path.parents)]
-
-
-def _numbers_in(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_numbers_in, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_numbers_in, value))
-    return int(isinstance(value, int | float) and not isinstance(value, bool))

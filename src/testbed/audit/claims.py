@@ -21,10 +21,9 @@ from testbed.audit.conditions import DIFFERS, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
-from testbed.audit.reported import Claim, Reported, Side
-from testbed.audit.tables.read import FORM as TABLE
+from testbed.audit.reported import TABLE, Claim, Reported, Side
 from testbed.audit.tables.rows import claim_of, row_named
-from testbed.audit.tables.rules import TABLE_RULES
+from testbed.audit.tables.rules import findings_of_table
 from testbed.audit.tables.sentences import quotes_on
 from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
@@ -78,20 +77,7 @@ def answered(
         InputError: a file cannot be read, or a name is of no row; one sentence that says which.
     """
     if named != (None, None):
-        if None in named:
-            raise InputError("--a and --b name two rows of a table: give both")
-        items = [item for item in read_reported(paths, columns) if item.form == TABLE]
-        base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
-        if (base.name, base.first.details["row"]) == (other.name, other.first.details["row"]):
-            raise InputError(f"--a and --b are both the row {base.name}: name two")
-        tables = {side.first.details["table"] for side in (base, other)}
-        read = {f"{item.name}:{grid.lines[0]}": grid for item in items
-                for grid in item.details["grids"]}  # fmt: skip
-        words = tuple(f"{name}: {columns_in_words(grid)}" for name, grid in read.items() if name in tables)
-        found = (finding for item in items for rule in TABLE_RULES for finding in rule(item))
-        figures = [each for each in found if each.rule in OF_FIGURES and {base.name, other.name} & {*each.runs}]
-        quotes = tuple(text for item in items for text in _quotes_on(item, base, other))
-        return replace(answer(claim_of(base, other), claimed, figures), read=words, quotes=quotes)
+        return _answered_by_rows([item for item in read_reported(paths, columns) if item.form == TABLE], claimed, named)
     if len(paths) != 2 or columns:
         return None
     if paths[0].absolute() == paths[1].absolute():
@@ -103,15 +89,22 @@ def answered(
     return answer(Claim(sides[0][0], sides[1][0], protocols.pop() if len(protocols) == 1 else None), claimed)
 
 
-def _quotes_on(item: Reported, base: Side, other: Side) -> list[str]:
-    """Return the sentences of a file beside its tables that bear on two of their rows."""
-    meant = {
-        (at, row)
-        for at, grid in enumerate(item.details["grids"])
-        for row, line in enumerate(grid.lines)
-        if f"{item.name}:{line}" in (base.name, other.name)
-    }
-    return quotes_on(item.details["quotes"], meant) if meant else []
+def _answered_by_rows(items: Sequence[Reported], claimed: float | None, named: tuple[str | None, str | None]) -> Answer:
+    if None in named:
+        raise InputError("--a and --b name two rows of a table: give both")
+    base, other = (row_named(items, str(name), flag) for name, flag in zip(named, ("--a", "--b"), strict=True))
+    if (base.name, base.first.details["row"]) == (other.name, other.first.details["row"]):
+        raise InputError(f"--a and --b are both the row {base.name}: name two")
+    found = [finding for item in items for finding in _findings_of_item(item)]
+    figures = [each for each in found if each.rule in OF_FIGURES and {base.name, other.name} & {*each.runs}]
+    quotes: list[str] = []
+    read: list[str] = []
+    for item in items:
+        sides = [side for side in (base, other) if side.first.path == item.path]
+        lines = {side.first.details["line"] for side in sides}
+        quotes += quotes_on(item.details["quotes"], lines) if lines else []
+        read += [columns_in_words(grid) for grid in item.details["grids"] if lines & {*grid.lines}]
+    return replace(answer(claim_of(base, other), claimed, figures), read=tuple(read), quotes=tuple(quotes))
 
 
 def audit_runs(
@@ -120,13 +113,12 @@ def audit_runs(
     """Audit runs that were read. `baselines` stand for the first arm, `prefer_baseline` looks for one."""
     given = {item.path.absolute() for item in baselines}
     items = [*baselines, *(item for item in items if item.path.absolute() not in given)]
-    findings = [finding for item in items for finding in findings_of_run(item)]
-    findings += [finding for item in items if item.form == TABLE for rule in TABLE_RULES for finding in rule(item)]
+    findings = [finding for item in items for finding in _findings_of_item(item)]
     finished = []
     for item in items:
         if item.run and item.run.status != "complete":
             findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
-        elif item.is_claim and item.form not in ("profiler table", "scaling report", TABLE):
+        elif item.is_claim and item.form != TABLE:
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
@@ -138,6 +130,14 @@ def audit_runs(
     findings += _if_compared(items)
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
+
+
+def _findings_of_item(item: Reported) -> Iterator[Finding]:
+    """Yield what a run, or the tables of a file, contradict by themselves."""
+    if item.form != TABLE:
+        yield from findings_of_run(item)
+    for grid in item.details.get("grids", ()):
+        yield from findings_of_table(grid)
 
 
 def _if_compared(items: Sequence[Reported]) -> Iterator[Finding]:

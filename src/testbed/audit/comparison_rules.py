@@ -1,17 +1,21 @@
-"""The audit's rules for what the figures of two arms contradict together, each a list of runs of one configuration."""
+"""The audit's rules for two arms, each a list of runs of one configuration.
+
+CONDITION_RULES: equal work, equal losses, one code, equal devices. ARITHMETIC_RULES: what figures of both contradict.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 
-from testbed.analysis.comparison.confounders import DEVICE, confounders, made_first
-from testbed.audit.condition_rules import CONDITION_RULES, THREADS
-from testbed.audit.conditions import DIFFERS, conditions
+from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, confounders, made_first
+from testbed.analysis.runs.arms import configuration
+from testbed.analysis.runs.comparability import LOSS_NOISE, differing_validation, loss_noise
+from testbed.audit.conditions import DIFFERS, UNKNOWN, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import gain, is_one_batch_split
-from testbed.audit.reported import Claim, Reported
-from testbed.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
+from testbed.audit.reported import DATA, OFFLOADED, Claim, Reported
+from testbed.audit.run_rules import RATE_TOLERANCE, is_exact
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
@@ -20,11 +24,116 @@ OWN_LINEAR_TOLERANCE = 0.05
 SLOWER = 0.95  # under it more than the noise of single runs made the larger run slower
 HALF = 0.5
 COST_OF_A_TOKEN = ("device_name", "num_parameters", "sequence_length")
+THREADS = "cpu threads per rank"
+# the files that differ from the commit, by the runs of one side that say it
+_DIRTY: dict[tuple[str, ...], str] = {("True",): "in every run", ("False",): "in no run"}
+
+
+def work_is_equal(claim: Claim) -> Iterator[Finding]:
+    base, other = claim.firsts
+    work = [item for item in conditions(claim) if item.is_work]
+    steps = next(item for item in work if item.name == "optimizer steps")
+    if differing := [item.against for item in work if item.spoils]:
+        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {'; '.join(differing)}", _at_equal_updates(claim))
+    elif steps.state == DIFFERS and base.losses and other.losses:
+        words = f"{steps.against}: the logs compare rates, and neither losses nor whole times"
+        yield claim.notes(Rule.EQUAL_WORK, words)
+    is_open = claim.protocol == "time_to_loss" and not (base.run and other.run)  # of a log, batch and steps are free
+    if unknown := [item.name for item in work if item.state == UNKNOWN and item.name != DATA and not is_open]:
+        said = f"equal work cannot be shown, not in every file: {', '.join(unknown)}"
+        yield claim.cannot_tell(Rule.EQUAL_WORK, said, *unknown)
+
+
+def _at_equal_updates(claim: Claim) -> str | None:
+    """Return the time of the other arm for as many optimizer steps at its own pace, by plain proportion."""
+    base_steps, steps = claim.baseline.middle("optimizer_steps"), claim.other.middle("optimizer_steps")
+    base_s, seconds = claim.baseline.middle("time_s"), claim.other.middle("time_s")
+    is_of_one_step = claim.baseline.first.is_of_iteration or claim.other.first.is_of_iteration
+    if not base_steps or not steps or not base_s or not seconds or base_steps == steps or is_of_one_step:
+        return None
+    return (
+        f"{base_steps:,.0f} optimizer steps at {claim.other.name}'s pace take {seconds:,.2f} s x {base_steps:,.0f} / "
+        f"{steps:,.0f} = {seconds * base_steps / steps:,.0f} s, against {base_s:,.0f} s"
+    )
+
+
+def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
+    """Compare validation losses at the end. Under weak scaling arms train with other batches, so nothing is said."""
+    speed_up, by = gain(claim)
+    base, other = claim.firsts
+    if base.losses and other.losses and base.optimizer_steps != other.optimizer_steps:
+        return  # losses of other steps: `work_is_equal` says so
+    if speed_up is not None and 0 < speed_up < 1:  # whichever was named first
+        claim, speed_up = claim.turned, 1 / speed_up
+    before, after = claim.baseline.middle("val_loss"), claim.other.middle("val_loss")
+    if not before or not after or speed_up is None or speed_up <= 1 or claim.protocol in ("weak", "time_to_loss"):
+        return
+    runs = [side.first.run for side in claim.sides if side.first.run]
+    if len(runs) == 2 and any(not item.is_unknown_only for item in differing_validation(runs)):
+        yield claim.notes(Rule.LOSSES, "validation losses are over different data or numbers of tokens")
+        return
+    losses = [[run.val_loss for run in side.runs if run.val_loss is not None] for side in claim.sides]
+    noise, whose = loss_noise(*losses)
+    worse = after - before
+    said = f"{speed_up:.2f}x ({by}) with validation loss {after:.3f} against {before:.3f}: worse by {worse:.3f}"
+    if worse > noise:
+        between = "seeds" if whose is None else "repeats"
+        said = f"{said}, more than the {noise:.3g} that chance explains between {between}"
+        yield claim.fails(Rule.LOSSES, said, "no speed-up at equal loss; time to a loss was not compared")
+    elif worse > LOSS_NOISE and whose is None:
+        yield claim.notes(Rule.LOSSES, f"{said}. One run of a side does not tell how much of that its seed explains")
+
+
+def code_and_devices_are_the_same(claim: Claim) -> Iterator[Finding]:
+    """Compare commits, devices, machines and software.
+
+    A commit, or threads on a CPU, that alone differs may be what is compared; beside other settings it is a second
+    change. Other devices refute a claim. Another machine of the same devices, or other software, is a note.
+    """
+    differing = [item for item in confounders(*claim.measured_runs) if item.a != item.b]
+    has_commits = any(item.kind == COMMIT for item in differing)
+    is_second = bool(differing) and not _is_set_alike(claim)
+    severity = FAILS if is_second else NOTE
+    second = ", and other settings: two changes at once, so neither explains the difference" if is_second else ""
+    for item in differing:
+        said = f"{item.what} {item.against}"
+        if item.kind == COMMIT:
+            one, other = (" / ".join(each[:10] for each in side) for side in (item.a, item.b))
+            yield claim.finds(Rule.TRACEABLE, severity, f"commit {one} against {other}{second}")
+        elif item.kind == CHANGED_FILES and not has_commits:
+            one, other = (_DIRTY.get(values, "in some runs") for values in (item.a, item.b))
+            said = f"files that differ from the commit: {claim.names[0]} {one}, {claim.names[1]} {other}"
+            yield claim.finds(Rule.TRACEABLE, severity, f"{said}{second}")
+        elif item.kind == DEVICE and item.what != THREADS:
+            yield claim.fails(Rule.DEVICES, said)
+        elif item.kind == DEVICE and (len(set(claim.cores)) > 1 or None in claim.cores):
+            alone = "" if is_second else ": a ratio of the two is what more cores do"
+            yield claim.finds(Rule.DEVICES, severity, f"{said}{alone}")
+        elif item.kind not in (DEVICE, CHANGED_FILES):
+            yield claim.notes(Rule.DEVICES, f"{said}: it may explain the difference")
+
+
+def _is_set_alike(claim: Claim) -> bool:
+    """Return whether both arms have one configuration but for their devices, whose threads are a setting too."""
+    found = []
+    for run in (runs[0] for runs in claim.measured_runs):
+        each = configuration(run)
+        each["settings"].pop("threads_per_rank", None)
+        found.append({name: value for name, value in each.items() if name != "devices"})
+    return found[0] == found[1]
+
+
+def offloading_is_the_same(claim: Claim) -> Iterator[Finding]:
+    """Compare offloading, which a log without DeepSpeed has none of."""
+    kept = [side.first.settings.get(OFFLOADED) for side in claim.sides]
+    if kept[0] != kept[1]:
+        said = " against ".join(value or "nothing offloaded" for value in kept)
+        yield claim.notes(Rule.DEVICES, f"{said}, as DeepSpeed prints: what offloading costs is in the ratio")
 
 
 def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
     """Compare what one rank read, rate x time, in v1. An integer ratio of the two tells the ranks of an equal epoch."""
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     if base.form != "v1" or other.form != "v1" or not (base.rate and other.rate and base.time_s and other.time_s):
         return
     assert base.run is not None and other.run is not None  # of a training_metrics.json
@@ -56,7 +165,7 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
     """Check the speed-up from fewer ranks to more, whichever was named first."""
     if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
         claim = claim.turned
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     speed_up, by = gain(claim)
     if speed_up is None or not base.world_size or not other.world_size:
         return
@@ -75,10 +184,9 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
         said = f"{speed_up:.2f}x ({by}) on {linear:g} times the {'cores' if (more_cores or 0) > 1 else 'ranks'} "
         if more_cores and more_cores <= 1:
             said += f"but {cores[0]} and {cores[1]} cores: no more cores explain it; look for a busy machine, or noise"
-        elif own:
-            said += "is more than linear: look for caches, clocks of the devices, or noise"
         else:
-            said += "is more than linear: look for work that the clock leaves out, or that was not done"
+            clock = "work that the clock leaves out, or that was not done"
+            said += f"is more than linear: look for {'caches, clocks of the devices, or noise' if own else clock}"
         yield claim.finds(Rule.STEP_CLOCK, NOTE if own else FAILS, said, corrected)
     elif corrected and slowest[0] / slowest[1] < speed_up * (1 - RATE_TOLERANCE):
         said = f"{speed_up:.2f}x is of times averaged over ranks: an epoch is done when its slowest rank is"
@@ -91,7 +199,7 @@ def more_devices_are_faster(claim: Claim) -> Iterator[Finding]:
     In our own files a slow run is a result and is pointed out; in another program's it contradicts a claimed speed-up.
     Devices are cores on CPUs. Equal ranks are equal devices: the rule on devices says what more threads of one gain.
     """
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     few, many = claim.cores if None not in claim.cores else (base.world_size, other.world_size)
     if not few or not many or few == many or base.world_size == other.world_size or not _differ_in_devices_alone(claim):
         return
@@ -112,7 +220,7 @@ def more_devices_are_faster(claim: Claim) -> Iterator[Finding]:
 
 def _differ_in_devices_alone(claim: Claim) -> bool:
     """Return whether a difference in rates could be the devices' number: same devices, model, and instruments."""
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     is_one_form = base.form == other.form or (base.run is not None and other.run is not None)
     if claim.protocol == "time_to_loss" or bool(base.instruments) != bool(other.instruments) or not is_one_form:
         return False
@@ -125,7 +233,7 @@ def _differ_in_devices_alone(claim: Claim) -> bool:
 
 def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
     """Check that losses differ: at the same batch per rank, more ranks mean a larger global batch."""
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     if not base.world_size or not other.world_size or base.world_size == other.world_size:
         return
     kinds = ("val_loss", "train_loss")
@@ -166,7 +274,7 @@ def _work_per_rank(item: Reported) -> float | None:
 
 def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
     """Check the rate of torch.nn.DataParallel: it splits one batch, so the global batch does not grow with devices."""
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     if not other.world_size or other.world_size < 2 or not is_one_batch_split(claim):
         return
     assert base.rate and other.rate and base.time_s and other.time_s  # what such a log prints
@@ -181,56 +289,24 @@ def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
     )
 
 
-def both_leave_the_warm_up_of_the_learning_rate(claim: Claim) -> Iterator[Finding]:
-    left = []
-    for side in (claim.baseline, claim.other) if claim.protocol != "time_to_loss" else ():
-        warmup, steps = schedule_warmup_steps(side.first), side.first.optimizer_steps
-        if not warmup or not steps:
-            return
-        left.append((steps > warmup, steps, warmup))
-    if left and left[0][0] != left[1][0]:
-        words = " against ".join(f"{steps:,} steps with {warmup:,} of warm-up" for _, steps, warmup in left)
-        said = f"one run leaves the warm-up of the learning rate, the other never does: {words}"
-        yield claim.fails(Rule.EQUAL_WORK, said)
-
-
 def repeats_are_interleaved(claim: Claim) -> Iterator[Finding]:
     if made_first(*claim.measured_runs):
         said = "all repeats of one arm ran before the other's, or nearly all: interleave them (A B A B)"
         yield claim.notes(Rule.ONE_RUN, f"{said}, or what drifts on the machine looks like a difference")
 
 
-def the_loader_fed_the_printed_batch(claim: Claim) -> Iterator[Finding]:
-    """Compare printed batches per rank with rate x time, which of one model is in proportion to the real ones."""
-    base, other = claim.baseline.first, claim.other.first
-    work = base.work_per_iteration, other.work_per_iteration
-    if not (base.batch_is_printed and other.batch_is_printed and base.world_size and other.world_size):
-        return
-    if not work[0] or not work[1] or base.rate_unit != other.rate_unit:
-        return
-    assert base.global_batch_size is not None and other.global_batch_size is not None  # printed
-    per_rank = base.global_batch_size / base.world_size, other.global_batch_size / other.world_size
-    if per_rank[0] == per_rank[1] or not abs(work[1] / work[0] - 1) <= RATE_TOLERANCE:  # nan is not
-        return
-    unit, ranks = base.rate_unit.removesuffix("/s"), other.world_size
-    yield claim.fails(
-        Rule.EQUAL_WORK,
-        f"the printed global batches, {base.global_batch_size} on {base.world_size} and {other.global_batch_size} on "
-        f"{ranks} ranks, are {per_rank[0]:g} and {per_rank[1]:g} sequences per rank and step; that does not follow "
-        f"from rate x time, {work[0]:.3g} and {work[1]:.3g} {unit} per rank and iteration",
-        f"if {per_rank[0]:g} per rank is right, {per_rank[0] * ranks:g} sequences per step on {ranks} ranks",
-    )
-
-
-# what the figures of both sides contradict together
+CONDITION_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
+    work_is_equal,
+    faster_is_not_worse,
+    code_and_devices_are_the_same,
+    offloading_is_the_same,
+)
 ARITHMETIC_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     rates_of_v1_are_of_all_ranks,
     speed_up_is_not_more_than_linear,
     ranks_do_not_train_on_the_same_data,
     data_parallel_batch_is_counted_once,
-    both_leave_the_warm_up_of_the_learning_rate,
     repeats_are_interleaved,
     more_devices_are_faster,
-    the_loader_fed_the_printed_batch,
 )
 CLAIM_RULES = (*CONDITION_RULES, *ARITHMETIC_RULES)

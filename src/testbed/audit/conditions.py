@@ -53,17 +53,15 @@ _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
     r"|\bx ?\d+\b|\bv\d[a-z]?-\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
-# words of a note on one row that may decide a comparison
-DECISIVE = re.compile(
-    r"(?i)\b(?:\w*batch\w*|gpus?|nodes?|\w*seq\w*|length|memory|offload\w*|precision|bf16|fp16|fp32|copied|papers?"
-    r"|estimat\w+|extrapolat\w+|project\w+|derived|profil\w+|nsys|nsight|warm\w*|compil\w+|measured on|steps?|rtx"
-    r"|[ahv]100|not run|resolution)\b"
-)
 _OF_PRECISION = re.compile(r"(?i)[\s(\[-]*\b(?:bf|fp|tf|int)\d{1,2}\b[)\]]?")  # beside the name of a model
 BATCHES = ("global batch size", "batch size")
 RARE = ("resolution", QUALITY, "training tokens")  # conditions that are not looked for where no side says them
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens", "training tokens")
 MEASURED, TRAINING = "measured", "training"
+NEAR = 5  # points of a training curve whose median stands for the loss at their end
+NOISE_OF_A_TARGET = 0.01  # modded-nanogpt's records end within 0.003 of 3.28
+NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
+LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with
 Value = int | float | str | None
 
 
@@ -134,7 +132,7 @@ def _condition(fact: Fact, claim: Claim, own: dict[str, Difference]) -> Conditio
         else:
             state = DIFFERS if (fact.differs(claim, a, b) if fact.differs else _text(a) != _text(b)) else SAME
         spoils = state == DIFFERS and (fact.spoils if isinstance(fact.spoils, bool) else fact.spoils(claim))
-    batch_is_known = fact.name not in BATCHES or None not in map(_batch, (claim.baseline.first, claim.other.first))
+    batch_is_known = fact.name not in BATCHES or None not in map(_batch, claim.firsts)
     name = fact.name if batch_is_known or state == UNKNOWN else BATCHES[1]  # a table may not say whose batch it is
     return Condition(name, a, b, state, spoils, fact.is_work, fact.decides, fact.effect)
 
@@ -145,7 +143,7 @@ def _are_runs(claim: Claim) -> bool:
 
 def differing_fields(claim: Claim) -> list[Difference]:
     """Return the fields of equal work in which two of our own runs differ or that a file lacks, by the protocol."""
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     assert base.run is not None and other.run is not None  # the caller looked
     protocol = "time_to_loss" if claim.protocol == "time_to_loss" else "strong"
     # a printed or recorded number of data ranks counts for the proportion too, so this is asked here
@@ -181,7 +179,7 @@ def kind_of(claim: Claim) -> str:
 
 def is_another_strategy(claim: Claim) -> bool:
     """Return whether both sides name a strategy, and not the same: the devices and sizes beside a name are no part."""
-    names = [strategy_of(side) for side in (claim.baseline, claim.other)]
+    names = [strategy_of(side) for side in claim.sides]
     plain = [" ".join(re.sub(r"[^\w+]+", " ", _NOT_OF_A_NAME.sub(" ", (name or "").lower())).split()) for name in names]
     return bool(plain[0] and plain[1]) and plain[0] != plain[1]
 
@@ -224,38 +222,27 @@ def _setting(name: str) -> Callable[[Claim], tuple[Value, Value]]:
 
 def _is_of_precisions(claim: Claim) -> bool:
     """Return whether two rows have one name but for their precisions, which is then what is compared."""
-    names = [_OF_PRECISION.sub("", (strategy_of(side) or "")).strip().lower() for side in (claim.baseline, claim.other)]
+    names = [_OF_PRECISION.sub("", (strategy_of(side) or "")).strip().lower() for side in claim.sides]
     return claim.other.first.form == ROW and (names[0] == names[1] or "" in names)
 
 
-def _marked(name: str, usual: str) -> Callable[[Claim], tuple[Value, Value]]:
-    """Return a reader of what a row is marked as. Beside a row that is marked, one without a mark is as usual."""
+def _marked(
+    name: str, usual: str, of_file: Callable[[Reported], Value] | None = None
+) -> Callable[[Claim], tuple[Value, Value]]:
+    """Return a reader of what a row is marked as, and of what `of_file` finds in other files.
+
+    Beside a side that is marked, a row without a mark is as usual. So is a log whose program would print an instrument.
+    """
+    of_files = _of_runs(of_file or (lambda item: item.settings.get(name) or usual))
 
     def read(claim: Claim) -> tuple[Value, Value]:
-        items = claim.baseline.first, claim.other.first
-        is_marked = any(name in item.settings for item in items)
-        a, b = (item.settings.get(name) or (None if item.form == ROW and not is_marked else usual) for item in items)
-        return a, b
+        items = claim.firsts
+        are_rows = items[0].form == ROW
+        a, b = [item.settings.get(name) for item in items] if are_rows else of_files(claim)
+        is_one_program = name == INSTRUMENTS and items[0].form == items[1].form
+        return (a or usual, b or usual) if (a or b) and (are_rows or is_one_program) else (a, b)
 
     return read
-
-
-def _marked_or(name: str, usual: str, read: Callable[[Reported], Value]) -> Callable[[Claim], tuple[Value, Value]]:
-    """Return a reader of what rows are marked as, and of what `read` finds in other files.
-
-    An instrument that one log of a program prints, and another log of the same program does not, was off there.
-    """
-    of_rows, of_others = _marked(name, usual), _of_runs(read)
-
-    def both(claim: Claim) -> tuple[Value, Value]:
-        forms = claim.baseline.first.form, claim.other.first.form
-        if forms[0] == ROW:
-            return of_rows(claim)
-        a, b = of_others(claim)
-        is_one_program = name == INSTRUMENTS and forms[0] == forms[1] and (a, b) != (None, None)
-        return (a or usual, b or usual) if is_one_program else (a, b)
-
-    return both
 
 
 def _batch(item: Reported) -> int | None:
@@ -268,18 +255,17 @@ def _batch(item: Reported) -> int | None:
 def _batches(claim: Claim) -> tuple[Value, Value]:
     """Return the global batches. Two that a table prints under "batch" differ, or are one if the devices are equal."""
     a, b = _of_runs(_batch)(claim)
-    items = claim.baseline.first, claim.other.first
+    items = claim.firsts
     ranks = [item.data_ranks or item.world_size or 0 for item in items]
     ranks = ranks if all(ranks) and ranks[0] != ranks[1] else [1, 1]
     printed = [
-        item.settings.get(BATCH) or (item.micro_batch_size or 0) * (item.accumulation or 1) * count or None
+        int(item.settings.get(BATCH) or 0) or (item.micro_batch_size or 0) * (item.accumulation or 1) * count
         for item, count in zip(items, ranks, strict=True)
     ]
-    if (a is None or b is None) and printed[0] and printed[1]:
-        is_one = claim.baseline.first.world_size == claim.other.first.world_size
-        is_known = is_one or printed[0] != printed[1]
-        a, b = (int(printed[0]), int(printed[1])) if is_known else (None, None)
-    return a, b
+    if None not in (a, b) or not all(printed):
+        return a, b
+    is_known = items[0].world_size == items[1].world_size or printed[0] != printed[1]
+    return (printed[0], printed[1]) if is_known else (None, None)
 
 
 def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
@@ -292,7 +278,7 @@ def _is_another_device(claim: Claim, a: Value, b: Value) -> bool:
 
 def _model(claim: Claim) -> tuple[Value, Value]:
     """Return both models in the same terms: their shapes, their parameters, or their names."""
-    items = claim.baseline.first, claim.other.first
+    items = claim.firsts
     found = [(_shape(item), item.num_parameters, item.settings.get(SIZES), item.settings.get(MODEL)) for item in items]
     for a, b in zip(*found, strict=True):
         if a is not None and b is not None:
@@ -316,13 +302,13 @@ def _shape(item: Reported) -> str | None:
 
 def _steps_decide(claim: Claim) -> bool:
     """Return whether steps are part of the quoted work: a rate or the time of one iteration is of any number."""
-    items = claim.baseline.first, claim.other.first
+    items = claim.firsts
     is_of_any = any(item.losses or item.is_of_iteration or " to " in item.time_meaning for item in items)
     return not is_of_any and "time_to_loss" not in (claim.protocol, *(item.protocol for item in items))
 
 
 def _training_tokens(claim: Claim) -> tuple[Value, Value]:
-    a, b = (side.first.details.get("tokens") for side in (claim.baseline, claim.other))
+    a, b = (side.first.details.get("tokens") for side in claim.sides)
     return a, b
 
 
@@ -340,9 +326,7 @@ def _warms_up_otherwise(claim: Claim, a: Value, b: Value) -> bool:
 
 
 def _instruments(item: Reported) -> str | None:
-    if item.instruments:
-        return "; ".join(item.instruments)
-    return "none" if item.run is not None else item.settings.get(INSTRUMENTS)
+    return "; ".join(item.instruments) or ("none" if item.run else item.settings.get(INSTRUMENTS))
 
 
 def _repeats(side: Side) -> str | None:
@@ -364,15 +348,15 @@ def _code(item: Reported) -> str | None:
 
 def _losses(claim: Claim) -> tuple[Value, Value]:
     """Return the losses of both sides at equal tokens, as far as the files tell."""
-    a, b = (_middle_loss(side) for side in (claim.baseline, claim.other))
-    tokens = [_tokens(side.first) for side in (claim.baseline, claim.other)]
+    a, b = (_middle_loss(side) for side in claim.sides)
+    tokens = [_tokens(side.first) for side in claim.sides]
     is_of_other_tokens = None not in tokens and abs(tokens[0] / tokens[1] - 1) > 0.01  # type: ignore[operator]
     both_validate = None not in (claim.baseline.middle("val_loss"), claim.other.middle("val_loss"))
     if both_validate and not is_of_other_tokens:
         return a, b
-    if (at_equal := _at_equal_tokens(claim.baseline.first, claim.other.first)) is not None:
+    if (at_equal := _at_equal_tokens(*claim.firsts)) is not None:
         return at_equal
-    steps = [side.first.optimizer_steps for side in (claim.baseline, claim.other)]
+    steps = [side.first.optimizer_steps for side in claim.sides]
     if None in tokens and None not in steps and steps[0] != steps[1] and claim.protocol != "time_to_loss":
         return None, None
     return (None, None) if is_of_other_tokens and claim.protocol != "time_to_loss" else (a, b)
@@ -411,7 +395,7 @@ def losses_differ(claim: Claim, a: Value, b: Value) -> bool:
     """Return whether two losses are further apart than seeds and single runs explain."""
     assert isinstance(a, float | int) and isinstance(b, float | int)
     runs = [[loss for item in side.runs if (loss := loss_of(item)) is not None]
-            for side in (claim.baseline, claim.other)]  # fmt: skip
+            for side in claim.sides]  # fmt: skip
     noise = loss_noise(*runs)[0] if all(len(losses) > 1 for losses in runs) else LOSS_NOISE_OF_ONE_RUN
     if claim.protocol == "time_to_loss" and claim.other.first.run is None:  # runs that end at one loss, or did not
         noise = NOISE_OF_A_TARGET
@@ -420,11 +404,10 @@ def losses_differ(claim: Claim, a: Value, b: Value) -> bool:
 
 def qualities_differ(claim: Claim, a: Value, b: Value) -> bool:
     """Return whether two scores, or two errors, of one heading are further apart than single runs explain."""
-    (heading, of_a), (other, of_b) = (side.first.details["quality"] for side in (claim.baseline, claim.other))
+    (heading, of_a), (other, of_b) = (side.first.details["quality"] for side in claim.sides)
     least = NOISE_OF_ERRORS if of_a < 0 else NOISE_OF_SCORES
     models = _model(claim)
-    is_variant = all(isinstance(each, int) for each in models) and max(models) < VARIANT * min(models)  # type: ignore[operator,type-var]
-    is_one_task = heading == other and (None in models or is_variant or not _is_another_model(claim, *models))
+    is_one_task = heading == other and (None in models or not _is_another_model(claim, *models))
     return is_one_task and abs(of_a - of_b) > least * max(abs(of_a), abs(of_b))
 
 
@@ -447,11 +430,6 @@ def _text(value: Value) -> str:
     return in_words(value).strip().lower()
 
 
-NEAR = 5  # points of a training curve whose median stands for the loss at their end
-VARIANT = 1.15  # of the parameters of two models that are held to one score
-NOISE_OF_A_TARGET = 0.01  # modded-nanogpt's records end within 0.003 of 3.28
-NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
-LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with
 _COSTS = "a token costs another time"
 FACTS: tuple[Fact, ...] = (
     Fact("ranks", _field("world_size"), "the ratio has their work in it",
@@ -472,13 +450,13 @@ FACTS: tuple[Fact, ...] = (
     Fact("data", _setting(DATA), "other data are other work", is_work=True),
     Fact("resolution", _setting(RESOLUTION), "an image costs another time"),
     Fact("kind of pass", _marked(PASS, TRAINING), "a forward pass is a third of a step", is_work=True),
-    Fact("warm-up", _marked_or(WARM_UP, "not said", _warm_up),
+    Fact("warm-up", _marked(WARM_UP, "not said", _warm_up),
          "the start-up of one side alone is in the ratio", differs=_warms_up_otherwise),
     Fact("compile", _setting(COMPILED), "the compiler's gain is in the ratio", spoils=is_another_strategy),
     Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
          spoils=is_another_strategy),
     Fact("offloading", _setting(OFFLOADED), "what offloading costs is in the ratio", spoils=False),
-    Fact("instrumentation", _marked_or(INSTRUMENTS, "none said", _instruments),
+    Fact("instrumentation", _marked(INSTRUMENTS, "none said", _instruments),
          "its times are not those of the plain program"),
     Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=False,
          differs=losses_differ),

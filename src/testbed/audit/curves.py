@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from testbed.audit.printed_setup import counts_of, said_in
@@ -37,17 +36,6 @@ CURVES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 QUANTITY_OF = {name: quantity for quantity, names in CURVES.items() for name in names}
 MOST_STEPS = 1e15
-ENOUGH_LINES = 10  # of times, to tell stalls from chance
-STALLED = 1.1  # the mean over the median
-LOOKED_FOR = {
-    "number of ranks": "world_size",
-    "global batch": "global_batch_size",
-    "sequence length": "sequence_length",
-    "time of a step": "time_s",
-    "throughput": "rate",
-    "training loss": "train_loss",
-    "validation loss": "val_loss",
-}
 Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
 
 
@@ -210,23 +198,10 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
         "mfu": percent / 100 if percent is not None and percent >= 0 else None,
         "losses": tuple(losses),
     } | known
-    unread = tuple(words for words, name in LOOKED_FOR.items() if fields.get(name) is None)
-    slow = _slow_lines([value for _, value in curves.get("iteration_s", [])][num_skipped:])
-    run = Reported(path=path, name=str(path), form=form, unread=unread, **fields)
-    run = replace(run, details=run.details | {"slow_lines": slow}) if slow else run
+    run = Reported(path=path, name=str(path), form=form, **fields)
     if not run.has_figures:
         raise InputError(f"{path} {SAYS_NOTHING}")
     return run
-
-
-def _slow_lines(times_s: Sequence[float]) -> tuple[int, int, float, float] | None:
-    """Return how many times are over twice the median, of how many, and mean and median; None: the mean is near."""
-    times_s = [time_s for time_s in times_s if math.isfinite(time_s)]
-    if len(times_s) < ENOUGH_LINES:
-        return None
-    middle, mean = median(times_s), fmean(times_s)
-    slow = sum(time_s > 2 * middle for time_s in times_s)
-    return (slow, len(times_s), mean, middle) if slow and mean > STALLED * middle else None
 
 
 def number(value: object, nan_too: bool = False) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -20,10 +20,7 @@ NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 RANK_JSON = re.compile(r"(?:rank(\d+)|eval)_results_epoch(\d+)\.json")
 TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
 COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
-COLLECTIVE_ROW = re.compile(r"(?i)nccl|c10d|allreduce|all_reduce|reduce_scatter|all_?gather|broadcast")
-NO_COLLECTIVE_ROW = re.compile(r"reduce_kernel|_cuda_kernel|^cudaHost")
 EXPORT = "wandb CSV"
-COLLECTIVE_KERNEL = re.compile(r"(?i)^nccl(Dev)?Kernel")
 
 
 def timing_log_runs(path: Path, text: str) -> list[Reported]:
@@ -53,7 +50,6 @@ def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
     batches = re.search(r"(?i)total batches per epoch:\s*(\d+)", text)
     world_size = int(size[2]) if size else (max(totals) + 1 if totals else None)
     times = tuple(totals[rank] for rank in sorted(totals))
-    missing = (world_size or 0) - len(times) if times else 0
     return Reported(
         path=path, name=name, form="timing log", world_size=world_size,
         global_batch_size=int(size[1]) if size else None,
@@ -64,11 +60,6 @@ def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
         train_loss=number(losses[-1][0]) if losses else None,
         val_loss=number(losses[-1][1]) if losses else None,
         communication_s=tuple(communication[rank] for rank in sorted(communication)),
-        unread=not_found({
-            "total epoch time": times, "train and validation loss": losses,
-            "global batch (the name has no b<batch>_g<ranks>)": size,
-            f"times of {missing} of {world_size} ranks": missing <= 0,
-        }),
     )  # fmt: skip
 
 
@@ -95,14 +86,10 @@ def wandb_log_runs(path: Path, text: str) -> list[Reported]:
     rates = last(rf"Throughput (?:\(TFLOPS\) at step|average on)\s+\d+:\s*{NUMBER}", "throughput")
     times = last(rf"elapsed_time_per_iteration:\s*{NUMBER}", "iteration-time")
     validated = last(rf"(?i)final validation loss:\s*{NUMBER}", "validation_loss")
-    progress = re.findall(r"(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d+)<", text)
-    logged = [int(step) for step in re.findall(r"(?:at step|average on)\s+(\d+):", text)]
-    num_steps = max((int(total) for _, total, *_ in progress), default=None)  # a shorter bar is validation's
-    seen = {int(done): 3600 * int(h or 0) + 60 * int(m) + int(s) for done, total, h, m, s in progress
-            if int(total) == num_steps}  # fmt: skip
+    totals = [int(total) for total in re.findall(r"\d+/(\d+) \[[\d:]+<", text)]  # of progress bars
     return [Reported(
         path=path, name=str(path), form="wandb log", world_size=world_size,
-        optimizer_steps=num_steps,
+        optimizer_steps=max(totals, default=None),  # a shorter bar is validation's
         time_s=max(times, default=None), time_meaning="time of one iteration",
         rate=max(rates, default=None), rate_unit="TFLOP/s", rate_is_per_rank=True,
         rank_train_losses=tuple(losses) if len(losses) > 1 else (),
@@ -112,9 +99,6 @@ def wandb_log_runs(path: Path, text: str) -> list[Reported]:
                      *printed.pop("instruments")),
         batch_is_printed="global_batch_size" in printed,
         is_data_parallel_module="DataParallel.forward" in text.replace("DistributedDataParallel.forward", ""),
-        details={"logged_steps": sorted({*logged, *step_losses}), "progress_s": seen},
-        unread=not_found({"throughput": rates, "iteration time": times, "validation loss": validated,
-                          "batch (this log does not print it)": "global_batch_size" in printed}),
         **printed,
     )]  # fmt: skip
 
@@ -143,7 +127,6 @@ def read_rank_files(path: Path) -> list[Reported]:
     times = tuple(sum(epoch["training_time"] for epoch in ranks[rank].values()) for rank in sorted(ranks)
                   if all(_is_number(epoch.get("training_time")) for epoch in ranks[rank].values()))  # fmt: skip
     rates = tuple(float(values["tokens_per_sec"]) for values in last if _is_number(values.get("tokens_per_sec")))
-    missing = sorted(set(range(max(ranks) + 1)) - set(ranks))
     losses = tuple(float(values["validation_loss"]) for values in last)
     return [Reported(
         path=folder, name=str(folder), form="rank JSON",
@@ -155,32 +138,7 @@ def read_rank_files(path: Path) -> list[Reported]:
         rank_rates=rates if len(rates) == len(ranks) else (),
         rank_val_losses=losses if not is_pipeline else (),
         val_loss=losses[0],
-        unread=not_found({
-            "training time (these files do not have it)": times, "throughput (these files do not have it)": rates,
-            f"ranks {', '.join(map(str, missing))} (no file)": not missing,
-            "batch and steps (these files do not have them)": False,
-        }),
     )]  # fmt: skip
-
-
-def profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
-    name_at = header.index("Name")
-    time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
-    cells = [row for row in rows if len(row) > max(name_at, time_at)]
-    times = [(row[name_at], time) for row in cells if (time := number(row[time_at])) is not None]
-    matched = [time for name, time in times if COLLECTIVE_ROW.search(name) and not NO_COLLECTIVE_ROW.search(name)]
-    names = [name for name, _ in times]
-    return Reported(
-        path=path, name=str(path), form="profiler table",
-        world_size=ranks_in_name(path.name),
-        instruments=("a profiler ran (this is its table)",),
-        is_data_parallel_module="DataParallel.forward" in names and "DistributedDataParallel.forward" not in names,
-        details={
-            "collective_rows_s": sum(matched) / 1e3,
-            "collective_kernels_s": sum(time for name, time in times if COLLECTIVE_KERNEL.match(name)) / 1e3,
-        },
-        unread=not_found({f"{len(rows) - len(times)} rows without a time": len(rows) == len(times)}),
-    )  # fmt: skip
 
 
 def metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
@@ -214,7 +172,6 @@ def _exported_run(path: Path, run: str, metrics: dict[str, list[tuple[float, flo
         val_loss=last(r"val(idation)?[-_ /]?loss"),
         communication_s=tuple(value for points in communication for _, value in points),
         details={"run": run},
-        unread=not_found({"values of this run (its columns are empty)": any(metrics.values())}),
     )  # fmt: skip
 
 
@@ -235,29 +192,6 @@ def merge_exports(found: Iterable[Reported]) -> list[Reported]:
             known |= {"rate_unit": item.rate_unit, "rate_is_per_rank": item.rate_is_per_rank}
         merged[key] = replace(first, **known, communication_s=first.communication_s + item.communication_s)
     return list(merged.values())
-
-
-def read_scaling_report(path: Path) -> list[Reported]:
-    """Read what a `scaling_report.json` says of its own comparison."""
-    report = read_json(path)
-    if isinstance(report, dict) and isinstance(report.get("arms"), list):  # one of ours
-        arms = [arm for arm in report["arms"] if isinstance(arm, dict) and isinstance(arm.get("speedup"), dict)]
-        runs = {str(arm.get("ranks")): {"speedup_vs_1gpu": arm["speedup"].get("ratio")} for arm in arms}
-    elif isinstance(report, dict) and isinstance(report.get("runs"), dict):
-        runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
-    else:
-        raise InputError(f"{path} is not a scaling report: it has no object 'runs'")
-    mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
-    return [Reported(
-        path=path, name=str(path), form="scaling report",
-        details={"runs": runs, "mismatches": mismatches},
-        unread=not_found({"runs (there are none)": runs}),
-    )]  # fmt: skip
-
-
-def not_found(looked_for: Mapping[str, object]) -> tuple[str, ...]:
-    """Return what was looked for and not found."""
-    return tuple(words for words, value in looked_for.items() if not value)
 
 
 def ranks_in_name(name: str) -> int | None:

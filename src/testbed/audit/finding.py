@@ -20,7 +20,6 @@ class Rule(StrEnum):
     THROUGHPUT = "throughput is global"
     INSTRUMENTED = "instrumented runs"
     COMMUNICATION = "communication time"
-    NESTED = "nested ranges are not added up"
     ONE_RUN = "one run proves nothing"
     LOSSES = "a faster run that learns worse is not faster"
     UNKNOWN = "unknown is null"

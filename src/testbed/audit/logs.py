@@ -18,7 +18,6 @@ from testbed.audit.reported import (
     COMPILED,
     MODEL,
     PRECISION,
-    QUALITY,
     RECOMPUTED,
     SIZES,
     STATUS,
@@ -39,8 +38,8 @@ SLOWS_DOWN = {
 }
 _PROJECTED = re.compile(
     r"(?im)^.{0,200}\b(projected|extrapolated)\b(?:\)$|.{0,40}\b(?:time|total|hours?|days?|from)\b)"
+    r"|\bfake[_ -](?:process[_ -]group|backend)\b|\(simulated\)"
 )
-_SIMULATED = re.compile(r"(?i)\bfake[_ -](?:process[_ -]group|backend)\b|\(simulated\)")
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 
@@ -57,15 +56,11 @@ class Program:
     val_loss: str | None = None  # of another line
     first_step: int = 1
     rate_is_per_rank: bool = False
-    peak_flops: float | None = None  # by which the program divides on every device
-    peak_unit: float = 1.0  # of the peak in the header, in FLOP/s
-    assumed_peak: str | None = None  # what it prints where it does not know the device: its name
+    peak_flops: float | None = None  # by which it divides on every device
     start: str | None = None  # of each stage in one file
     protocol: str | None = None
     time_meaning: str = "time of one iteration"
     rate_unit: str = "tokens/s"
-    counts_steps: bool = True  # else its lines are of epochs
-    quality: tuple[str, str] | None = None  # a score, and the pattern of its last value
     instruments: Mapping[str, str] = field(default_factory=dict)  # pattern -> what it says that slows the run down
 
 
@@ -77,7 +72,6 @@ LLMC_HEADER = {
     "accumulation": rf"setting grad_accum_steps={COUNT}",
     "num_parameters": rf"num_parameters[: |]+{COUNT}",
     "device_name": r"\| device +\| (.{1,80}?) +\|",
-    "peak_flops": rf"peak TFlops +\| {NUMBER}",
     PRECISION: r"\| precision +\| (\w+) +\|",
     RECOMPUTED: r"\| recompute +\| (\d) +\|",
     ZERO: r"\| zero_stage +\| (\d) +\|",
@@ -101,7 +95,6 @@ PROGRAMS = (
             "sequence_length": rf"sequence length {COUNT}",
             "num_parameters": rf"size: {COUNT} total parameters",
             "device_name": r"\b[A-Z]{3,5} capacity: (.{1,80}?) with",
-            "peak_flops": rf"Peak FLOPS used for computing MFU: {NUMBER}",
             MODEL: r"\bModel (\S.{0,60}?) size: [\d,]+ total",
             COMPILED: r"(?i)(compiling) each \w+ with torch\.compile",
             RECOMPUTED: r"(?i)applied (\w+) activation checkpointing",
@@ -109,7 +102,6 @@ PROGRAMS = (
         instruments={r"Profiling active\. Traces will be saved": "the profiler of PyTorch ran (Profiling active)"},
         val_loss=r"validate step:\s*\d+\s+loss:\s*(\S+)",
         rate_is_per_rank=True,
-        assumed_peak=r"Peak flops undefined for: (.{1,80}?), fallback to A100",
     ),
     Program(
         "Megatron-LM",
@@ -160,7 +152,6 @@ PROGRAMS = (
             "pass_tokens": rf"Tokens / micro-batch: {COUNT}",
             "num_parameters": rf"(?m)^(?:Number of parameters|total\s*): {COUNT}$",
             "device_name": r"GPU: (.{1,80}?) \| Peak FLOPS",
-            "peak_flops": rf"Peak FLOPS \(BF16\): {NUMBER}",
         },
         val_loss=r"Validation bpb: (\S+)",
         first_step=0,
@@ -193,7 +184,6 @@ PROGRAMS = (
         },
         header=LLMC_HEADER,
         val_loss=r"(?m)^(?:.{0,80}\s)?val loss (\S+)$",
-        peak_unit=1e12,
     ),
     Program(
         "build-nanogpt",
@@ -222,33 +212,6 @@ PROGRAMS = (
         val_loss=r"step \d+: train loss \S+, val loss (\S+)",
         first_step=0,
         peak_flops=312e12,  # model.py, `estimate_mfu`: an A100's in bfloat16
-    ),
-    Program(  # its progress bar, once for each epoch
-        "Lightning",
-        mark=r"\bEpoch \d{1,7}: {1,4}\d{1,3}%\|[^\n]{0,400}?\d(?:it/s|s/it)\b",
-        line=r"\bEpoch (\d{1,7}): {1,4}100%\|",
-        figures={
-            "loss": r"\b(?:train[_/])?loss(?:_step|_epoch)?=(\S+?)[,\]]",
-            "s": rf"{NUMBER}s/it\b",
-            "rate": rf"{NUMBER}it/s\b",
-        },
-        header={"world_size": rf"Starting with {COUNT} processes"},
-        rate_unit="iterations/s",
-        counts_steps=False,
-    ),
-    Program(  # of its last epoch: each counts its batches anew
-        "timm",
-        mark=r"\bTrain: \d{1,6} \[ {0,9}\d{1,9}/\d{1,9} \( {0,3}\d{1,3}%\)\] +Loss:",
-        line=r"\bTrain: \d{1,6} \[ {0,9}(\d{1,9})/",
-        figures={
-            "loss": r"Loss: {0,4}(\S+)",
-            "s": rf"Time: {{0,4}}{NUMBER}s",
-            "rate": rf"Time: {{0,4}}[\d.]+s, {{0,4}}{NUMBER}/s",
-        },
-        header={"world_size": rf"total {COUNT}\b"},
-        quality=("best top-1", rf"\*\*\* Best metric: {NUMBER}"),
-        rate_unit="images/s",
-        counts_steps=False,
     ),
     Program(  # main.log: losses, and no times
         "llm.c",
@@ -285,28 +248,8 @@ PROGRAMS = (
         rate_unit="samples/s",
     ),
 )
-# a program that is not known, whose lines say what an epoch took: "Epoch 3 | loss 2.39 | epoch time 22.7 s"
-_EPOCH = (
-    r"(?im)^(?:[A-Z]{4,8}:\w{1,30}:)?\W{0,3}(?:\[[^\]\n]{1,60}\] ?)?epoch[ =:#\[(]{0,4}(\d{1,6})\b"
-    r"(?!\]?[ ,:]{0,9}[\[(] {0,9}\d+ {0,9}/ {0,9}\d)"  # a batch of an epoch: [0][10/500]
-)
-OF_EPOCHS = Program(
-    "per-epoch",
-    mark=_EPOCH + r"[^\n]{0,300}?(?:time|took)[^\n\d]{0,12}\d+(?:\.\d+)?(?! ?(?:m|h)\w*\b)[ ,|]?(?:s|sec|seconds)?\b",
-    line=_EPOCH + r"(?=[^\n]{0,300}?(?:time|took)[^\n\d]{0,12}\d)",
-    figures={
-        "loss": r"(?i)(?<!val[ _])(?<!valid[ _])(?<!validation[ _])(?<!test[ _])\bloss[ =:]{0,4}(\S+?)(?=[,;|\s]|$)",
-        "s": rf"(?i)\b(?:epoch[ _])?(?:time|took)(?: taken| cost)?[ =:]{{0,4}}{NUMBER}"
-        r"(?! ?(?:m|h)\w*\b) ?(?:s|sec\w*)?(?=[,;|\s]|$)",
-        "rate": rf"(?i)(?:samples|images|img|examples)/s(?:ec)?[ =:]{{0,4}}{NUMBER}",
-    },
-    header={"world_size": rf"(?i)\b(?:num_gpus|world[ _]size|ngpus)[ =:]{{1,4}}{COUNT}"},
-    rate_unit="samples/s",
-    time_meaning="time of one epoch",
-    counts_steps=False,
-)
-FORMS = tuple(f"{program.name} log" for program in (*PROGRAMS, OF_EPOCHS))
-KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed, Lightning, timm"
+FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
+KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
 DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others
@@ -347,19 +290,15 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         ]
     if program.val_loss and (validated := _last_number(program.val_loss, others)):
         known["val_loss"] = validated
-    if program.quality and (score := _last_number(program.quality[1], others)):
-        settings[QUALITY] = f"{program.quality[0]} {score:g}"
-        known["details"] = known.get("details", {}) | {"quality": (program.quality[0], score)}
-    if not program.counts_steps:
-        known["losses"] = tuple(point for point in curves.get("train_loss", []) if math.isnan(point[1]))
     known["settings"] = settings | known.get("settings", {})
     run = reported_of(
         path,
         f"{program.name} log",
         curves,
         num_skipped=1,
-        **{"peak_flops": program.peak_flops} | known,
-        optimizer_steps=lines[-1][0] + 1 - program.first_step if lines and program.counts_steps else None,
+        **known,
+        peak_flops=program.peak_flops,
+        optimizer_steps=lines[-1][0] + 1 - program.first_step if lines else None,
         time_meaning=program.time_meaning,
         protocol=program.protocol,
         instruments=(*instruments, *(words for each, words in program.instruments.items() if re.search(each, others))),
@@ -374,9 +313,7 @@ def as_it_ran(run: Reported, said: str, text: str) -> Reported:
     if out := _OUT_OF_MEMORY.search(text[-LOOKED_AT:]):
         settings[STATUS] = f"ended by {out[0]}"
     elif projected := _PROJECTED.search(said):
-        settings[STATUS] = projected[1].lower()
-    elif _SIMULATED.search(said):
-        settings[STATUS] = "simulated"
+        settings[STATUS] = (projected[1] or "simulated").lower()
     slowed = (words for each, words in SLOWS_DOWN.items() if re.search(each, said))
     return replace(run, settings=settings, instruments=(*run.instruments, *slowed))
 
@@ -459,7 +396,7 @@ def _settings(text: str, program: Program) -> dict:
         settings[SIZES] = f"{layers} layers, width {width}"
     if tp and pp:
         settings[STRATEGY] = f"tensor {tp}, pipeline {pp}"
-    device, mesh, peak = (said.pop(name, None) for name in ("device_name", "mesh", "peak_flops"))
+    device, mesh = said.pop("device_name", None), said.pop("mesh", None)
     known: dict = counts_of(said)
     step_tokens, pass_tokens = known.pop("step_tokens", None), known.pop("pass_tokens", None)
     length, micro = known.get("sequence_length"), known.get("micro_batch_size")
@@ -472,13 +409,7 @@ def _settings(text: str, program: Program) -> dict:
         sizes = _mesh(mesh)
         known["world_size"] = math.prod(sizes.values()) or None
         known["data_ranks"] = math.prod(sizes.get(name, 1) for name in DATA_RANKS) or None
-    if peak and (flops := _number(peak)):
-        known["peak_flops"] = flops * program.peak_unit
-    unknown_device = said_in(text, {"device": program.assumed_peak}).get("device") if program.assumed_peak else None
-    known["device_name"] = device or unknown_device
-    known["settings"] = settings or None
-    if unknown_device:
-        known["details"] = {"assumes_a_peak": True}
+    known |= {"device_name": device, "settings": settings or None}
     return {name: value for name, value in known.items() if value is not None}
 
 

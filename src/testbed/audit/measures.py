@@ -52,14 +52,9 @@ def measures(claim: Claim) -> Iterator[Measure]:
     yield from _to_one_loss(one, two)
 
 
-def roughness(claim: Claim) -> float:
-    """Return by what share the ratio of two rows may be off, of figures that are written as "~8 min" or "3-4 h"."""
-    return sum(side.first.details.get("rough", 0.0) for side in (claim.baseline, claim.other))
-
-
 def gain(claim: Claim) -> tuple[float | None, str]:
     """Return the ratio of the whole jobs, by rates or else by times of the same work; None: the files give neither."""
-    items = claim.baseline.first, claim.other.first
+    items = claim.firsts
     work = [item.global_batch_size * item.optimizer_steps for item in items
             if item.global_batch_size and item.optimizer_steps]  # fmt: skip
     is_other_work = len(work) > 1 and abs(work[1] / work[0] - 1) > 0.01
@@ -160,7 +155,7 @@ def _curve(item: Reported) -> list[tuple[float, float]]:
 
 def is_one_batch_split(claim: Claim) -> bool:
     """Return whether a log credits each device of DataParallel with the whole batch, so that rates do not add up."""
-    base, other = claim.baseline.first, claim.other.first
+    base, other = claim.firsts
     work = base.work_per_iteration, other.work_per_iteration
     is_alike = bool(work[0] and work[1] and abs(work[1] / work[0] - 1) <= 0.05)
     return other.is_data_parallel_module and base.world_size == 1 and is_alike

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from testbed.io import missing, read_json, read_regular
 from testbed.sweep.state import SWEEP_FILE
 
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
+NO_TABLE = "no table with a heading that is known of a time, a rate or a speed-up (--columns names them)"
 _BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
 # of a terminal: colours, moves of the cursor, titles; and colours of which a copy has lost the first byte
@@ -42,14 +42,8 @@ def read_reported(
     InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
     folder, files of no known format are passed over; those that say nothing of a run are added to `nothing_read`.
     """
-    named = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise InputError(f"{path} {missing(path)}")
-        files = _files_under(path) if path.is_dir() else [path]
-        if not files:
-            raise InputError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
-        named += [(file, not path.is_dir()) for file in files]
+    paths = [*map(Path, paths)]
+    named = [each for path in paths for each in _files_of(path)]
     if columns and not any(is_typed and file.suffix.lower() in SUFFIXES for file, is_typed in named):
         raise InputError(f"--columns names the columns of tables; type one, as {', '.join(SUFFIXES)}, and no folder")
     found: list[Reported] = []
@@ -71,20 +65,29 @@ def read_reported(
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
     runs = curves.one_per_run(earlier.merge_exports(found))
-    return _without_comparisons(runs, [path for path in map(Path, paths) if path.is_dir()])
+    return _without_comparisons(runs, [path for path in paths if path.is_dir()])
 
 
-def _files_under(folder: Path) -> list[Path]:
-    """Return the files that may tell of a run, by name. A log in or below the folder of a metrics file repeats it."""
-    files = [path for path in files_of_runs(folder) if path.is_file()]
-    with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
-    is_sweep = any(path.name == SWEEP_FILE for path in files)
-    return [
-        path
-        for path in files
-        if path.name == METRICS_FILE
-        or (reader_of(path) is not None and not is_sweep and not any(parent in with_metrics for parent in path.parents))
-    ]
+def _files_of(path: Path) -> list[tuple[Path, bool]]:
+    """Return a file, or the files of a folder that may tell of a run, by name, and whether each was typed.
+
+    A log in or below the folder of a metrics file repeats it.
+    """
+    if not path.exists():
+        raise InputError(f"{path} {missing(path)}")
+    if not path.is_dir():
+        return [(path, True)]
+    files = [file for file in files_of_runs(path) if file.is_file()]
+    with_metrics = {file.parent for file in files if file.name == METRICS_FILE}
+    is_sweep = any(file.name == SWEEP_FILE for file in files)
+    kept = [
+        (file, False) for file in files
+        if file.name == METRICS_FILE
+        or (reader_of(file) is not None and not is_sweep and not with_metrics.intersection(file.parents))
+    ]  # fmt: skip
+    if not kept:
+        raise InputError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
+    return kept
 
 
 def _without_comparisons(found: list[Reported], folders: Sequence[Path]) -> list[Reported]:
@@ -148,12 +151,9 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
         found = [logs.as_it_ran(run, ends, text) for run in curves.read_printed_trainer(path, text)]
     elif re.search("wandb: Run summary|elapsed_time_per_iteration", text):
         found = earlier.wandb_log_runs(path, text)
-    elif re.search(logs.OF_EPOCHS.mark, text[:LOOKED_AT]):
-        found = [logs.read_log(path, text, logs.OF_EPOCHS)]
     else:
         raise InputError(
-            f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has no table with a "
-            f"heading that is known of a time, a rate or a speed-up (--columns names them); {EXPORT}"
+            f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {NO_TABLE}; {EXPORT}"
         )
     named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
     runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
@@ -179,7 +179,7 @@ def _with_config(run: Reported) -> Reported:
 
 
 def read_csv(path: Path) -> list[Reported]:
-    """Read a wandb export, a table of profiler events, curves by their steps, or a table of results.
+    """Read a wandb export, curves by their steps, or a table of results.
 
     Raises:
         InputError: it is none of them.
@@ -192,35 +192,24 @@ def read_csv(path: Path) -> list[Reported]:
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
-    if "Name" in header and any(name.startswith("Device Time Total") for name in header):
-        return [earlier.profiler_table(path, header, rows[1:])]
     if "Step" in header and any(" - " in name for name in header):
         return earlier.metrics_export(path, header, rows[1:])
     found = tables_in(path, text)
-    if curves.is_curves(header) and not (found and _names_runs(header, rows[1:])):
+    if curves.is_curves(header) and (not found or _rises(header, rows[1:])):
         return [curves.read_curves_csv(path, header, rows[1:])]
     if found:
         return found
     raise InputError(
-        f"{path} is not CSV that is known: no export of wandb or of a profiler, no 'step' with the name of a curve, "
-        "and no table with a heading that is known of a result (--columns names them)"
+        f"{path} is not CSV that is known: no export of wandb, no 'step' with the name of a curve, and {NO_TABLE}"
     )
 
 
-def _names_runs(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether the rows of a CSV are runs, not steps: each has a unique name, and the steps do not increase."""
-    whole = [row for row in rows if len(row) == len(header)]
+def _rises(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether the rows of a CSV are steps of one run, and no runs: their steps go up, and never down."""
     at = next(place for place, name in enumerate(header) if name.lower() in curves.STEP)
-    steps = [float(row[at]) for row in whole if re.fullmatch(r"\d{1,15}(?:\.\d+)?", row[at].strip())]
-    rises = len(steps) > 1 and all(one < other for one, other in itertools.pairwise(steps))
-    return (
-        not rises
-        and len(whole) > 1
-        and any(
-            len({*column}) == len(whole) and all(re.search("[A-Za-z]{2}", cell) for cell in column)
-            for column in zip(*whole, strict=True)
-        )
-    )
+    cells = [row[at].strip() for row in rows if len(row) == len(header)]
+    steps = [float(cell) for cell in cells if re.fullmatch(r"\d{1,15}(?:\.\d+)?", cell)]
+    return steps == sorted(steps) and len({*steps}) > 1
 
 
 def read_table(path: Path, named: Mapping[str, str] | None = None) -> list[Reported]:
@@ -231,9 +220,7 @@ def read_table(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
     """
     if found := tables_in(path, text_of(path), named):
         return found
-    raise InputError(
-        f"{path} has no table with a heading that is known of a time, a rate or a speed-up (--columns names them)"
-    )
+    raise InputError(f"{path} has {NO_TABLE}")
 
 
 def text_of(path: Path) -> str:
@@ -271,7 +258,6 @@ READERS: dict[str, Read] = {
     r".*\.csv": read_csv,
     r".*\.tsv": read_table,
     r".*\.(log|out|err|txt|md)": read_text_log,
-    r"scaling_report\.json": earlier.read_scaling_report,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,

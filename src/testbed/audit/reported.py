@@ -1,7 +1,6 @@
 """Hold what the files of a run say about it, whatever their format, and the two sides of a claim.
 
-Nothing is filled in. What a format does not record is None or empty, and what could not be read of a file that is
-otherwise understood stands in `unread`.
+Nothing is filled in: what a format does not record is None or empty.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ DEVICE, BATCH = "device", "batch size"  # a batch of which nothing says whether 
 # the fields of our own `training_config` that say them
 SETTINGS = {STRATEGY: "run_type", MODEL: "model_name", PRECISION: "precision", COMPILED: "compile", ZERO: "zero_stage",
             RECOMPUTED: "activation_checkpointing", OFFLOADED: "offload", DATA: "dataset_name"}  # fmt: skip
-ROW = "row of a table"  # the form of one side that is a row
+ROW, TABLE = "row of a table", "table"  # the forms of one side that is a row, and of a file of tables
 SAYS_NOTHING = "says no time, throughput or loss of a run"
 BREAKDOWN = "DeepSpeed's wall_clock_breakdown synchronises after each part of the step"
 ANY = ()  # rules that read files of every form
@@ -78,7 +77,6 @@ class Reported(Audited):
     losses: tuple[tuple[int, float], ...] = ()  # (step, training loss) as a log or a curve has them; NaN: no number
     is_claim: bool = True  # False: one of many in a folder, and nothing says that they are compared
     details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
-    unread: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> Run:
@@ -143,13 +141,21 @@ class Claim(Audited):
         return (self.baseline.name, self.other.name)
 
     @property
+    def sides(self) -> tuple[Side, Side]:
+        return (self.baseline, self.other)
+
+    @property
+    def firsts(self) -> tuple[Reported, Reported]:
+        return (self.baseline.first, self.other.first)
+
+    @property
     def turned(self) -> Claim:
         return Claim(self.other, self.baseline, self.protocol)
 
     @property
     def measured_runs(self) -> tuple[list[Run], list[Run]]:
         """Return the runs of both sides that come from a training_metrics.json."""
-        one, other = ([item.run for item in side.runs if item.run] for side in (self.baseline, self.other))
+        one, other = ([item.run for item in side.runs if item.run] for side in self.sides)
         return one, other
 
     @property

@@ -13,7 +13,6 @@ import numpy as np
 
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.reported import ANY, Reported
-from testbed.io import read_json
 
 RATE_TOLERANCE = 0.01  # rounding of a printed rate; a real error here is a factor
 SAMPLE_COVERAGE = 0.9  # sampled step time x steps should give the epoch's wall time
@@ -162,20 +161,6 @@ def loss_of_zero_was_not_measured(item: Reported) -> Iterator[Finding]:
     if any(value == 0 for value in [item.val_loss, *(epoch.get("val_loss_avg_global") for epoch in epochs)]):
         said = "a validation loss of exactly 0.0 says that nothing was validated"
         yield item.fails(Rule.UNKNOWN, said, "validation loss: unknown")
-
-
-def schedule_warmup_steps(item: Reported) -> int | None:
-    """Return the steps of learning-rate warm-up, from the file or from a DeepSpeed configuration next to it."""
-    if item.run is None:
-        return None
-    if item.form == "2.2":
-        return item.config["warmup_steps"]
-    path = item.path.absolute().parent / "deepspeed_config.json"
-    config = read_json(path) if path.is_file() else None
-    scheduler = config.get("scheduler") if isinstance(config, dict) else None
-    values = scheduler.get("params") if isinstance(scheduler, dict) else None
-    steps = values.get("warmup_num_steps") if isinstance(values, dict) else None
-    return steps if isinstance(steps, int) else None
 
 
 def is_exact(loss: float) -> bool:

@@ -6,10 +6,9 @@ A heading that is not in QUANTITIES is not guessed: the column is not read, and 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from pathlib import Path
 
 from testbed.audit.reported import (
     COMPILED,
@@ -37,36 +36,28 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
-    "micro_batch": ("count", ("micro batch", "micro batch size", "mbs", "micro bs", "micro bsz",
-                              "micro bs/gpu", "local batch size",
-                              "batch/gpu", "batch size/gpu", "batch size/dp", "batch/dp", "micro batch/gpu",
-                              "micro batch size/gpu", "per gpu batch size", "batch size per rank", "bsz/gpu",
-                              "bs/gpu", "per gpu batch", "gpu batch", "per device batch", "per device batch size")),
+    "micro_batch": ("count", ("micro batch", "mbs", "local batch", "batch/gpu", "batch/dp", "micro batch/gpu",
+                              "per gpu batch", "gpu batch", "per device batch")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps", "ga", "gas",
                                "accum")),
-    "batch": ("count", ("global batch", "global batch size", "global bs", "global bsz",
-                        "gbs", "effective batch size", "total batch size",
-                        "effective batch", "total batch", "sequences/step", "seqs/step", "samples/step",
-                        "sequences/optimizer step", "seqs/optimizer step", "samples/optimizer step")),
-    "any_batch": ("count", ("batch", "batch size", "batchsize", "bs", "bsz",  # of one device or of all
-                            "tokens/step", "tok/step", "tokens/update", "tok/update", "batch tokens")),
+    "batch": ("count", ("global batch", "gbs", "effective batch", "total batch", "sequences/step", "seqs/step",
+                        "samples/step")),
+    "any_batch": ("count", ("batch", "tokens/step", "tok/step", "batch tokens")),  # of one device or of all
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq",
                          "ctx len", "max seq len", "max length", "cutoff len", "context")),
     "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters")),
     "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed", "tokens seen",
                           "tokens trained", "trained tokens")),
-    "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "time/iteration", "s/step", "ms/step",
-                        "s/iteration", "ms/iteration", "s/it", "ms/it", "s/iter", "ms/iter", "seconds/step",
-                        "step duration", "time/iter", "step ms", "iter ms", "step time ms", "iter time ms",
-                        "sec/step", "sec/iter", "sec/iteration", "sec/optimizer step", "s/optimizer step",
-                        "s/update", "sec/update", "ms/update", "seconds/update")),
+    "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "s/step", "ms/step", "step duration",
+                        "step ms", "iter ms", "step time ms", "iter time ms")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
                         "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
                         "wall clock", "epoch", "train", "training", "total", "training time/epoch",
                         "train time/epoch", "total training time", "total train time", "total time cost",
-                        "pre training time", "total pre training time")),
+                        "s/epoch", "min/epoch", "minutes/epoch", "hours/epoch", "pre training time",
+                        "total pre training time")),
     "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
     "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs", "tps/gpu")),
     "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "seq/s", "train samples/s")),
@@ -75,10 +66,9 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
     "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
-                           "gain", "x", "acceleration", "faster by", "s(p)", "s(n)")),
+                           "gain", "x", "acceleration", "faster by")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
-                             "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency",
-                             "e(p)", "e(n)")),
+                             "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
     "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
                             "bits/byte")),
     "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl",
@@ -98,7 +88,7 @@ WORDS: dict[str, tuple[str, ...]] = {
                "technique", "configuration", "config", "setup", "setting", "experiment", "variant", "mode", "run",
                "name", "optimization", "optimizer", "attention", "implementation", "algorithm", "kernel", "backend",
                "stack", "layout"),
-    MODEL: ("model", "model size", "model name", "network", "architecture"),
+    MODEL: ("model", "model size", "model name", "architecture"),
     PRECISION: ("precision", "dtype", "data type", "datatype", "training precision"),
     DEVICE: ("gpu type", "gpu model", "hardware", "device type", "accelerator type", "gpu", "device", "accelerator",
              "machine"),
@@ -145,11 +135,9 @@ IN_WORDS = {
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
         DEVICE: rf"\b({_DEVICES})\b",
         "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
-        STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated|estimate|theoretical|extrapolated"
-        r"|simulat(?:ed|or|ion)|fitted|modell?ed|planned|not (?:been )?(?:run|measured)|roofline|est(?=\.|\))"
-        r"|assum(?:es|ed|ing) (?:linear|perfect|ideal)|cost model|vendor|(?:data|spec) ?sheet|marketing|press release"
-        r"|keynote|placeholder|ETA|(?:time|rate)s? scales?|scaled (?:up|linearly|from|the (?:time|rate)s?)"
-        r"|run times (?:\w+ight|t\w+|four|\d+)|haven't (?:had|run|measured)|stopped after (?:step|iteration)"
+        STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated?|theoretical|extrapolated"
+        r"|simulat(?:ed|or|ion)|modell?ed|planned|not (?:been )?(?:run|measured)|roofline|est(?=\.|\))|placeholder|ETA"
+        r"|assum(?:es|ed|ing) (?:linear|perfect|ideal)|cost model|(?:data|spec) ?sheet|scaled (?:up|linearly|from)"
         r"|from (?:the|their) (?:paper|blog|slides|docs))\b",
         INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)"
         r"(?! (?:is |was |were )?(?:off|disabled|not))|nsys"
@@ -167,51 +155,34 @@ IN_WORDS = {
     }.items()
 }  # fmt: skip
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
-SHORTEST_NAME = 3  # characters, of a row in a text
-OF_NAMES = r"[a-z][\w+-]{3,}"  # words of a name that may stand for it
 # what a sentence beside a table may say of all its rows
 OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
-# a heading's unit, where its words are not known: of a rate, or of a time
-_OF_RATE = re.compile(
-    r"(?:^|[\W_])([a-z]{2,12})"
-    r"(?: ?/ ?| per |_per_)(s(?:ec(?:ond)?)?s?|min(?:ute)?)(?![a-z])"
-    r"|(?:^|[\W_])(im(?:age|g)s?|tok(?:en)?s?|samples?|seqs?)_s(?![a-z])"
-)
-_OF_TIME = re.compile(rf"(?:^|[^\w/]|_)({'|'.join(SECONDS)})(?![a-z0-9])")
+_HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
 _EFFECTIVE = re.compile(r"(?i)\(=? ?(\d[\d,]{0,8}) (?:effective|global|in all|total)\)")
-_OF_LINKS = re.compile(r"(?i)\b(?:\d+ ?gbe|\d+ ?gbit\S*|infiniband|ethernet|roce|efa|nvlink)\b")
 _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
 )
 _TO_A_TARGET = re.compile(r"(?i)(?:time|hours|minutes) to (?:target|solution|accuracy|quality|convergence)\b")
-# headings that begin so, the longer ones first
-_CHINESE = {
-    "GPU数": "gpus",
-    "显卡数": "gpus",
-    "卡数": "gpus",
-    "训练时间": "training time",
-    "训练耗时": "training time",
-    "时间": "time",
-    "耗时": "time",
-    "加速比": "speedup",
-    "加速效率": "efficiency",
-    "效率": "efficiency",
-    "吞吐量": "throughput",
-    "吞吐": "throughput",
-    "批大小": "batch size",
-    "批次大小": "batch size",
-    "相对速度": "speed",
-    "准确率": "accuracy",
-    "精度": "accuracy",
+# of a heading in small letters, in this order -> as QUANTITIES writes it
+_SPELLINGS = {
+    r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}\s-]+": " ",
+    r"^ | $": "",
+    r"^(?:time|wall clock|days|hours|minutes) to "
+    r"(?:train|target|solution|accuracy|quality|convergence|[\d.]+ ?%|[\d.]+[mbt] tokens)(?![a-z])": "time",
+    r"(?<=\w)(?: @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])": "",
+    r"^(?:(?:no\.|num|number|total number|total|n)(?: of)?|of) (?=gpu|device|rank|worker|acc|node)": "",
+    r"^[km] ?(?=tok)": "",
+    r" ?(?:/| per ) ?": "/",
+    r"/(?:sec|second|secs)\b": "/s",
+    r"/(?:iter(?:ation)?|it|update|optimizer step)\b": "/step",
+    r"\b(?:seconds|sec)/": "s/",
+    r"\b(?:batch size|batchsize|bsz|bs)\b": "batch",
+    r"/(?:device|accelerator|rank|card|chip)\b": "/gpu",
 }
-_OF_NO_RUN = re.compile(
-    r"price|cost|(?:gpu|node|core)[- ]?h|[$€]|usd|\bmem|\bload|compil|inference|latency|start|\bwait|\bsav(?:e|ing)\b"
-    r"|per param"
-)
-_HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
+_OF_SOME_RUN = re.compile(r"^(?:avg\.?|average|mean|median|measured|achieved|overall|final|best|max\.?) ")
 
 
 @dataclass(frozen=True)
@@ -222,20 +193,23 @@ class Column:
     texts: tuple[str, ...]
     word: str | None = None  # a key of WORDS, of a column without figures
     is_of_words: bool = False  # no column of the table: read from the words of its rows
-    is_by_unit: bool = False  # its words are not known; the only column with such a unit
 
 
 @dataclass(frozen=True)
 class Grid:
     """The columns of one table, with the line of each row."""
 
+    path: Path
     lines: tuple[int, ...]
     columns: tuple[Column, ...]
     is_to_a_loss: bool  # the text says that the times are to one loss
-    footnotes: tuple[str, ...]  # of each row
     notes: tuple[str, ...]  # of each row, what its footnotes and other sentences say of it alone
     warning: str = ""  # a sentence of the page that its figures were not measured
     scaling: str = ""  # "weak" or "strong", where the text or a heading says one of them
+
+    def place(self, row: int) -> str:
+        """Return the file and the line of a row, as findings name it."""
+        return f"{self.path}:{self.lines[row]}"
 
     def column(self, quantity: str) -> Column | None:
         return next((column for column in self.columns if column.quantity == quantity), None)
@@ -244,61 +218,22 @@ class Grid:
         column = self.column(quantity)
         return column.figures[row] if column else None
 
-    def name(self, row: int) -> str:
-        """Return the words of a row's first cell; "" where that is a figure."""
-        first = self.columns[0]
-        return "" if first.figures[row] or first.is_of_words else first.texts[row].lower()
 
-    @cached_property
-    def names(self) -> dict[str, tuple[int, ...]]:
-        """Return what a text may call rows, longer names first: the first cell, or "8 gpus" where that is a count."""
-        found: dict[str, tuple[int, ...]] = {}
-        for row in range(len(self.lines)):
-            names = {self.name(row), re.sub(r"\s*\([^()]*\)", "", self.name(row)).strip(), *self._counted(row)}
-            for name in names:
-                if len(name) >= SHORTEST_NAME and re.search("[a-z]", name):
-                    found[name] = (*found.get(name, ()), row)
-        return dict(sorted(found.items(), key=lambda each: -len(each[0])))
-
-    @cached_property
-    def own_words(self) -> dict[str, int]:
-        """Return the row of each word that the first cell of this row alone has."""
-        words = [{*re.findall(OF_NAMES, self.name(row))} for row in range(len(self.lines))]
-        count = Counter(word for each in words for word in each)
-        return {word: row for row, each in enumerate(words) for word in each if count[word] == 1}
-
-    def _counted(self, row: int) -> set[str]:
-        first, text = self.columns[0].heading.lower(), self.columns[0].texts[row]
-        if not re.fullmatch(r"\d{1,5}", text) or not re.fullmatch(r"[a-z]{3,12}s", first):
-            return set()
-        one = first.removesuffix("s")
-        return {f"{text} {first}", f"{text} {one}", *([f"one {one}", f"single {one}"] if text == "1" else [])}
-
-
-def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
+def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     """Return the columns of a table, by their headings or as `named` names them."""
     headings = [plain(heading) for heading in table.header]
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
-    is_of_speed = any(quantity_of(heading) in (*RESULTS, "devices", "nodes") for heading in headings)
-    is_of_ratios = any(quantity_of(heading) in ("speedup", "efficiency") for heading in headings)
-    columns = []
+    known = {quantity_of(heading) for heading in headings}
     taken: set[str] = {*named}
+    columns = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
-        quantity = chosen.get(heading) or quantity_of(heading)
-        if quantity is None and _is_ratio_to(heading, cells, is_of_speed):
-            quantity = "speedup"
-        if quantity is None and is_of_ratios and _canonical(heading)[0] in COMPUTE and "num_" not in heading:
-            quantity = "devices"
-        if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
-            quantity = None
+        quantity = chosen.get(heading) or _quantity(heading, cells, known)
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
         column = _column(heading, quantity, cells)
-        name, unit = _canonical(heading) if len(heading) <= LONGEST else ("", "")
+        name, unit = _canonical(heading)
         word = WORD_OF.get(name) if unit != "%" else None
-        if name == "network" and any(map(_OF_LINKS.search, cells)):
-            word = None
         if word and word not in taken and not any(column.figures):
             column, quantity = Column(heading, None, column.figures, column.texts, word), word
         taken |= {quantity} if quantity else set()
@@ -306,15 +241,38 @@ def grid_of(table: Table, named: Mapping[str, str]) -> Grid:
     for quantity, text in named.items():
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
-    columns = _by_units(columns)
-    footnotes = tuple(row.footnote for row in table.rows)
-    notes = tuple(f"{row.footnote} {row.said}".strip() for row in table.rows)
+    notes = tuple(row.said for row in table.rows)
     columns += _said_in_words(columns, taken, notes)
     columns += _said_around(table, columns)
-    is_to_a_loss = _TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings))
-    lines = tuple(row.line for row in table.rows)
     scaling = only(re.compile(r"\b(weak|strong)[ _-]scal"), f"{' '.join(headings)} {table.around}".lower()) or ""
-    return Grid(lines, tuple(columns), is_to_a_loss, footnotes, notes, warning_in(table.around), scaling)
+    return Grid(
+        path=path,
+        lines=tuple(row.line for row in table.rows),
+        columns=tuple(columns),
+        is_to_a_loss=_TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings)),
+        notes=notes,
+        warning=warning_in(table.around),
+        scaling=scaling,
+    )
+
+
+def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str | None:
+    """Return the quantity of a column, by its heading, or by its figures where the other columns leave no doubt."""
+    quantity, name = quantity_of(heading), _canonical(heading)[0]
+    is_of_one = bool(known & {*RESULTS, "devices", "nodes"}) and re.match(r"(?:vs\.?|versus|relative to) ", name)
+    if quantity is None and (is_of_one or name in ("speed", "training speed", "scaling")) and _are_factors(cells):
+        return "speedup"
+    if quantity is None and known & {"speedup", "efficiency"} and name in COMPUTE and "num_" not in heading:
+        return "devices"
+    if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
+        return None
+    return quantity
+
+
+def _are_factors(cells: Sequence[str]) -> bool:
+    """Return whether all figures of a column end with x."""
+    figures = [cell for cell in map(plain, cells) if re.search(r"\d", cell)]
+    return bool(figures) and all(re.match(r"~? ?\d+(?:[.,]\d+)? ?x\b", figure) for figure in figures)
 
 
 def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:
@@ -326,59 +284,25 @@ def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:
     return not (is_difference or arrow in heading or are_counts)
 
 
-def by_unit(heading: str) -> tuple[str, float, str] | None:
-    """Return quantity, seconds of its unit, and the text of the unit of a heading whose words are not known."""
-    name = heading.lower()[:LONGEST]
-    if _OF_NO_RUN.search(name):
-        return None
-    if rate := _OF_RATE.search(name):
-        is_of_one = re.search(r"(?:/|per )(?:gpu|device|rank)", name) is not None
-        token = "device_token_rate" if is_of_one else "token_rate"
-        what = (rate[1] or rate[3]).lstrip("km")[:3]
-        scale = 1 / 60 if (rate[2] or "").startswith("min") else 1.0
-        kinds = {"tok": token, "it": "step_rate", "its": "step_rate", "ste": "step_rate", "ite": "step_rate"}
-        return kinds.get(what, "device_token_rate" if is_of_one else "sample_rate"), scale, rate[0]
-    if time := _OF_TIME.search(name):
-        return ("step_s" if re.search("step|iter", name) else "time_s"), SECONDS[time[1]], time[0]
-    return None
-
-
-def _by_units(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns, and the only one with a unit of rates, or of times, as one where none is known."""
-    known = {column.quantity for column in columns}
-    found = list(columns)
-    for group in (RATES, TIMES):
-        units = [(at, unit) for at, column in enumerate(columns) if not column.quantity and not column.word
-                 and (unit := by_unit(column.heading)) and unit[0] in group]  # fmt: skip
-        units = [unit for unit in units if unit[1][1] >= 1] or units if group == RATES else units  # not of a minute
-        if len(units) == 1 and not known & {*group}:
-            at, (quantity, seconds, _) = units[0]
-            read = _column(columns[at].heading, quantity, columns[at].texts, seconds)
-            found[at] = replace(read, is_by_unit=True)
-    return found
-
-
 def _said_in_words(columns: Sequence[Column], taken: set[str], notes: Sequence[str]) -> list[Column]:
     """Return a column for each quantity or setting that the words of some rows name: DP=16, 8 GPUs, 4x A100, bf16.
 
     `notes` say whether a row was measured as the others were.
     """
-    found = []
     of_all = _rows_of(columns)
     of_words = _rows_of([
         column for column in columns
         if column.quantity is None and not re.search("train(?:ed|able)|active|updated", column.heading.lower())
     ])  # fmt: skip
+    found = []
     for name, pattern in IN_WORDS.items():
         if name in OF_ONE_ROW:
             texts = (f"{row} | {note}" for row, note in zip(of_all, notes, strict=True))
             cells = [match[1].strip() if (match := pattern.search(text)) else "" for text in texts]
         else:
             cells = [only(pattern, row) or "" for row in (of_all if name == DEVICE else of_words)]
-        if name in taken or not any(cells):
-            continue
-        column = _column(f"{name} in the row's words", name if name in QUANTITIES else None, cells)
-        found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
+        if name not in taken and any(cells):
+            found.append(_of_words(name, f"{name} in the row's words", cells))
     return found
 
 
@@ -388,13 +312,15 @@ def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
     A setting with several values in the text, or with a column of the table, is left out.
     """
     taken = {column.quantity or column.word for column in columns}
-    around = table.around.translate(SIGNS)
-    found = []
-    for name in OF_ALL_ROWS:
-        if name not in taken and (text := only(IN_WORDS[name], around)):
-            column = _column(f"{name} in the text", name if name in QUANTITIES else None, [text] * len(table.rows))
-            found.append(replace(column, word=None if name in QUANTITIES else name, is_of_words=True))
-    return found
+    said = {name: only(IN_WORDS[name], table.around.translate(SIGNS)) for name in OF_ALL_ROWS if name not in taken}
+    return [_of_words(name, f"{name} in the text", [text] * len(table.rows)) for name, text in said.items() if text]
+
+
+def _of_words(name: str, heading: str, cells: Sequence[str]) -> Column:
+    """Return what words say as a column, of a quantity or of a setting."""
+    is_quantity = name in QUANTITIES
+    column = _column(heading, name if is_quantity else None, cells)
+    return Column(heading, column.quantity, column.figures, column.texts, None if is_quantity else name, True)
 
 
 def _rows_of(columns: Sequence[Column]) -> list[str]:
@@ -416,26 +342,16 @@ def only(pattern: re.Pattern[str], text: str) -> str | None:
 
 def quantity_of(heading: str) -> str | None:
     """Return the quantity that a heading names without doubt; None: another one, or one that has to be guessed."""
-    if len(heading) > LONGEST:
-        return None
     name, unit = _canonical(heading)
-    if f"{name}({unit})" in _HEADING:
-        return _HEADING[f"{name}({unit})"]
-    name = name if name in _HEADING else re.sub(r"^(?:avg\.?|average|mean|median|measured|achieved|overall) ", "", name)
-    name = re.sub(rf"^(?:{_DEVICES.lower()}) (?=gpus?$)", "", name)
-    name = "gpus" if re.fullmatch(rf"(?:number of |of )?(?:{_DEVICES.lower()})s", name) else name
+    if name not in _HEADING:
+        name = _OF_SOME_RUN.sub("", name.rstrip("."))
+        of_one_kind = rf"(?:(?:number )?of )?(?:{_DEVICES})s|(?:{_DEVICES}) gpus?"
+        name = "gpus" if re.fullmatch(of_one_kind, name, re.I) else name
     if name not in _HEADING and not unit:  # train hours, and not GPU hours
         words = _with_unit_behind(name)
         name, unit = words if QUANTITIES.get(_HEADING.get(words[0], ""), ("time",))[0] == "time" else (name, unit)
     if name in ("step", "iter", "iteration") and unit in SECONDS:
         return "step_s"
-    name = re.sub(r"(?<=[a-z]) [bm]$", "", name.rstrip(".")) if name not in _HEADING else name  # tokens_trained_b
-    name = name if name in _HEADING else re.sub(r"^(?:final|best|max\.?) ", "", name.replace("valid. ", "valid "))
-    if name not in _HEADING:  # test-clean WER
-        quality = re.fullmatch(
-            r"(?:val\w*|eval\w*|test|dev|test clean|dev clean) (wer|cer|ppl|perplexity|f1|bleu)", name
-        )
-        name = quality[1] if quality else name
     if (name in OF_TIME_ALONE and unit not in SECONDS) or (unit == "%" and _HEADING.get(name) == "devices"):
         return None
     if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
@@ -449,77 +365,59 @@ def _with_unit_behind(name: str) -> tuple[str, str]:
     return (first or "time", last) if last in SECONDS else (name, "")
 
 
-def _is_ratio_to(heading: str, cells: Sequence[str], is_of_speed: bool) -> bool:
-    """Return whether a column is a speed-up by its form: headed "vs 1 GPU" or "Speed", and its figures end with x."""
-    if len(heading) > LONGEST:
-        return False
-    is_speed = _canonical(heading)[0] in ("speed", "training speed", "scaling")
-    of_one = is_of_speed and re.match(r"(?:vs\.?|versus|relative to) ", heading.lower().replace("_", " ")) is not None
-    figures = [cell for cell in map(plain, cells) if re.search(r"\d", cell)]
-    is_factor = all(re.match(r"~? ?\d+(?:[.,]\d+)?(?:-\d+(?:\.\d+)?)? ?x\b", figure) for figure in figures)
-    is_factor |= (
-        of_one
-        and "1" in {figure.rstrip("0").rstrip(".") for figure in figures}
-        and all(re.fullmatch(r"\d{1,3}[.,]\d+|\d", figure) for figure in figures)
-    )
-    return (of_one or is_speed) and bool(figures) and is_factor
-
-
 def _canonical(heading: str) -> tuple[str, str]:
-    """Return a heading in the words of QUANTITIES, and what stands behind it in brackets."""
-    for chinese, words in _CHINESE.items():
-        if heading.startswith(chinese):
-            heading = words + heading.removeprefix(chinese).translate({0xFF08: "(", 0xFF09: ")"})
-            break
+    """Return a heading in the words of QUANTITIES, and what stands behind it in brackets; a long one is a text."""
+    if len(heading) > LONGEST:
+        return "", ""
     if re.match(r"[A-Za-z]+(?: ?[(\[]|$)", heading):  # GlobalBatchSize
         heading = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=GPU)(?=[A-Z][a-z])", " ", heading)
-    name = " ".join(re.sub(r"[*`#_\N{UPWARDS ARROW}\N{DOWNWARDS ARROW}-]", " ", heading).lower().split())
-    name = re.sub(r"^(?:time|days|hours) to (?:train|[\d.]+[mbt] tokens)", "time", name)
-    name = re.sub(r"^(?:time|hours|minutes) to (?:target|solution|accuracy|quality|convergence)\b", "time", name)
-    name = re.sub(r"(?<=\w)( @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])", "", name)
-    name = re.sub(r"^(no\.|num|number|total number|total|n)( of)? (?=gpu|device|rank|worker|acc|node)", "", name)
-    name = re.sub(r"^of (?=gpu|device|rank)", "", name)
-    name = re.sub(r" ?(/| per ) ?", "/", re.sub(r"^[km] ?(?=tok)", "", name))
-    name = re.sub(r"/(sec|second|secs)\b", "/s", name)
-    name = re.sub(r"/(device|accelerator|rank|card|chip)\b", "/gpu", name)
+    name = heading.lower()
+    for written, meant in _SPELLINGS.items():
+        name = re.sub(written, meant, name)
     match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]", name)
     return (match[1], match[2]) if match else (name, "")
 
 
-def _is_of_one(text: str) -> bool:
-    return re.search(r"(?i)(?:/|\bper )\s?(?:gpu|device|rank|card)\b", text) is not None
-
-
-def _column(heading: str, quantity: str | None, cells: Iterable[str], seconds: float | None = None) -> Column:
+def _column(heading: str, quantity: str | None, cells: Iterable[str]) -> Column:
     texts = tuple(plain(cell) for cell in cells)
     if quantity is None:
         return Column(heading, None, (None,) * len(texts), texts)
-    if quantity == "speedup" and re.search("(?i)faster|gain|improve", heading):
-        texts = tuple(re.sub(r"^(?=\d[\d.]* ?%$)", "+", text) for text in texts)
-    if quantity == "length":  # 2k tokens are 2,048
-        texts = tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
-    read = texts
-    if quantity == "devices":  # 4x A100
-        read = tuple("1" if text.lower() in ("single", "one") else _multiplied(text) for text in texts)
-        read = tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
-    if quantity in ("batch", "any_batch"):  # 64 per GPU (128 effective)
-        read = tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in read)
-    kind, (name, unit) = QUANTITIES[quantity][0], _canonical(heading)
-    is_in_ms = kind == "time" and re.match(r"ms/|.* ms$", name) is not None
-    unit = "ms" if is_in_ms else unit or _with_unit_behind(name)[1]
-    unit = unit.removesuffix("/iter").removesuffix("/step").removesuffix("/it")
-    scale = SECONDS.get(unit, 1.0) if kind == "time" else 0.01 if "%" in heading and kind == "share" else 1.0
-    scale = scale if seconds is None else seconds
-    if kind == "number" and (times := re.search(r"(?i)(?:_([bm])|\(([bm])\))$", heading)):
-        scale *= SUFFIXES[(times[1] or times[2]).lower()]
-    if thousands := re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading):
-        scale *= SUFFIXES[thousands[1].lower()]
-    figured = [text for text in read if re.search(r"\d", text)]
-    if quantity in RATES and 0 < sum(map(_is_of_one, figured)) < len(figured):  # one cell is of a GPU, another of all
-        read = tuple("" if _is_of_one(text) else text for text in read)
+    kind, scale = QUANTITIES[quantity][0], _scale(heading, QUANTITIES[quantity][0])
+    read = _figures_of(quantity, texts)
     last = last_place(read)
     figures = [figure_of(text, kind, scale, last) for text in read]
-    if kind == "share" and scale == 1 and not any("%" in text for text in texts):
-        scale = 0.01 if any(figure and figure.value > 1.5 for figure in figures) else 1.0  # of percent without its sign
-        figures = [figure_of(text, kind, scale, last) for text in texts]
+    is_bare = kind == "share" and scale == 1 and not any("%" in text for text in texts)
+    if is_bare and any(figure and figure.value > 1.5 for figure in figures):  # of percent without its sign
+        figures = [figure_of(text, kind, 0.01, last) for text in read]
     return Column(heading, quantity, tuple(figures), texts)
+
+
+def _scale(heading: str, kind: str) -> float:
+    """Return by what the figures below a heading are multiplied, of its unit: ms, %, kTok/s, tokens (B)."""
+    name, unit = _canonical(heading)
+    if kind == "time":
+        before = name.partition("/")[0]  # minutes/epoch
+        unit = before if before in SECONDS else unit or _with_unit_behind(name)[1]
+        return SECONDS.get(unit.removesuffix("/step"), 1.0)
+    if kind == "share":
+        return 0.01 if "%" in heading else 1.0
+    large = re.search(r"(?i)\(([bm])\)$", heading) if kind == "number" else None
+    large = large or re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading)
+    return SUFFIXES[large[1].lower()] if large else 1.0
+
+
+def _figures_of(quantity: str, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the figures in the cells of a column: the 4 of "4x A100", the 128 of "64 per GPU (128 effective)"."""
+    if quantity == "length":  # 2k tokens are 2,048
+        return tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
+    if quantity == "devices":
+        read = ("1" if text.lower() in ("single", "one") else _multiplied(text) for text in texts)
+        return tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
+    if quantity in ("batch", "any_batch"):
+        return tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in texts)
+    if quantity in RATES:  # one cell is of a GPU, another of all
+        of_one = [re.search(r"(?i)(?:/|\bper )\s?(?:gpu|device|rank|card)\b", text) is not None for text in texts]
+        are_figures = [re.search(r"\d", text) is not None for text in texts]
+        is_mixed = any(of_one) and of_one != are_figures
+        return tuple("" if is_mixed and is_one else text for text, is_one in zip(texts, of_one, strict=True))
+    return texts

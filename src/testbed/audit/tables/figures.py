@@ -11,8 +11,7 @@ SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds":
            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
 # in a cell; in a heading "m" may be millions
 _SECONDS_OF_CELL = {**SECONDS, "m": 60.0, "minute": 60.0, "hour": 3600.0, "hrs": 3600.0, "day": 86400.0, "second": 1.0,
-                    "secs": 1.0, "\N{CJK UNIFIED IDEOGRAPH-79D2}": 1.0, "\u5206\u949f": 60.0, "\u5206": 60.0,
-                    "\u5c0f\u65f6": 3600.0, "\u5929": 86400.0}  # fmt: skip
+                    "secs": 1.0}  # fmt: skip
 SIGNS = str.maketrans({
     "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
     "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-", "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
@@ -22,11 +21,6 @@ _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-
 _MARKED = re.compile(r"[<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 ROUGH = 0.15  # by which "~8 min" may be off, either way
 _ABOUT = re.compile(r"(?i)^(?:~|approx\w*\.?|about|around|ca\.?|c\.) ?(?=\d)")
-_RANGE = re.compile(
-    r"(?!\d[\d.]*e[-+]?\d)(\d+(?:\.\d+)?) ?([a-z]{0,7}) ?(?:-|~|to) ?(\d+(?:\.\d+)?(?: ?[a-zµ]{1,8})?(?: [a-z]+)?)",
-    re.I,
-)
-WIDEST = 3  # of a range, its end over its begin
 # 6 h 38 min
 _SPOKEN = re.compile(
     r"(?:(\d{1,3}) ?d(?:ays?)?,? ?)?(?:(\d{1,3}) ?h(?:ours?|rs?)?,? ?)?"
@@ -54,13 +48,8 @@ def plain(cell: str) -> str:
     """Return a cell's text without its markup."""
     text = re.sub(r"<[^<>]*>", " ", cell)
     text = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", text).replace("&nbsp;", " ").replace("\\", "").translate(SIGNS)
-    text = re.sub(r"\*\*|__|`|\$", "", text.replace("\u5355\u5361", "1 GPU").replace("\u53cc\u5361", "2 GPUs"))
+    text = re.sub(r"\*\*|__|`|\$", "", text)
     return re.sub(r"^\*([^*]+)\*$", r"\1", text.strip()).strip()
-
-
-def is_rough(cell: str) -> bool:
-    """Return whether a figure is written as about so much, or as a range."""
-    return _ABOUT.match(cell) is not None or _RANGE.fullmatch(cell) is not None
 
 
 def is_reference(cell: str) -> bool:
@@ -88,21 +77,8 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
     if kind != "count" and (about := _ABOUT.match(text)):
         figure = figure_of(text[about.end() :], kind, scale, last_of_whole)
         return figure and Figure(figure.value, figure.low * (1 - ROUGH), figure.high * (1 + ROUGH))
-    if kind != "count" and (ends := _RANGE.fullmatch(text)):
-        low, high = (figure_of(end, kind, scale, last_of_whole)
-                     for end in (f"{ends[1]} {ends[2] or ends[3].lstrip('0123456789.')}", ends[3]))  # fmt: skip
-        is_range = low is not None and high is not None and low.value < high.value <= WIDEST * low.value
-        return Figure((low.value * high.value) ** 0.5, low.low, high.high) if low and high and is_range else None
-    if kind == "time" and (clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text.strip())):
-        seconds = 3600.0 * int(clock[1]) + 60 * int(clock[2]) + int(clock[3])
-        return Figure(seconds, seconds - 1, seconds + 1) if seconds > 1 else None
-    if kind == "time":  # 5h 15
-        text = re.sub(r"^(\d{1,3} ?h(?:ours?|rs?)?) ?(\d{1,2})$", r"\1 \2 min", text)
-    spoken = _SPOKEN.fullmatch(text.strip()) if kind == "time" else None
-    if spoken and sum(part is not None for part in spoken.groups()) > 1:
-        sizes = [(int(part), size) for part, size in zip(spoken.groups(), (86400, 3600, 60, 1), strict=True) if part]
-        whole = float(sum(part * size for part, size in sizes))
-        return Figure(whole, max(whole - sizes[-1][1], 0.01 * whole), whole + sizes[-1][1]) if whole else None
+    if kind == "time" and (spoken := _spoken_time(text)):
+        return spoken
     text = re.sub(r"(?<=\d) (?=\d{3}(?:\D|$))", "", text)  # 4 310
     text = re.sub(r"\([^()]*\)| ?(?:±|\+/-) ?[\d.,]+ ?%?", "", text).strip()
     text = re.sub(r"^x ?(?=\d)", "", text) if kind == "factor" else text
@@ -110,22 +86,38 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
     match = _NUMBER.match(text)
     if not match:
         return None
-    if kind == "factor" and re.fullmatch(r"\+\d+(?:\.\d+)? ?%", text):  # +41 % is 1.41 times
-        share, last = float(text.rstrip("% ")) / 100, 0.01 * 10.0 ** -len(text.rstrip("% ").partition(".")[2])
-        return Figure(1 + share, 1 + share - last, 1 + share + last)
     digits, power = match[1].replace(",", ""), int(match[2][1:]) if match[2] else 0
-    rest = text[match.end() :].strip().lower()
-    factor = _factor(rest, kind, scale)
+    if kind == "factor" and re.fullmatch(r"\+\d+(?:\.\d+)? ?%", text):  # +41 % is 1.41 times
+        share, last = float(digits) / 100, 0.01 * _last_digit(digits)
+        return Figure(1 + share, 1 + share - last, 1 + share + last)
+    factor = _factor(text[match.end() :].strip().lower(), kind, scale)
     if factor is None or len(digits) > 30 or abs(power) > 30:
         return None
+    last = _last_digit(digits) if "." in digits else last_of_whole if factor == scale and not power else 1.0
     factor *= 10.0**power
     value = float(digits) * factor
     if not 0 < value < 1e30:
         return None
-    last = 10.0 ** -len(digits.partition(".")[2]) if "." in digits else last_of_whole if factor == scale else 1.0
-    is_exact = kind == "count" and factor == 1
-    unit = 0.0 if is_exact else last * factor
+    unit = 0.0 if kind == "count" and factor == 1 else last * factor
     return Figure(value, max(value - unit, 0.01 * value), value + unit)
+
+
+def _spoken_time(text: str) -> Figure | None:
+    """Return a time of several units: 2:22:01, 6 h 38 min, 5h 15."""
+    if clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text):
+        text = "{} h {} min {} s".format(*clock.groups())
+    text = re.sub(r"^(\d{1,3} ?h(?:ours?|rs?)?) ?(\d{1,2})$", r"\1 \2 min", text)
+    parts = spoken.groups() if (spoken := _SPOKEN.fullmatch(text)) else ()
+    sizes = [(int(part), size) for part, size in zip(parts, (86400, 3600, 60, 1), strict=False) if part]
+    whole = float(sum(part * size for part, size in sizes))
+    if len(sizes) < 2 or not whole:
+        return None
+    return Figure(whole, max(whole - sizes[-1][1], 0.01 * whole), whole + sizes[-1][1])
+
+
+def _last_digit(digits: str) -> float:
+    """Return the place of the last digit of a number: 0.01 of 1.25."""
+    return 10.0 ** -len(digits.partition(".")[2])
 
 
 def _factor(rest: str, kind: str, scale: float) -> float | None:

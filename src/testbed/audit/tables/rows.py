@@ -22,12 +22,13 @@ from testbed.audit.reported import (
     Side,
 )
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
-from testbed.audit.tables.figures import is_rough, plain
+from testbed.audit.tables.figures import plain
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
 LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
 SHOWN = 12  # rows that a refusal lists
+SAID_OF_IT = "what is said of it alone"
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
          "step_rate": "steps/s"}  # fmt: skip
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
@@ -45,7 +46,7 @@ _OF_WORK = re.compile(
 _FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)  # of a quantity that is not known
 
 
-def side_of(item: Reported, grid: Grid, row: int) -> Side:
+def side_of(grid: Grid, row: int) -> Side:
     """Return a row as a side with one run."""
 
     def value(quantity: str) -> float | None:
@@ -75,8 +76,8 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
     is_step = value("step_s") is not None and not (grid.is_to_a_loss and value("time_s"))
     ppl = value("perplexity")
     run = Reported(
-        path=item.path,
-        name=f"{item.name}:{grid.lines[row]}",
+        path=grid.path,
+        name=grid.place(row),
         form=ROW,
         time_s=value("step_s") if is_step else value("time_s"),
         time_meaning="time of one iteration" if is_step else _heading_of(grid, "time_s"),
@@ -86,12 +87,11 @@ def side_of(item: Reported, grid: Grid, row: int) -> Side:
         rate_is_per_rank=is_per_rank,
         device_name=words.pop(DEVICE, None),
         details={
-            "table": f"{item.name}:{grid.lines[0]}",
+            "table": grid.place(0),
+            "line": grid.lines[row],
             "row": row,  # all rows of a turned table are of one line
             "others": _others(grid, row),
-            "note": grid.notes[row],
             "tokens": count("tokens"),
-            "rough": _roughness(grid, row),
             "quality": _quality(grid, quality, value(quality)) if quality else None,
         },
         settings={str(key): text for key, text in words.items() if text},
@@ -116,44 +116,35 @@ def _quality(grid: Grid, quantity: str, value: float | None) -> tuple[str, float
     return column.heading if column else "", (value or 0.0) * (-1 if quantity == "error" else 1)
 
 
-def _roughness(grid: Grid, row: int) -> float:
-    """Return by what share the time or the rate of a row may be off where it has "~" or is a range; else 0."""
-    columns = [column for column in grid.columns if column.quantity in (*RATES, "step_s", "time_s")]
-    rough = [column.figures[row] for column in columns if is_rough(column.texts[row])]
-    return max(((figure.high / figure.low) ** 0.5 - 1 for figure in rough if figure), default=0.0)
-
-
-def said_of(grid: Grid, quantity: str, row: int | None = None, is_headed: bool = True) -> str:
-    """Return the heading of a column with the text of a row, or one of them."""
+def said_of(grid: Grid, quantity: str, row: int | None = None) -> str:
+    """Return the heading of a column, with the text of a row."""
     column = grid.column(quantity)
-    parts = [column.heading] * is_headed + ([column.texts[row]] if row is not None else []) if column else []
-    return " ".join(parts)
+    if column is None:
+        return ""
+    return column.heading if row is None else f"{column.heading} {column.texts[row]}"
 
 
 def _others(grid: Grid, row: int) -> dict[str, str]:
-    """Return the words of a row under headings that are not understood, by heading."""
-    columns = [column for column in grid.columns[1:] if not (column.quantity or column.word)]
+    """Return the words of a row under headings that are not understood, by heading, and what is said of it alone."""
+    columns = [column for column in grid.columns[1:] if column.heading and not (column.quantity or column.word)]
     are_words = (
         column for column in columns
         if _OF_WORK.search(column.heading) or not all(map(_FIGURE.fullmatch, column.texts))
     )  # fmt: skip
-    return {column.heading: column.texts[row] for column in are_words if column.heading}
+    return {column.heading: column.texts[row] for column in are_words} | {SAID_OF_IT: grid.notes[row]}
 
 
 def devices_of(grid: Grid, row: int) -> int | None:
     """Return the devices of a row: its own count, or else the product of its parallel sizes or with its nodes."""
-    figure = grid.figure("devices", row)
-    of_node = grid.figure("per_node", row), grid.figure("nodes", row)
-    if figure is None and all(of_node):
-        return round(math.prod(each.value for each in of_node if each))
-    if figure and of_node[1] and counts_nodes(grid):  # "each node: 4x V100"
-        return round(figure.value * of_node[1].value)
-    if figure and (per_node := _nodes_to_multiply(grid, row)):
-        return round(figure.value) * per_node
+    devices, nodes, of_node = (grid.figure(name, row) for name in ("devices", "nodes", "per_node"))
+    if devices is None and nodes and of_node:
+        return round(nodes.value * of_node.value)
+    if devices and nodes and _is_of_one_node(grid):
+        return round(devices.value * nodes.value)
     sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]
-    if figure is None and grid.column("dp") and all(sizes):
+    if devices is None and grid.column("dp") and all(sizes):
         return round(math.prod(size.value for size in sizes if size))
-    return round(figure.value) if figure else None
+    return round(devices.value) if devices else None
 
 
 def counts_nodes(grid: Grid) -> bool:
@@ -163,17 +154,14 @@ def counts_nodes(grid: Grid) -> bool:
     return nodes is not None and is_of_all and len({*nodes.texts}) > 1
 
 
-def _nodes_to_multiply(grid: Grid, row: int) -> int | None:
-    """Return the nodes of a row where the devices beside them are those of one node: they do not grow with nodes."""
-    nodes, devices = grid.column("nodes"), grid.column("devices")
-    if not nodes or not devices or devices.is_of_words or not nodes.figures[row]:
-        return None
-    pairs = [
-        (one.value, other.value) for one, other in zip(nodes.figures, devices.figures, strict=True) if one and other
-    ]
-    is_of_one_node = any(count < number for number, count in pairs) or len({count for _, count in pairs}) == 1
-    figure = nodes.figures[row]
-    return round(figure.value) if figure and is_of_one_node else None
+def _is_of_one_node(grid: Grid) -> bool:
+    """Return whether the devices beside nodes are those of each node ("4x V100"): they do not grow with the nodes."""
+    devices, nodes = grid.column("devices"), grid.column("nodes")
+    if devices is None or nodes is None or devices.is_of_words:
+        return counts_nodes(grid)
+    pairs = zip(nodes.figures, devices.figures, strict=True)
+    both = [(number.value, count.value) for number, count in pairs if number and count]
+    return any(count < number for number, count in both) or len({count for _, count in both}) == 1
 
 
 def _heading_of(grid: Grid, quantity: str) -> str:
@@ -194,21 +182,18 @@ def _first_words(grid: Grid, row: int) -> str:
 
 
 def failure_of(grid: Grid, row: int) -> str | None:
-    """Return the cell that says that a row has no result: OOM, failed."""
+    """Return the cell that says that a row has no result: OOM, failed, a loss of nan."""
     results = [column for column in grid.columns if column.quantity in RESULTS and column.quantity not in RATIOS]
-    of_status = [
-        column for column in grid.columns if column.heading.lower() in ("status", "state", "result", "outcome")
-    ]
-    for column in grid.columns:
-        if column.quantity in LEARNT and _NO_LOSS.fullmatch(column.texts[row]):
-            return f"a loss of {column.texts[row]}"
-        if column.quantity in (None, *LEARNT) and "diverged" in column.texts[row].lower():
-            return column.texts[row]
     has_figures = any(column.figures[row] for column in results)
-    if said := next((column.texts[row] for column in of_status if _ENDED.search(column.texts[row])), None):
-        return said
-    looked_at = () if has_figures else grid.columns
-    return next((column.texts[row] for column in looked_at if _FAILED.search(column.texts[row])), None)
+    for column in grid.columns:
+        text = column.texts[row]
+        if column.quantity in LEARNT and _NO_LOSS.fullmatch(text):
+            return f"a loss of {text}"
+        if column.heading.lower() in ("status", "state", "result", "outcome") and _ENDED.search(text):
+            return text
+        if (not has_figures and _FAILED.search(text)) or (column.quantity is None and "diverged" in text.lower()):
+            return text
+    return None
 
 
 def label_of(grid: Grid, row: int) -> str:
@@ -223,8 +208,7 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
     Raises:
         InputError: no row or several rows have it; one sentence that lists what there is.
     """
-    grids = ((item, grid) for item in items for grid in item.details["grids"])
-    rows = [(item, grid, row) for item, grid in grids for row in range(len(grid.lines))]
+    rows = [(grid, row) for item in items for grid in item.details["grids"] for row in range(len(grid.lines))]
     wanted = " ".join(plain(name).lower().split())
 
     def cells(grid: Grid, row: int) -> list[str]:
@@ -239,13 +223,13 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
         lambda grid, row: wanted in cells(grid, row),
         lambda grid, row: wanted in " ".join(cells(grid, row)),
     ):
-        found = [(item, grid, row) for item, grid, row in rows if is_meant(grid, row)]
+        found = [(grid, row) for grid, row in rows if is_meant(grid, row)]
         if len(found) == 1:
             return side_of(*found[0])
         if found:
-            lines = ", ".join(f":{grid.lines[row]}" for _, grid, row in found[:SHOWN])
+            lines = ", ".join(f":{grid.lines[row]}" for grid, row in found[:SHOWN])
             raise InputError(f"{flag} '{name}' is in {len(found)} rows; give the line of one of them: {lines}")
     if line and any(int(line[1]) in item.details["refused"] for item in items):
         raise InputError(f"{flag} '{name}': line {line[1]} is of a table without a known heading of a result")
-    labels = ", ".join(f"'{label_of(grid, row)}'" for _, grid, row in rows[:SHOWN])
+    labels = ", ".join(f"'{label_of(grid, row)}'" for grid, row in rows[:SHOWN])
     raise InputError(f"{flag} '{name}' is in no row of a table that is read; there are {labels or 'none'}")

@@ -6,33 +6,21 @@ So such a sentence is quoted beside the ratio, with what it is about, and nothin
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from testbed.audit.reported import DEVICE
-from testbed.audit.tables.columns import IN_WORDS, OF_NAMES, Grid
+from testbed.audit.tables.columns import IN_WORDS, Grid
 from testbed.audit.tables.figures import plain
 
 LONGEST_SENTENCE = 500
 MOST_QUOTED = 5
 NEAR = 15  # lines of a table
+SHORTEST_NAME = 3  # characters, of a row in a text
 _NUMBERS = r"(?:\d[\d,.]*k?|one|two|three|four|eight|sixteen|single)"
 _ANY = r"\d[\d,.]*"
-_NUMBER = r"(?<![\w.,-])(\d{1,3}(?:\.\d{1,3})?)"
-_NO_SPEED = r"(?!mem|less|small|param|cheap|slow|fewer|larg|long|big|gpu|device|node|batch|context|cost|than|over)"
-# the number of a speed-up is in one of its groups
-SPEED_UP = re.compile(
-    rf"{_NUMBER} ?x (?:{_NO_SPEED}[\w-]+ ){{0,3}}(?:as fast|faster|quicker|speed-?ups?|throughput)\b"
-    rf"|{_NUMBER} times (?:as fast|faster)\b"
-    rf"|\b(?:speed-?up|acceleration) of (?:\w+ ){{0,2}}{_NUMBER} ?x\b"
-    rf"|{_NUMBER} ?% (?:faster|(?:higher|more) (?:\w+ )?throughput)\b"
-    r"|\b(?:improv|increas|rais|boost|accelerat|speed)\w* (?:up )?(?:the )?(?:training |overall )?"
-    rf"(?:throughput |speed |training )?by {_NUMBER} ?(?:%|x)",
-    re.I,
-)
 # what a sentence may be about -> the phrases that say so; "*": any ending, "#": a number, " ": a hyphen too
 _PHRASES: dict[str, tuple[str, ...]] = {
     "batch": ("batch*", "minibatch*", "microbatch*", "mini batch*", "micro batch*", "accumulat*",
@@ -92,73 +80,55 @@ _NOTE = re.compile(r"[*†‡§¹²³⁴]|\[\^?\w{1,20}\]")
 _VALUE = re.compile(rf"(?i)\b{_NUMBERS}\b")
 
 
-class Spoken(NamedTuple):
-    """A sentence, the line that it begins in, and the lines from the heading above it to the next."""
-
-    line: int
-    words: str
-    section: range
-
-
 @dataclass(frozen=True)
 class Quote:
-    """A sentence of the text, what it is about, and the rows of each table (its place) that it names."""
+    """A sentence of the text, what it is about, and the lines of the rows that it names."""
 
     line: int
     words: str
     about: tuple[str, ...]
-    rows: frozenset[tuple[int, int]]
+    rows: frozenset[int]
     is_near: bool  # to a table
 
 
-def quotes_in(sentences: Iterable[Spoken], grids: Sequence[Grid]) -> list[Quote]:
+def quotes_in(text: str, grids: Sequence[Grid]) -> list[Quote]:
     """Return the sentences outside tables that tell rows apart, or say what figures are: those that say most first."""
     found = []
-    for line, sentence, _ in sentences:
-        if sentence.startswith("#") or not _OF_ANY.search(sentence):
+    lines_of = [_lines_by_name(grid) for grid in grids]
+    for line, sentence in _sentences_in(text):
+        if not _OF_ANY.search(sentence):
             continue
         about = {name: {match[0].lower() for match in pattern.finditer(sentence)} for name, pattern in _ABOUT.items()}
         about = {name: values for name, values in about.items() if values}
-        named = frozenset((at, row) for at, grid in enumerate(grids) for row in _meant_rows(sentence.lower(), grid))
+        words = sentence.lower()
+        named = frozenset(row for names in lines_of for row in _named(words, names))
         is_of_rows = bool(named) or _ROW.search(sentence) is not None or _NOTE.match(sentence) is not None
         tells_apart = len(_VALUE.findall(sentence)) > 1 or any(len(values) > 1 for values in about.values())
-        is_of_figures = _FIGURE.search(sentence) is not None and (bool(named) or bool({*about} & {*_ALONE}))
-        is_of_figures |= is_of_rows and bool({*about} & {*_ALONE})
-        is_claim = SPEED_UP.search(sentence) is not None and not {*about} & {*_ALONE} - {"where a figure is from"}
-        if not is_claim and ((is_of_rows and tells_apart) or is_of_figures):
+        says_enough = bool({*about} & {*_ALONE})
+        is_of_figures = says_enough and (is_of_rows or _FIGURE.search(sentence) is not None)
+        is_of_figures |= bool(named) and _FIGURE.search(sentence) is not None
+        if is_of_figures or (is_of_rows and tells_apart):
             is_near = any(grid.lines[0] - NEAR <= line <= grid.lines[-1] + NEAR for grid in grids)
-            weight = 2 * len({row for _, row in named}) + len(about) + 2 * tells_apart + is_of_figures + 3 * is_near
+            weight = 2 * len(named) + len(about) + 2 * tells_apart + is_of_figures + 3 * is_near
             found.append((weight, Quote(line, sentence, tuple(about), named, is_near)))
     return [quote for _, quote in sorted(found, key=lambda each: -each[0])]
 
 
-def quotes_on(quotes: Iterable[Quote], meant: Set[tuple[int, int]] | None = None) -> list[str]:
-    """Return in words, in their order, the first quotes on the rows `meant`, or of all rows those near a table."""
+def quotes_on(quotes: Iterable[Quote], meant: Set[int] | None = None) -> list[str]:
+    """Return in words, in their order, the first quotes on the rows of these lines, or on any row, near a table."""
     kept = [quote for quote in quotes if (quote.is_near if meant is None else not quote.rows or quote.rows & meant)]
     kept = kept[:MOST_QUOTED]
-    return [quoted(quote) for quote in sorted(kept, key=lambda quote: quote.line)]
+    return [
+        f'line {quote.line}, on {" and ".join(quote.about[:3])}: "{quote.words}"'
+        for quote in sorted(kept, key=lambda quote: quote.line)
+    ]
 
 
-def quoted(quote: Quote) -> str:
-    return f'line {quote.line}, on {" and ".join(quote.about[:3])}: "{quote.words}"'
-
-
-def sentences_in(text: str) -> Iterator[Spoken]:
-    """Yield each sentence outside tables and code, without its markup."""
-    lines = text.splitlines()
-    titles = [0, *(number for number, line in enumerate(lines, start=1) if line.startswith("#")), len(lines) + 1]
-    sections = (range(*ends) for ends in itertools.pairwise(titles))
-    section = next(sections)
-    for line, words in _with_lines(lines):
-        while line >= section.stop:
-            section = next(sections)
-        yield Spoken(line, words, section)
-
-
-def _with_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _sentences_in(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the words of each sentence outside tables and code, without its markup."""
     begin, is_code = 1, False
     parts: list[str] = []
-    for number, line in enumerate([*lines, ""], start=1):
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
         stripped = line.strip()
         is_fence = stripped.startswith("```")
         is_code ^= is_fence
@@ -167,12 +137,9 @@ def _with_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
         if begins and parts:
             yield from _of_paragraph(parts, begin)
             parts = []
-        if not ends:
+        if not ends and not stripped.startswith("#"):
             begin = begin if parts else number
             parts.append(stripped)
-            if stripped.startswith("#"):
-                yield from _of_paragraph(parts, begin)
-                parts = []
 
 
 def _of_paragraph(parts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]:
@@ -187,21 +154,24 @@ def _of_paragraph(parts: Sequence[str], begin: int) -> Iterator[tuple[int, str]]
         start = end.end()
 
 
-def named_rows(words: str, grid: Grid) -> list[tuple[int, int]]:
-    """Return (place, row) of each name of a row in a sentence, longer names first; nothing where two rows share one."""
-    found = []
-    for name, rows in grid.names.items():
-        if name not in words:
-            continue
-        for match in re.finditer(rf"(?<![\w+-]){re.escape(name)}(?!\w|[+-]\w)", words):
-            if len(rows) > 1:
-                return []
-            found.append((match.start(), rows[0]))
-        words = words.replace(name, "_" * len(name))
-    return found
+def _lines_by_name(grid: Grid) -> dict[str, int]:
+    """Return the line of each name, the first cell, and of each word that stands in the first cell of one row alone."""
+    first = grid.columns[0]
+    names = ["" if first.figures[row] or first.is_of_words else text.lower() for row, text in enumerate(first.texts)]
+    parts = [
+        {name, re.sub(r"\s*\([^()]*\)", "", name).strip(), *re.findall(r"[a-z][\w+-]{3,}", name)}
+        for name in names
+    ]  # fmt: skip
+    count = Counter(part for each in parts for part in each)
+    return {
+        part: grid.lines[row] for row, each in enumerate(parts) for part in each
+        if count[part] == 1 and len(part) >= SHORTEST_NAME and re.search("[a-z]", part)
+    }  # fmt: skip
 
 
-def _meant_rows(words: str, grid: Grid) -> set[int]:
-    """Return the rows that a sentence names, or a word of which no other row has."""
-    own = (grid.own_words.get(word) for word in re.findall(OF_NAMES, words))
-    return {row for _, row in named_rows(words, grid)} | {row for row in own if row is not None}
+def _named(words: str, names: dict[str, int]) -> set[int]:
+    """Return the lines of the rows that a sentence names; a name within a longer one, as DDP in DDP-2, is none."""
+    return {
+        row for name, row in names.items()
+        if name in words and re.search(rf"(?<![\w+-]){re.escape(name)}(?!\w|[+-]\w)", words)
+    }  # fmt: skip
