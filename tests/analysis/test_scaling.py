@@ -234,8 +234,8 @@ def test_the_interval_of_the_fit_holds_the_truth_in_most_repetitions():
 def test_faster_than_linear_is_said_not_hidden(tmp_path):
     write_arm(tmp_path, "baseline", 1, 1000)
     write_arm(tmp_path, "ddp", 4, 4250)
-    path, report = write_scaling_report(tmp_path)
-    assert any("4.25x on 4 ranks is more than linear" in found.message for found in audit([path]))
+    _, report = write_scaling_report(tmp_path)
+    assert any("is more than linear" in found.message for found in audit([tmp_path]))
     assert arm_of(report, "ddp", 4)["efficiency"]["ratio"] == pytest.approx(1.0625)
     fit = next(row["fits"]["amdahl"] for row in report["strategies"] if row["strategy"] == "ddp")
     assert fit["serial_fraction"] < 0 and fit["limit_of_speedup"] is None

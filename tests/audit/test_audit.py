@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from support import foreign_examples as foreign
@@ -12,9 +11,7 @@ from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, run_here
 
 from testbed.audit.claims import FAILS, NOTE, Finding, audit
-from testbed.audit.comparison_rules import more_devices_are_faster
 from testbed.audit.finding import Rule
-from testbed.audit.reported import Claim, Reported, Side
 
 PROGRAM = "scripts/audit_runs.py"
 
@@ -159,11 +156,6 @@ def test_a_sweep_with_profiled_runs_and_one_without_synchronisation_is_silent(tm
     assert audit([folder]) == []
 
 
-def test_a_dirty_tree_is_one_note(tmp_path):
-    found = audit(ours(tmp_path, git_dirty=True))
-    assert [(f.rule, f.severity, len(f.runs)) for f in found] == [("each figure can be traced", NOTE, 2)]
-
-
 @pytest.mark.parametrize("folder", ["run_types", "quickstart"])
 def test_our_published_single_runs_give_notes_and_no_failure(folder):
     found = audit([REPOSITORY / "docs" / "results" / folder])
@@ -199,27 +191,6 @@ def test_one_log_with_a_heading_per_run_is_a_table_per_batch(tmp_path):
     ratios = [f.corrected.split(" =")[0] for f in found if "linear" in f.message]
     assert ratios == ["1.61x", "1.75x"]
     assert not any("global batch" in f.message for f in found)
-
-
-def test_exports_of_one_run_are_read_together(tmp_path):
-    """The losses are in one file, the rates in another; both runs keep their name."""
-    metrics = {"loss": [2.320455312728882] * 2, "throughput": [8.4467, 8.0681], "iteration-time": [0.8287, 0.8676]}
-    paths = [
-        foreign.metrics_export(tmp_path / f"{name}.csv", name, {"ddp 1GPU": [9.0, one], "ddp 2GPU": [9.0, two]})
-        for name, (one, two) in metrics.items()
-    ]
-    found = [f for f in audit(paths) if f.severity == FAILS]
-    assert [f.rule for f in found] == ["equal work"]
-    assert "0.96x the first instead of 1.91x" in found[0].corrected
-
-
-def test_a_run_on_an_unknown_number_of_ranks_is_no_baseline_by_itself(tmp_path):
-    """v1 does not record its ranks: unknown is not fewer than one."""
-    save(tmp_path / "a", v1_metrics(4))
-    v20(tmp_path / "b")
-    v20(tmp_path / "c", world=4, wall_s=300)
-    firsts = {f.runs[0] for f in audit([tmp_path]) if len(f.runs) == 2 and "n = 1" not in f.message}
-    assert firsts == {str(tmp_path / "b" / "training_metrics.json")}
 
 
 def test_a_shorter_iteration_on_an_unknown_batch_is_no_speed_up(tmp_path):
@@ -298,44 +269,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, c
     assert "\n" not in str(caught.value)
 
 
-WRONG_PLANS = [
-    ({}, {"folder": 5}, "cells[0].folder is 5, it must be text"),
-    ({}, {"variant": None}, "cells[0].variant is None, it must be text"),
-    ({}, {"batch_size": "8"}, "cells[0].batch_size is '8', it must be a whole number"),
-    ({}, {"ranks": True}, "cells[0].ranks is True, it must be a whole number"),
-    ({}, {"command": [1]}, "cells[0].command[0] is 1, it must be text"),
-    ({"target_val_loss": "x"}, {}, "target_val_loss is 'x', it must be a number or null"),
-]
-
-
-@pytest.mark.parametrize(("of_plan", "of_cell", "words"), WRONG_PLANS)
-def test_a_plan_of_other_types_is_refused_in_one_sentence(tmp_path, of_plan, of_cell, words):
-    folder = foreign.sweep(tmp_path, run_types=("baseline",), repeats=1)
-    plan = json.loads((folder / "sweep.json").read_text(encoding="utf-8")) | of_plan
-    plan["cells"][0] |= of_cell
-    (folder / "sweep.json").write_text(json.dumps(plan), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"sweep\.json is not a sweep's file") as caught:
-        audit([folder])
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_every_rule_of_the_audit_is_explained_in_its_page():
     page = (REPOSITORY / "docs" / "audit.md").read_text(encoding="utf-8")
     for rule in Rule:
         assert f"| {rule} |" in page, rule
-
-
-@pytest.mark.parametrize(("four_s", "said"), [(1.6, None), (3.2, "under 50 %: 1.25x (throughput of all devices)")])
-def test_iterations_of_other_batches_are_compared_by_the_sequences_of_a_second(four_s, said):
-    """Of 8 sequences in 1 s on one device, and of 32 on four."""
-
-    def side(ranks: int, batch: int, seconds: float) -> Side:
-        name, meaning = f"{ranks} devices", "time of one iteration"
-        run = Reported(Path(name), name, "wandb log", world_size=ranks, global_batch_size=batch, time_s=seconds,
-                       time_meaning=meaning)  # fmt: skip
-        return Side(name, (run,))
-
-    one, four = side(1, 8, 1.0), side(4, 32, four_s)
-    for claim in (Claim(one, four), Claim(four, one)):
-        found = [finding.message for finding in more_devices_are_faster(claim)]
-        assert len(found) == bool(said) and all(said in message for message in found)

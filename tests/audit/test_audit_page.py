@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from support.audit_cases import v20
 from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import run_here
@@ -49,35 +50,24 @@ def test_all_that_is_not_recorded_is_one_paragraph_and_precision_comes_first(tmp
     assert "equal work cannot be shown" not in text and "equal work cannot be shown" in details(audit([tmp_path]))
 
 
-def test_what_many_runs_say_alike_is_said_once():
-    findings = [Finding(Rule.INSTRUMENTED, (f"run{n}",), "a profiler ran", FAILS) for n in range(9)]
-    text = page(findings, 9)
-    assert text.count("a profiler ran") == 1 and "run0; run1 and 7 more: a profiler ran" in text
+def of(rule: Rule, severity: str, *messages: str, corrected: str | None = None) -> list[Finding]:
+    return [Finding(rule, (f"a/run{n}.md",), message, severity, corrected) for n, message in enumerate(messages)]
 
 
-def test_a_folder_that_all_runs_share_is_said_once():
-    """Words that end like its name stay whole."""
-    found = [Finding(Rule.FOLLOWS, (f"a/{name}.md:3",), f"data/steps differ from {name}", FAILS) for name in ("x", "y")]
-    text = page(found, 2)
-    assert "2 runs in a:" in text and "  x.md:3: data/steps differ from x" in text
-
-
-def test_a_rule_that_many_arms_break_is_counted():
-    findings = [Finding(Rule.STEP_CLOCK, (f"run{n}",), f"{n} seconds too short", FAILS, f"{n} s") for n in range(9)]
-    text = page(findings, 9)
-    assert text.count("seconds too short") == text.count("corrected: ") == 2
-    assert "and 7 more of this rule (--details)" in text
-    assert details(findings).count("seconds too short") == 9
-
-
-def test_figures_that_read_otherwise_stand_before_notes():
-    notes = [
-        Finding(Rule.ONE_RUN, ("a",), "n = 1", NOTE),
-        Finding(Rule.THROUGHPUT, ("b",), "of one rank", NOTE, "5,900 tokens/s"),
-    ]
-    text = page(notes, 2)
-    assert text.startswith("Audit of 2 runs: 0 x claim does not stand, 2 x note\n")
-    assert text.index("Corrected figures") < text.index("5,900 tokens/s") < text.index("Notes") < text.index("n = 1")
+@pytest.mark.parametrize(
+    ("findings", "said"),
+    [
+        (of(Rule.INSTRUMENTED, FAILS, *["a profiler ran"] * 9), "run0.md; run1.md and 7 more: a profiler ran"),
+        (of(Rule.FOLLOWS, FAILS, "data/steps differ", "figures differ"), "2 runs in a: 2 x claim does not stand"),
+        (of(Rule.STEP_CLOCK, FAILS, *(f"{n} s short" for n in range(9))), "and 7 more of this rule (--details)"),
+        (of(Rule.FOLLOWS, FAILS, "MFU 64 %", corrected="54 % would follow"), "does not match: 54 % would follow"),
+        (of(Rule.ONE_RUN, NOTE, "n = 1") + of(Rule.THROUGHPUT, NOTE, "of one rank", corrected="5,900 tokens/s"),
+         "corrected: 5,900 tokens/s Notes 1. one run proves nothing"),
+    ],
+)  # fmt: skip
+def test_the_page_merges_counts_and_orders_findings(findings, said):
+    assert said in " ".join(page(findings, len(findings)).split())
+    assert all(finding.message in details(findings) for finding in findings)
 
 
 def test_runs_and_files_of_tables_are_counted_apart_and_nothing_unchecked_is_said_to_be_right(tmp_path):
@@ -103,12 +93,6 @@ def test_the_page_says_how_many_figures_it_checked_and_what_it_took_columns_for(
         "results.md:3: `GPUs` as devices, `tokens/s` as token rate, `Speed-up` as speedup; not understood: `Note`\n"
         "skipped 2 files that the audit does not read: notes.txt; picture.bin\n"
     )
-
-
-def test_a_figure_that_was_inferred_corrects_nothing():
-    inferred = Finding(Rule.FOLLOWS, ("a",), "MFU 64 %", FAILS, "MFU 54 % would follow from the row's other figures")
-    for text in (page([inferred], 1), details([inferred])):
-        assert "does not match: MFU 54 % would follow" in text and "corrected" not in text
 
 
 def test_single_runs_give_no_verdict_and_their_table_says_what_the_audit_notes(tmp_path):

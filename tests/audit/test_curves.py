@@ -6,6 +6,7 @@ import json
 
 import pytest
 from support.real_logs import FOLDER
+from support.tables import saved
 
 from testbed.audit.answer import FALLS
 from testbed.audit.claims import FAILS, answered, audit
@@ -59,6 +60,14 @@ def test_a_csv_of_curves_is_a_run(tmp_path):
     assert "in the last 1 of 2 lines, from step 2 on" in found.message
 
 
+def test_each_run_of_a_chart_that_wandb_exports_is_a_run(tmp_path):
+    path = tmp_path / "loss.csv"
+    path.write_text("Step,ddp 1GPU - loss,ddp 1GPU - loss__MIN,ddp 2GPU - loss\n1,9.0,9.0,8.5\n2,8.0,8.0,\n")
+    one, two = read_reported([path])
+    assert (one.name, one.world_size, one.train_loss) == (f"{path}#ddp 1GPU", 1, 8.0)
+    assert (two.world_size, two.losses) == (2, ((1, 8.5),))
+
+
 def test_event_files_of_a_folder_are_one_run(tmp_path):
     writers = pytest.importorskip("torch.utils.tensorboard")
     for first, losses in ((1, (9.0, 8.0, 7.0)), (3, (6.5, 6.0))):  # a restart from step 2
@@ -108,3 +117,19 @@ def test_the_batch_of_a_process_in_a_state_is_compared(tmp_path):
         (tmp_path / name / "trainer_state.json").write_text(json.dumps(state))
     found = [each.message for each in audit([tmp_path])]
     assert any("batch size 8 against 32" in message for message in found), found
+
+
+def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
+    """W&B exports the last step of each run beside its name."""
+    path = saved(tmp_path, "Name,State,_step,tokens/s,loss\nddp,crashed,2000,100,3.1\nfsdp,finished,2000,190,3.1\n",
+                 "runs.csv")  # fmt: skip
+    found = answered([path], 1.9, ("ddp", "fsdp"))
+    assert found is not None and "A is not measured: crashed: a ratio needs two measurements." in found.reasons
+    steps = "".join(f"{step},{100 + step},3.1\n" for step in range(9))
+    assert read_reported([saved(tmp_path, f"step,tokens/s,loss\n{steps}", "curve.csv")])[0].form == "CSV of curves"
+
+
+def test_a_curve_with_a_name_in_each_row_is_a_curve(tmp_path):
+    rows = "".join(f"{step},5.0{step},0.20,ckpt_{step}.pt\n" for step in range(9))
+    (run,) = read_reported([saved(tmp_path, f"step,train_loss,step_time_s,checkpoint\n{rows}", "curve.csv")])
+    assert run.form == "CSV of curves"

@@ -12,7 +12,6 @@ from support.programs import run_here
 from support.tables import saved, table
 
 from testbed.audit.claims import FAILS, NOTE, audit
-from testbed.audit.readers import read_reported
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.figures import figure_of
 from testbed.audit.tables.read import columns_named
@@ -62,6 +61,118 @@ def test_a_changed_figure_is_found_in_its_row(tmp_path, text, old, new, words):
     assert any(words in f.message and f.runs == (f"{path}:{line}",) and f.severity == FAILS for f in found), found
 
 
+# headings, rows, and what is said of them alone
+FOUND = [
+    ("Setup | GPUs | Speedup | Efficiency", ("DDP | 1 | 1.0x | 100%", "DDP | 2 | 6.6x | 330%"),
+     "Speedup 6.6x on 2 times the devices is more than linear"),
+    ("GPUs | Speedup", ("1 | 1.0", "2 | 0.9", "4 | 0.8"), "more devices were slower: Speedup 0.8 on 4 devices"),
+    ("Strategy | Speedup | Loss", ("DDP | 1.0x | 3.20", "ZeRO-2 | 2.9x | 3.95"),
+     "Speedup 2.9x with loss 3.95 against 3.2"),
+    ("Strategy | GPUs | Batch | Speedup", ("DDP | 1 | 4 | 1.0x", "ZeRO-2 | 4 | 16 | 2.9x"),
+     "Speedup 2.9x is not of ZeRO-2 against DDP alone"),
+    ("GPUs | Global batch size | Step time (s) | Speedup", ("1 | 8 | 0.50 | 1.0", "4 | 32 | 0.40 | 1.25"),
+     "Speedup 1.25 divides the step time (s) of another batch"),
+    ("Method | GPUs | images/s | Speedup | Acc.",
+     ("base | 8 | 1000 | 1.0x | 76.1", "ours | 8 | 1900 | 1.9x | 73.0", "theirs | 8 | 1500 | 1.5x | 76.0"),
+     "Speedup 1.9x with Acc. 73.0 against Acc. 76.1"),
+    ("Config | tokens/s | Speedup", ("baseline | OOM | 1.0", "ours | 500 | 2.3"),
+     "refers to a row that was not measured: OOM"),
+    ("Config | GPUs | tokens/s | Speedup", ("ddp | 1 | 100 | 1.0", "ddp projected | 8 | 780 | 7.8"),
+     "Speedup 7.8 is of a figure that its row does not call measured"),
+    ("Model | GPUs | tokens/s | Speedup", ("124M | 1 | 100 | 1.0", "355M | 1 | 250 | 2.5"),
+     "compares rows of other work: model 124M against 355M"),
+    ("Config | GPUs | Speedup", ("TP=1 depth 16 | 8 | 1.0", "TP=2 depth 12 | 8 | 1.4"),
+     "compares rows of other work: model depth 16 against depth 12"),
+    ("GPU | TFLOP/s/GPU | MFU", ("A100 | 700 | 41%", "A100 | 150 | 48%"), "is more than the 624 TFLOP/s of A100"),
+    ("Run | GPUs | samples/s | Speed-up", ("FSDP bs=4 | 2 | 11.2 | 1x", "FSDP + offload bs=16 | 2 | 19.0 | 1.7x"),
+     "batch size 4 against 16 (4 times)"),
+    ("Optimization | Batch size / GPU | Speedup", ("Baseline | 8 | 1.00x", "+ checkpointing | 32 | 1.81x"),
+     "batch size 8 against 32 (4 times)"),
+    ("Setup | Speedup", ("DDP (2x RTX 3090) | 1.0x", "FSDP (4x RTX 3090) | 1.8x"), "ranks 2 against 4 (2 times)"),
+    ("Variant | Val PPL | Speedup", ("a | 21.3 | 1.0x", "b | 29.8 | 1.5x"), "with loss 3.395 against 3.059"),
+    ("Strategy | Eval loss \N{DOWNWARDS ARROW} | Speedup \N{UPWARDS ARROW}", ("a | 1.92 | 1.0x", "b | 2.35 | 1.4x"),
+     "with loss 2.35 against 1.92"),
+    ("#GPUs | tok/s | Speedup vs 1 GPU", ("1 | 100 | 1.00", "2 | 195 | 1.95", "4 | 381 | 4.9", "8 | 730 | 7.3"),
+     "Speedup vs 1 GPU 4.9 does not follow"),
+    ("#GPUs | Runtime | Speedup", ("1 | 2:22:01 | 1", "4 | 0:46:52 | 3.65"), "Speedup 3.65 does not follow"),
+    ("Attention | tokens/s | Speedup", ("e | 182 | -", "s | 273 | 1.0x", "f2 | 364 | 2.0x", "f3 | 455 | 2.5x"),
+     "each speedup is relative to line 3, and the 1 stands here"),
+    ("Library | samples/s | Relative speed", ("a | 1210 | 1.00x", "b | 1105 | 1.22x", "c | 1331 | 1.10x"),
+     "Relative speed 1.22x does not follow"),
+    ("Configuration | Settings",
+     ("1,024 GPUs | TP2 PP4 MBS1 GBS8192", "256 GPUs | TP1 PP4 MBS3 GBS4096", "256 GPUs | TP1 PP4 MBS1 GBS4096"),
+     "4,096 is not a multiple of micro batch x data ranks = 192"),
+    ("GPUs | tokens/s | Speedup", ("8 | 90,000 | 1.0", "64 (projected) | 690,000 | 7.7"), "does not call measured"),
+    ("GPUs | TFLOP/s/GPU | MFU", ("1 | 150 | 41%", "1 | 150 | 141%"), "no device does more than its peak"),
+    ("Nodes | Time per epoch (s) | Speedup | Efficiency",
+     ("1 | 611.0 | 1.00 | 1.00", "2 | 318.2 | 1.92 | 0.96", "4 | 130.0 | 4.70 | 1.18"),
+     "Speedup 4.70 on 4 times the nodes is more than linear"),
+    ("| seq/s | speed-up | efficiency",
+     ("1 node | 100 | 1.0x | 100 %", "2 nodes | 195 | 1.95x | 97.5 %", "4 nodes | 374 | 3.74x | 83.5 %"),
+     "efficiency 83.5 % does not follow"),
+    ("workers | time | speedup", ("1 | 100 s | 1.0x", "4 | 40 s | 3.9x"), "3.9x does not follow"),
+    ("GPUs | Minutes per epoch | Speedup", ("1 | 41.6 | 1.00", "2 | 21.0 | 1.98", "8 | 5.5 | 5.56"),
+     "Speedup 5.56 does not follow"),
+    ("run | status | tokens/s | speedup", ("a | NaN from step 312, stopped | 171K | 1.0x", "b | done | 290K | 1.7x"),
+     "refers to a row that was not measured: NaN from step 312"),
+    ("GPUs | model | speedup", ("1 | 124M | 1.00x", "2 | 124M | 2.20x"), "more than linear"),
+    ("Model | Hardware | Tokens/sec", ("LLaMA-7B | 4x A100 | 12,800", "LLaMA-7B | 32x A100 | 8,400"),
+     "more devices were slower"),
+    ("GPUs | vs 1 GPU | tokens/s", ("1 | 1.00x | 503,225", "4 | 4.32x | 1,921,000"), "4.32x does not follow"),
+    ("GPUs | Speed\N{NON-BREAKING HYPHEN}up | tokens/s", ("1 | 1,00x | 503,225", "4 | 4,32x | 1,921,000"),
+     "4,32x does not follow"),
+    ("GPUs | Time | Speedup", ("1 | 6 h 40 min | 1.0x", "4 | 2 h 30 min | 3.9x"), "3.9x does not follow"),
+    ("GPUs | images/s | Speedup", ("1 | 4 310 | 1.0x", "2 | 8 100 | 2.5x"), "2.5x does not follow"),
+    ("GPUs | global batch | step time [s] | efficiency", ("8 | 64 | 1.22 | 100 %", "64 | 512 | 1.31 | 11.6 %"),
+     "divides the step time [s] of another batch"),
+    ("| old | new",
+     ("GPUs | 8 | 8", "Global batch size | 32 | 64", "tokens/s | 100 | 210", "Speed-up | 1.0x | 2.1x"),
+     "global batch size 32 against 64 (2 times)"),
+    ("method | s/step | hours | speed-up", ("dense | 1.0 | 20 | 1.0x", "moe | 1.9 | 4.2 | 9.8x"), "does not follow"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("header", "rows", "words"), FOUND, ids=[each[2] for each in FOUND])
+def test_a_table_is_answered_row_by_row(tmp_path, header, rows, words):
+    said = [finding.message for finding in audit([saved(tmp_path, table(header, *rows))])]
+    assert any(words in message for message in said), said
+
+
+SCALED = table("GPUs | tokens/s | Speedup", "1 | 1000 | 1.0x", "2 | 1950 | 1.95x")
+# nothing is said of them
+SOUND = {
+    "methods": table("Strategy | GPUs | Global batch size | Speedup | Loss", "DDP | 4 | 16 | 1.0x | 3.20",
+                     "FSDP | 4 | 16 | 1.3x | 3.21"),
+    "devices are compared": table("GPU type | GPUs | Speedup", "A100 | 8 | 1.0", "H100 | 8 | 2.1"),
+    "precisions are compared": table("Precision | tokens/s | Speedup", "fp32 | 100 | 1.0", "bf16 | 210 | 2.1"),
+    "a series": table("GPUs | tokens/s", "1 | 100", "2 | 195", "8 | 700"),
+    "weak scaling": table("GPUs | Batch/GPU | Global batch | Step time (s) | Efficiency", "1 | 16 | 16 | 0.500 | 100%",
+                          "8 | 16 | 128 | 0.532 | 94%", "32 | 16 | 512 | 0.556 | 90%"),
+    "under the peak": table("GPU | TFLOP/s/GPU | MFU", "A100 | 400 | 41%", "A100 | 150 | 48%"),
+    "a share of a model is not its size": table("params | GPUs | speedup", "100% | 1 | 1.0", "30% | 1 | 1.5"),
+    "a distilled model is meant to be smaller": table("Model | Parameters | Speed-up", "teacher | 109M | 1.0x",
+                                                      "student | 4M | 46.5x"),
+    "an estimate": SPEED_UP.replace("3.82x", "~4.32x"),
+    "a little more than linear is noise": table("GPUs | model | speedup", "1 | 124M | 1.00x", "2 | 124M | 2.03x"),
+    "other models are no series": table("Model | Hardware | Tokens/sec", "BERT-Base | 4x A100 | 12,800",
+                                        "LLaMA-7B | 32x A100 | 8,400"),
+    "a marked figure": table("method | s/step | hours | speed-up", "dense | 1.0 | 20 | 1.0x",
+                             "moe | 1.9 | 4.2 \N{DAGGER} | 4.8x"),
+    "a peak": f"MFU is relative to the theoretical peak performance of an A100.\n\n{SCALED}",
+    "another peak": f"Theoretical peak throughput is 312 TFLOP/s.\n\n{SCALED}",
+    "a method": f"All results are within 2 % of the expected linear scaling.\n\n{SCALED}",
+    "another sentence": f"Models are described here; expected calibration error is not shown.\n\n{SCALED}",
+    "another study": f"{SCALED}\n\nAnother study.\n\n{table('GPUs | Val loss', '1 | 3.0', '2 | 3.2')}",
+    "a configuration is no ratio": table("Metric | Configuration A | Configuration B", "Tokens/s | 1000 | 1500",
+                                         "GPUs | 1 | 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_table_of_each_kind_is_left_alone(tmp_path, name):
+    assert audit([saved(tmp_path, SOUND[name])]) == []
+
+
 def test_a_row_of_other_work_is_noted(tmp_path):
     rows = ("1 | 4 | 1024 | 100 | 1.0", "4 | 16 | 1024 | 290 | 2.9", "4 | 4 | 2048 | 290 | 2.9")
     path = saved(tmp_path, table("GPUs | global batch | seq len | tokens/s | speedup", *rows))
@@ -71,64 +182,39 @@ def test_a_row_of_other_work_is_noted(tmp_path):
                     (NOTE, "5", f"{devices}; sequence length 1024 against 2048; 0.725x per device")]  # fmt: skip
 
 
-def test_what_has_to_be_guessed_is_not_read(tmp_path):
-    known = {"#GPUs": "devices", "Number of GPUs": "devices", "Step time (ms)": "step_s", "tokens/sec/GPU":
-             "device_token_rate", "Throughput (tokens/s)": "token_rate", "**Global batch size**": "batch",
-             "GlobalBatchSize": "batch", "GPUNum": "devices", "TimePerIter (s)": "step_s", "bsz/gpu": "micro_batch",
-             "mean_step_ms": "step_s", "iter (ms)": "step_s", "Training Speed (tok/s)": "token_rate",
-             "train time (s/iter)": "step_s", "Val. loss": "val_loss", "num_params": "params", "train_hours": "time_s",
-             "Epoch (s)": "time_s", "Seconds": "time_s", "time to 300B tokens": "time_s", "kTok/s/GPU":
-             "device_token_rate", "loss @ 20B tokens": "train_loss", "gpus_per_node": "per_node",
-             "Number of A100s": "devices"}  # fmt: skip
-    assert {heading: quantity_of(heading) for heading in known} == known
-    for heading in (
-        "latency",
-        "memory",
-        "Projected tokens/s",
-        "Config",
-        "speed",
-        "relative cost",
-        "epoch",
-        "total",
-        "num_workers",
-    ):
-        assert quantity_of(heading) is None, heading
-    headed = SPEED_UP.replace("Speed-up", "vs 1 GPU")
-    assert "4.32x does not follow" in audit([saved(tmp_path, headed.replace("3.82x", "4.32x"))])[0].message
-    shares = table("params | GPUs | speedup", "100% | 1 | 1.0", "30% | 1 | 1.5", "10% | 1 | 1.9")
-    assert audit([saved(tmp_path, shares)]) == [], "a share of a model is not its size"
-    other = table("Layer | Params | vs Linear", "linear | 98,304 | 1.00x", "conv | 589,824 | 0.44x")
-    with pytest.raises(InputError):  # a ratio, and not of speed
-        audit([saved(tmp_path, other)])
-    smaller = table("Model | Parameters | Speed-up", "teacher | 109M | 1.0x", "student | 4M | 46.5x")
-    assert audit([saved(tmp_path, smaller)]) == [], "a distilled model is meant to be smaller"
-    commas = SPEED_UP.replace("Speed-up", "Speed\N{NON-BREAKING HYPHEN}up").replace("3.82x", "4,32x")
-    assert "4,32x does not follow" in audit([saved(tmp_path, commas)])[0].message
-    estimates = SPEED_UP.replace("3.82x", "~4.32x")
-    assert audit([saved(tmp_path, estimates)]) == []
-    path = saved(tmp_path, table("Name | Colour", "a | red"))
+@pytest.mark.parametrize(
+    ("quantity", "headings"),
+    [
+        ("devices", ("#GPUs", "Number of GPUs", "GPUNum", "GPU number", "Number of A100s")),
+        ("per_node", ("gpus_per_node",)),
+        ("micro_batch", ("bsz/gpu", "micro-bs / GPU")),
+        ("batch", ("**Global batch size**", "GlobalBatchSize", "global_bs")),
+        ("step_s", ("Step time (ms)", "TimePerIter (s)", "mean_step_ms", "train time (s/iter)", "s / update")),
+        ("time_s", ("train_hours", "Epoch (s)", "Seconds", "time to 300B tokens", "Minutes per epoch")),
+        ("token_rate", ("Throughput (tokens/s)", "Training Speed (tok/s)")),
+        ("device_token_rate", ("tokens/sec/GPU", "kTok/s/GPU")),
+        ("val_loss", ("Val. loss",)),
+        ("train_loss", ("loss @ 20B tokens",)),
+        ("params", ("num_params",)),
+        (None, ("latency", "memory", "Projected tokens/s", "Config", "speed", "relative cost", "epoch", "total",
+                "num_workers", "workers", "GPU (%)")),
+    ],
+)  # fmt: skip
+def test_headings_are_known_by_their_words(quantity, headings):
+    assert {heading: quantity_of(heading) for heading in headings} == dict.fromkeys(headings, quantity)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        table("Name | Colour", "a | red"),
+        table("Question | Rank", "a | 10", "b | 20"),
+        table("Layer | Params | vs Linear", "a | 98,304 | 1.00x", "b | 589,824 | 0.44x"),
+    ],
+)
+def test_a_table_without_a_known_result_is_refused(tmp_path, text):
     with pytest.raises(InputError, match="--columns"):
-        audit([path])
-
-
-def test_nodes_are_as_good_as_devices_for_a_ratio(tmp_path):
-    header, rows = (
-        "Nodes | Time per epoch (s) | Speedup | Efficiency",
-        ("1 | 611.0 | 1.00 | 1.00", "2 | 318.2 | 1.92 | 0.96"),
-    )
-    said = [f.message for f in audit([saved(tmp_path, table(header, *rows, "4 | 130.0 | 4.70 | 1.18"))])]
-    assert said == ["Speedup 4.70 on 4 times the nodes is more than linear"]
-    rows = ("1 node | 100 | 1.0x | 100 %", "2 nodes | 195 | 1.95x | 97.5 %", "4 nodes | 374 | 3.74x | 83.5 %")
-    (found,) = audit([saved(tmp_path, table("| seq/s | speed-up | efficiency", *rows))])
-    assert "efficiency 83.5 % does not follow" in found.message
-
-
-def test_a_table_with_its_quantities_in_the_first_column_is_turned(tmp_path):
-    text = table(
-        "| old | new", "GPUs | 8 | 8", "Global batch size | 32 | 64", "tokens/s | 100 | 210", "Speed-up | 1.0x | 2.1x"
-    )
-    (found,) = audit([saved(tmp_path, text)])
-    assert "global batch size 32 against 64 (2 times)" in found.message
+        audit([saved(tmp_path, text)])
 
 
 def test_columns_are_named_where_headings_leave_a_doubt(tmp_path):
@@ -172,12 +258,16 @@ def test_csv_is_read_like_markdown(tmp_path):
     ("cell", "kind", "value", "low", "high"),
     [
         ("503,225", "number", 503225, 503224, 503226),
+        ("184,000 \N{PLUS-MINUS SIGN} 2,100", "number", 184000, 183999, 184001),
         ("2.49e+02", "number", 249, 248, 250),
+        ("1e-3", "time", 0.001, 1e-5, 0.002),
         ("108K", "number", 108e3, 107e3, 109e3),
         ("2,9x", "factor", 2.9, 2.8, 3.0),
         ("45.0%", "share", 0.45, 0.449, 0.451),
         ("607 ms", "time", 0.607, 0.606, 0.608),
         ("1.5 h", "time", 5400, 5040, 5760),
+        ("5h 15", "time", 18900, 18840, 18960),
+        ("5 hrs 15 mins", "time", 18900, 18840, 18960),
         ("8", "count", 8, 8, 8),
         ("~40 min", "time", 2400, 0.85 * 2340, 1.15 * 2460),
         ("7d", "time", 604800, 518400, 691200),
@@ -242,65 +332,27 @@ HTML = """# Results
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "line", "words"),
-    [
-        ("a.md", HTML, 5, "Speed-up 2.9x does not follow"),
-        ("a.csv", "# 8 nodes\n# bf16\ngpus,tokens/s,speedup\n1,100,1.0\n2,190,2.9\n", 5, "speedup 2.9 does not follow"),
-        (
-            "a.md",
-            table("GPUs | Time | Speedup", "1 | 6 h 40 min | 1.0x", "4 | 2 h 30 min | 3.9x"),
-            4,
-            "3.9x does not follow",
-        ),
-        ("a.md", table("GPUs | images/s | Speedup", "1 | 4 310 | 1.0x", "2 | 8 100 | 2.5x"), 4, "2.5x does not follow"),
-        (
-            "a.md",
-            table(
-                "GPUs | global batch | step time [s] | efficiency", "8 | 64 | 1.22 | 100 %", "64 | 512 | 1.31 | 11.6 %"
-            ),
-            4,
-            "divides the step time [s] of another batch",
-        ),
-    ],
+    ("name", "text"),
+    [("a.md", HTML), ("a.csv", "# 8 nodes\n# bf16\n\n\ngpus,tokens/s,Speed-up\n1,100,1.0\n2,190,2.9x\n")],
 )
-def test_other_ways_to_write_a_table_are_read(tmp_path, name, text, line, words):
+def test_other_forms_of_a_table_are_read(tmp_path, name, text):
     path = saved(tmp_path, text, name)
-    found = audit([path])
-    assert any(words in each.message.lower() or words in each.message for each in found), found
-    assert all(each.runs[0].startswith(f"{path}:{line}") for each in found), found
+    line = 1 + text[: text.index("2.9x")].count("\n")
+    (finding,) = (each for each in audit([path]) if "Speed-up 2.9x does not follow" in each.message)
+    assert finding.runs == (f"{path}:{line}",)
 
 
 @pytest.mark.parametrize(
-    ("row", "note", "words"),
+    ("row", "note"),
     [
-        ("ours (*)", "(*) 8 x the row above, assuming linear scaling", "does not call measured"),
-        ("ours \N{DAGGER}", "\N{DAGGER} estimated from the rows above", "does not call measured"),
+        ("ours (*)", "(*) 8 x the row above, assuming linear scaling"),
+        ("ours \N{DAGGER}", "\N{DAGGER} estimated from the rows above"),
     ],
-)  # fmt: skip
-def test_a_mark_of_any_kind_ties_a_note_to_its_row(tmp_path, row, note, words):
+)
+def test_a_mark_of_any_kind_ties_a_note_to_its_row(tmp_path, row, note):
     rows = table("Schedule | tokens/s | Speedup", "1F1B | 100 | 1.0x", f"{row} | 140 | 1.4x")
     (finding,) = audit([saved(tmp_path, f"{rows}\n{note}\n")])
-    assert words in finding.message
-
-
-def test_a_reference_whose_status_says_that_it_failed_is_none(tmp_path):
-    rows = table(
-        "run | status | tokens/s | speedup", "a | NaN from step 312, stopped | 171K | 1.0x", "b | done | 290K | 1.7x"
-    )
-    (finding,) = audit([saved(tmp_path, rows)])
-    assert "refers to a row that was not measured: NaN from step 312" in finding.message
-
-
-def test_workers_beside_a_speed_up_are_devices(tmp_path):
-    (finding,) = audit([saved(tmp_path, table("workers | time | speedup", "1 | 100 s | 1.0x", "4 | 40 s | 3.9x"))])
-    assert "3.9x does not follow" in finding.message
-    assert quantity_of("workers") is None
-
-
-def test_a_little_more_than_linear_is_noise(tmp_path):
-    for speed_up, number in (("2.03x", 0), ("2.20x", 1)):
-        rows = table("GPUs | model | speedup", "1 | 124M | 1.00x", f"2 | 124M | {speed_up}")
-        assert len(audit([saved(tmp_path, rows)])) == number
+    assert "does not call measured" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -362,39 +414,3 @@ def test_a_batch_that_grows_is_held_against_what_is_called_strong_scaling(tmp_pa
                          ("Scaling", ["compares rows of other work"])):  # fmt: skip
         found = audit([saved(tmp_path, f"# {title}\n\n{rows}")])
         assert len(found) == len(words) and all(word in each.message for word, each in zip(words, found, strict=True))
-
-
-def test_examples_of_other_models_are_no_series_and_a_share_is_no_number_of_devices(tmp_path):
-    rows = "4x A100 | 12,800", "32x A100 | 8,400"
-    other = table("Model | Hardware | Tokens/sec", f"BERT-Base | {rows[0]}", f"LLaMA-7B | {rows[1]}")
-    assert audit([saved(tmp_path, other)]) == []
-    one = table("Model | Hardware | Tokens/sec", f"LLaMA-7B | {rows[0]}", f"LLaMA-7B | {rows[1]}")
-    assert "more devices were slower" in audit([saved(tmp_path, one)])[0].message
-    assert quantity_of("GPU (%)") is None and quantity_of("GPUs") == "devices"
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "MFU is relative to the theoretical peak performance of an A100.",
-        "Theoretical peak throughput is 312 TFLOP/s.",
-        "All results are within 2 % of the expected linear scaling.",
-        "Models are described in this section; expected calibration error is not shown.",
-    ],
-)
-def test_sentences_about_peaks_and_methods_say_nothing_of_the_figures(tmp_path, sentence):
-    rows = table("GPUs | tokens/s | Speedup", "1 | 1000 | 1.0x", "2 | 1950 | 1.95x")
-    assert audit([saved(tmp_path, f"{sentence}\n\n{rows}")]) == []
-
-
-def test_a_loss_of_another_study_belongs_to_no_row(tmp_path):
-    rows = table("GPUs | tokens/s | Speedup", "1 | 1000 | 1.0x", "2 | 1950 | 1.95x")
-    for heading in ("Layers", "GPUs"):
-        other = table(f"{heading} | Val loss", "1 | 3.0", "2 | 3.2")
-        assert audit([saved(tmp_path, f"{rows}\n\nAnother study.\n\n{other}")]) == []
-
-
-def test_a_configuration_is_no_ratio(tmp_path):
-    turned = table("Metric | Configuration A | Configuration B", "Tokens/s | 1000 | 1500", "GPUs | 1 | 1")
-    (found,) = read_reported([saved(tmp_path, turned)])
-    assert [len(grid.lines) for grid in found.details["grids"]] == [2]

@@ -8,12 +8,12 @@ To add a rule, write one function and list it in the table at the end of its fil
 - comparison_rules.py: CONDITION_RULES, whether one arm and the baseline did equal work, on one code and equal devices;
   ARITHMETIC_RULES, what the figures of both contradict together.
 
-A rule takes what was read (`Reported`), a table (`Grid`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
-a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if
-the files give one. `item.cannot_tell(Rule.X, message, names...)` is about what no file records: page.py puts the names
-of all such findings into one paragraph. What a file does not record is None, and a rule says nothing about it. The
-names of the rules stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has
-a fault of each kind and its sound twin.
+A rule takes what was read (`Reported`), a table (`Grid`) or the two sides of a claim (`Claim`). It yields
+`item.fails(Rule.X, ...)` where a claim does not stand and `item.notes(Rule.X, ...)` where something is pointed out,
+with the corrected figure if the files give one. `item.cannot_tell(Rule.X, message, names...)` is about what no file
+records: page.py puts all such names into one paragraph. A rule says nothing about what is None.
+The names of the rules stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py
+has a fault of each kind and its sound twin.
 
 conditions.py reads every condition of two sides (FACTS), measures.py their ratios, answer.py gives the verdict on a
 claim. To add a condition, add its row to FACTS: rules, the page of a claim and the rows of tables then have it.

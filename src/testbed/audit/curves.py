@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from testbed.audit.printed_setup import counts_of, said_in
+from testbed.audit.printed_setup import counts_of, ranks_in_name, said_in
 from testbed.audit.reported import PRECISION, SAYS_NOTHING, Reported
 from testbed.errors import InputError
 from testbed.io import read_json
@@ -112,19 +112,34 @@ def _of_call(end: Mapping[str, object]) -> dict[str, Any]:
 
 def is_curves(header: Sequence[str]) -> bool:
     """Return whether the first line of a CSV names steps and at least one curve that is known."""
-    names = [name.strip().lower() for name in header]
+    names = [_metric(name) for name in header]
     return any(name in STEP for name in names) and any(name in QUANTITY_OF for name in names)
 
 
-def read_curves_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Reported:
-    """Read a CSV with a line for each step that was logged; a cell that was not logged is empty."""
-    names = [name.strip().lower() for name in header]
-    at = next(index for index, name in enumerate(names) if name in STEP)
-    cells = [
-        (row[at], name, cell) for row in rows if len(row) == len(names) for name, cell in zip(names, row, strict=True)
-    ]
-    devices = {cell.strip() for _, name, cell in cells if name == "device" and cell.strip()}
-    return reported_of(path, CSV, curves_in(cells), device_name=devices.pop() if len(devices) == 1 else None)
+def _metric(heading: str) -> str:
+    return heading.rpartition(" - ")[2].strip().lower()
+
+
+def read_curves_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Reported]:
+    """Read a CSV with a line for each step that was logged; a cell that was not logged is empty.
+
+    In a chart that W&B exports, a column is `run - metric`: its runs are returned one by one.
+    """
+    at = next(index for index, name in enumerate(header) if _metric(name) in STEP)
+    told: dict[str, list[tuple[str, str, str]]] = {}
+    for row in rows:
+        for heading, cell in zip(header, row, strict=True) if len(row) == len(header) else ():
+            told.setdefault(heading.rpartition(" - ")[0], []).append((row[at], _metric(heading), cell))
+    found = []
+    for run, cells in told.items():
+        devices = {cell.strip() for _, name, cell in cells if name == "device" and cell.strip()}
+        known: dict[str, Any] = {"device_name": devices.pop() if len(devices) == 1 else None}
+        if run:
+            known |= {"name": f"{path}#{run}", "world_size": ranks_in_name(run)}
+        if (curves := curves_in(cells)) or not run:
+            found.append((curves, known))
+    named = [each for each in found if "name" in each[1]]
+    return [reported_of(path, CSV, curves, **known) for curves, known in named or found]
 
 
 def read_event_files(path: Path) -> list[Reported]:
@@ -198,7 +213,7 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
         "mfu": percent / 100 if percent is not None and percent >= 0 else None,
         "losses": tuple(losses),
     } | known
-    run = Reported(path=path, name=str(path), form=form, **fields)
+    run = Reported(path=path, form=form, **{"name": str(path)} | fields)
     if not run.has_figures:
         raise InputError(f"{path} {SAYS_NOTHING}")
     return run

@@ -1,17 +1,15 @@
-"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs and exports, reports."""
+"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from testbed.audit.curves import number
-from testbed.audit.printed_setup import printed_setup
+from testbed.audit.printed_setup import printed_setup, ranks_in_name
 from testbed.audit.reported import Reported
 from testbed.errors import InputError
 from testbed.io import read_json
@@ -20,7 +18,6 @@ NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 RANK_JSON = re.compile(r"(?:rank(\d+)|eval)_results_epoch(\d+)\.json")
 TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
 COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
-EXPORT = "wandb CSV"
 
 
 def timing_log_runs(path: Path, text: str) -> list[Reported]:
@@ -139,65 +136,6 @@ def read_rank_files(path: Path) -> list[Reported]:
         rank_val_losses=losses if not is_pipeline else (),
         val_loss=losses[0],
     )]  # fmt: skip
-
-
-def metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
-    step_at = header.index("Step")
-    columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for index, column in enumerate(header):
-        run, separator, metric = column.rpartition(" - ")
-        if not separator or metric.endswith(("__MIN", "__MAX")):
-            continue
-        points = [(number(row[step_at]), number(row[index])) for row in rows if len(row) > max(index, step_at)]
-        known = [(step, value) for step, value in points if step is not None and value is not None]
-        columns.setdefault(run, {})[metric] = known
-    return [_exported_run(path, run, metrics) for run, metrics in columns.items()]
-
-
-def _exported_run(path: Path, run: str, metrics: dict[str, list[tuple[float, float]]]) -> Reported:
-    def last(*patterns: str) -> float | None:
-        found = (metrics[name] for pattern in patterns for name in metrics if re.search(pattern, name, re.I))
-        return next((points[-1][1] for points in found if points), None)
-
-    steps = [int(step) for points in metrics.values() for step, _ in points]
-    communication = [points for metric, points in metrics.items() if re.search("(?i)comm", metric)]
-    iteration_s = last(r"iteration[-_ ]time")
-    return Reported(
-        path=path, name=f"{path}#{run}", form=EXPORT, world_size=ranks_in_name(run),
-        optimizer_steps=max(steps, default=-1) + 1 or None,
-        time_s=iteration_s if iteration_s is not None else last(r"total_epoch_time|epoch_total_time"),
-        time_meaning="time of one iteration" if iteration_s is not None else "time of the epoch",
-        rate=last("throughput"), rate_unit="(unit not in the file)", rate_is_per_rank=True,
-        train_loss=last(r"^(train|training)[-_ /]?loss", r"^loss$", r"avg_training_loss"),
-        val_loss=last(r"val(idation)?[-_ /]?loss"),
-        communication_s=tuple(value for points in communication for _, value in points),
-        details={"run": run},
-    )  # fmt: skip
-
-
-def merge_exports(found: Iterable[Reported]) -> list[Reported]:
-    """Join what several exports say of one wandb run: one metric is exported per file."""
-    merged: dict[Any, Reported] = {}
-    for place, item in enumerate(found):
-        key = item.details["run"] if item.form == EXPORT else place
-        if key not in merged:
-            merged[key] = item
-            continue
-        first = merged[key]
-        fields = ("world_size", "optimizer_steps", "time_s", "rate", "train_loss", "val_loss")
-        known = {name: getattr(item, name) for name in fields if getattr(first, name) is None}
-        if "time_s" in known:
-            known["time_meaning"] = item.time_meaning
-        if "rate" in known:
-            known |= {"rate_unit": item.rate_unit, "rate_is_per_rank": item.rate_is_per_rank}
-        merged[key] = replace(first, **known, communication_s=first.communication_s + item.communication_s)
-    return list(merged.values())
-
-
-def ranks_in_name(name: str) -> int | None:
-    """Return the ranks that a run's or a file's name states: 4GPU, 2-gpus, _g4, world8."""
-    match = re.search(r"(?i)(?<!\d)(\d{1,4})[\s_-]?(?:gpus?|ranks?|devices?)\b|(?:_g|world[_-]?)(\d{1,4})(?!\d)", name)
-    return (int(match[1] or match[2]) or None) if match else None
 
 
 def _first(pattern: str, text: str) -> float | None:

@@ -51,6 +51,12 @@ def counts_of(said: Mapping[str, str]) -> dict[str, int]:
             if text.isdecimal() and len(text) <= LONGEST_COUNT and int(text)}  # fmt: skip
 
 
+def ranks_in_name(name: str) -> int | None:
+    """Return the ranks that a run's or a file's name states: 4GPU, 2-gpus, _g4, world8."""
+    match = re.search(r"(?i)(?<!\d)(\d{1,4})[\s_-]?(?:gpus?|ranks?|devices?)\b|(?:_g|world[_-]?)(\d{1,4})(?!\d)", name)
+    return (int(match[1] or match[2]) or None) if match else None
+
+
 def printed_setup(text: str) -> dict[str, Any]:
     """Return fields of `Reported` that DeepSpeed's lines give; the batch else by flags in the log, or a JSON."""
     said = said_in(text, FLAGS) | said_in(text, ENGINE)

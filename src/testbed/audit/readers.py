@@ -12,6 +12,7 @@ from pathlib import Path
 
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
+from testbed.audit.printed_setup import ranks_in_name
 from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.read import SUFFIXES, tables_in
@@ -64,7 +65,7 @@ def read_reported(
                 nothing_read.append(file)
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
-    runs = curves.one_per_run(earlier.merge_exports(found))
+    runs = curves.one_per_run(found)
     return _without_comparisons(runs, [path for path in paths if path.is_dir()])
 
 
@@ -155,7 +156,7 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
         raise InputError(
             f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {NO_TABLE}; {EXPORT}"
         )
-    named = earlier.ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
+    named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
     runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
     if not runs:
         raise InputError(f"{path} {SAYS_NOTHING}")
@@ -179,7 +180,7 @@ def _with_config(run: Reported) -> Reported:
 
 
 def read_csv(path: Path) -> list[Reported]:
-    """Read a wandb export, curves by their steps, or a table of results.
+    """Read curves by their steps, also as W&B exports them, or a table of results.
 
     Raises:
         InputError: it is none of them.
@@ -192,16 +193,12 @@ def read_csv(path: Path) -> list[Reported]:
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
-    if "Step" in header and any(" - " in name for name in header):
-        return earlier.metrics_export(path, header, rows[1:])
     found = tables_in(path, text)
     if curves.is_curves(header) and (not found or _rises(header, rows[1:])):
-        return [curves.read_curves_csv(path, header, rows[1:])]
+        return curves.read_curves_csv(path, header, rows[1:])
     if found:
         return found
-    raise InputError(
-        f"{path} is not CSV that is known: no export of wandb, no 'step' with the name of a curve, and {NO_TABLE}"
-    )
+    raise InputError(f"{path} is not CSV that is known: no 'step' with the name of a curve, and {NO_TABLE}")
 
 
 def _rises(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

@@ -43,7 +43,7 @@ class Reported(Audited):
 
     path: Path
     name: str  # the path, and the place in it where one file holds several runs
-    form: str  # "2.2", "2.0", "v1", "timing log", "rank JSON", "wandb log", "wandb CSV", "profiler table", ...
+    form: str  # "2.2", "2.0", "v1", "timing log", "rank JSON", "wandb log", "CSV of curves", ...
     run: Run | None = None  # of a training_metrics.json
     world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None

@@ -48,28 +48,6 @@ def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
     return run.work.get("tokens"), item.time_s
 
 
-def counters_of_epochs_agree(item: Reported) -> Iterator[Finding]:
-    """Check tokens = steps x batch x length, and optimizer steps = micro steps / accumulation."""
-    batch, length = item.global_batch_size, item.config.get("seq_len")
-    per_step, accumulation = (batch or 0) * (length or 0), item.config.get("grad_accum_steps")
-    for epoch in item.metrics.record["epochs"]:
-        steps, tokens, micro = map(epoch.get, ("optimizer_steps", "tokens_processed_global", "micro_steps"))
-        if steps and tokens is not None and per_step and abs(tokens - steps * per_step) > per_step:
-            yield item.fails(
-                Rule.EQUAL_WORK,
-                f"epoch {epoch['epoch_idx']}: {steps:,} optimizer steps of {batch} x {length} tokens are "
-                f"{steps * per_step:,} tokens, the file counts {tokens:,}",
-                f"{tokens:,} tokens are {tokens / per_step:,.1f} steps of that batch",
-            )
-        if steps and micro and accumulation and not micro // accumulation <= steps <= -(-micro // accumulation):
-            yield item.fails(
-                Rule.EQUAL_WORK,
-                f"epoch {epoch['epoch_idx']}: {micro:,} micro steps with accumulation {accumulation} are not the "
-                f"{steps:,} optimizer steps that the file counts",
-                f"{-(-micro // accumulation):,} optimizer steps",
-            )
-
-
 def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
     """Check the sampled steps of 2.0 against the epoch's wall time.
 
@@ -130,26 +108,6 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
         )
 
 
-def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
-    """Check that each step has a row, and that no step is shorter than its slowest rank's."""
-    run = item.metrics
-    steps, slowest_s, recorded_s = run.train_steps, run.slowest_rank_times_s, run.all_step_times_s
-    if not len(steps):
-        return
-    missing = int(steps[-1] - len(steps))
-    if missing > 0:
-        said = f"{len(steps):,} rows for {int(steps[-1]):,} optimizer steps: {missing:,} steps were not timed"
-        yield item.fails(Rule.EVERY_STEP, said)
-    if slowest_s.sum() > recorded_s.sum() * (1 + RATE_TOLERANCE):
-        rate = run.work["tokens"] / slowest_s.sum()
-        yield item.fails(
-            Rule.STEP_CLOCK,
-            f"step times add up to {recorded_s.sum():,.2f} s, the slowest ranks' to {slowest_s.sum():,.2f} s: a step "
-            "is done when its slowest rank is",
-            f"{rate:,.1f} tokens/s over all steps, by the slowest rank",
-        )
-
-
 def rate_of_one_rank_is_not_the_global_rate(item: Reported) -> Iterator[Finding]:
     if item.rate and item.time_s:
         said = "v1 throughput is of one rank, and the file does not say how many there were"
@@ -171,10 +129,8 @@ def is_exact(loss: float) -> bool:
 # rule -> the forms of files that it reads, and takes no other
 METRICS_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     rate_agrees_with_tokens_and_time: ("2.0", "2.2"),
-    counters_of_epochs_agree: ("2.0",),
     sampled_steps_are_not_aliased: ("2.0",),
     warm_up_is_left_out: ("2.2",),
-    rows_are_every_step_of_the_slowest_rank: ("2.2",),
     rate_of_one_rank_is_not_the_global_rate: ("v1",),
     loss_of_zero_was_not_measured: ANY,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.audit.reported import (
@@ -24,7 +24,17 @@ from testbed.audit.reported import (
     STRATEGY,
     WARM_UP,
 )
-from testbed.audit.tables.figures import LONGEST, SECONDS, SIGNS, SUFFIXES, Figure, figure_of, last_place, plain
+from testbed.audit.tables.figures import (
+    LONGEST,
+    SECONDS,
+    SIGNS,
+    SUFFIXES,
+    Figure,
+    exactly,
+    figure_of,
+    last_place,
+    plain,
+)
 from testbed.audit.tables.grid import Table, warning_in
 
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
@@ -244,6 +254,7 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     notes = tuple(row.said for row in table.rows)
     columns += _said_in_words(columns, taken, notes)
     columns += _said_around(table, columns)
+    columns = _with_all_devices(columns)
     scaling = only(re.compile(r"\b(weak|strong)[ _-]scal"), f"{' '.join(headings)} {table.around}".lower()) or ""
     return Grid(
         path=path,
@@ -254,6 +265,25 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
         warning=warning_in(table.around),
         scaling=scaling,
     )
+
+
+def _with_all_devices(columns: list[Column]) -> list[Column]:
+    """Return columns whose devices are those of all nodes.
+
+    Devices beside nodes are those of each ("4x V100") where they do not grow with the nodes.
+    """
+    by_name = {column.quantity: column for column in columns}
+    nodes, devices = by_name.get("nodes"), by_name.get("devices") or by_name.get("per_node")
+    if nodes is None or devices is None:
+        return columns
+    both = list(zip(nodes.figures, devices.figures, strict=True))
+    counts = [(number.value, count.value) for number, count in both if number and count]
+    are_of_each = any(count < number for number, count in counts) or len({count for _, count in counts}) == 1
+    if devices.quantity == "devices" and not are_of_each:
+        return columns
+    figures = (number and count and exactly(number.value * count.value) for number, count in both)
+    return [replace(column, quantity="devices", figures=tuple(figures)) if column is devices else column
+            for column in columns]  # fmt: skip
 
 
 def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str | None:

@@ -40,6 +40,10 @@ class Figure:
     high: float
 
 
+def exactly(value: float) -> Figure:
+    return Figure(value, value, value)
+
+
 def is_number(text: str) -> bool:
     return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
 

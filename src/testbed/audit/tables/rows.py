@@ -135,33 +135,11 @@ def _others(grid: Grid, row: int) -> dict[str, str]:
 
 
 def devices_of(grid: Grid, row: int) -> int | None:
-    """Return the devices of a row: its own count, or else the product of its parallel sizes or with its nodes."""
-    devices, nodes, of_node = (grid.figure(name, row) for name in ("devices", "nodes", "per_node"))
-    if devices is None and nodes and of_node:
-        return round(nodes.value * of_node.value)
-    if devices and nodes and _is_of_one_node(grid):
-        return round(devices.value * nodes.value)
+    """Return the devices of a row: its own count, or else the product of its parallel sizes."""
+    if devices := grid.figure("devices", row):
+        return round(devices.value)
     sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]
-    if devices is None and grid.column("dp") and all(sizes):
-        return round(math.prod(size.value for size in sizes if size))
-    return round(devices.value) if devices else None
-
-
-def counts_nodes(grid: Grid) -> bool:
-    """Return whether rows differ in their nodes, and the devices of each are not in a column."""
-    devices, nodes = grid.column("devices"), grid.column("nodes")
-    is_of_all = devices is None or (devices.is_of_words and len({*devices.texts}) == 1)
-    return nodes is not None and is_of_all and len({*nodes.texts}) > 1
-
-
-def _is_of_one_node(grid: Grid) -> bool:
-    """Return whether the devices beside nodes are those of each node ("4x V100"): they do not grow with the nodes."""
-    devices, nodes = grid.column("devices"), grid.column("nodes")
-    if devices is None or nodes is None or devices.is_of_words:
-        return counts_nodes(grid)
-    pairs = zip(nodes.figures, devices.figures, strict=True)
-    both = [(number.value, count.value) for number, count in pairs if number and count]
-    return any(count < number for number, count in both) or len({count for _, count in both}) == 1
+    return round(math.prod(size.value for size in sizes if size)) if grid.column("dp") and all(sizes) else None
 
 
 def _heading_of(grid: Grid, quantity: str) -> str:

@@ -33,8 +33,8 @@ from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import PER_DEVICE, PRINTED, measures
 from testbed.audit.reported import MODEL, PASS, STATUS, Claim
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
-from testbed.audit.tables.figures import Figure, is_reference
-from testbed.audit.tables.rows import RATIOS, claim_of, counts_nodes, devices_of, failure_of, said_of, side_of
+from testbed.audit.tables.figures import Figure, exactly, is_reference
+from testbed.audit.tables.rows import RATIOS, claim_of, devices_of, failure_of, said_of, side_of
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
 
@@ -119,11 +119,6 @@ class Pair:
     def conditions(self) -> list[Condition]:
         return conditions(self.claim)
 
-    @property
-    def sizes(self) -> tuple[int | None, int | None]:
-        """The devices of the reference and of the row; their nodes where only these are known."""
-        return size_of(self.grid, self.reference), size_of(self.grid, self.row)
-
     def finds(self, rule: Rule, severity: str, message: str, corrected: str | None = None) -> Finding:
         return Finding(rule, self.claim.names[::-1], message, severity, corrected)
 
@@ -144,12 +139,6 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
             for row, product in apart.items():
                 said, instead = _does_not_follow(grid, row, formula, product, reference)
                 yield _fails(grid, row, Rule.FOLLOWS, said, instead)
-
-
-def size_of(grid: Grid, row: int) -> int | None:
-    """Return the devices of a row, or its nodes where only these are known."""
-    nodes = grid.figure("nodes", row) if counts_nodes(grid) and not grid.column("per_node") else None
-    return round(nodes.value) if nodes else devices_of(grid, row)
 
 
 def _other_reference(grid: Grid, formula: Formula, stated: int | None) -> int | None:
@@ -203,8 +192,8 @@ def _product(grid: Grid, row: int, reference: int | None, powers: Powers) -> Pro
         quantity = name.removeprefix(FIRST)
         at = row if quantity == name or reference is None else reference
         figure = _data_ranks(grid, at) if quantity == DATA_RANKS else grid.figure(quantity, at)
-        if quantity == "devices" and FIRST + quantity in powers and counts_nodes(grid):
-            figure = grid.figure("nodes", at)
+        if quantity == "devices" and FIRST + quantity in powers:
+            figure = figure or grid.figure("nodes", at)
         if figure is None:
             return None
         low *= (figure.low if power > 0 else figure.high) ** power
@@ -224,8 +213,7 @@ def _data_ranks(grid: Grid, row: int) -> Figure | None:
     others = [grid.figure(name, row) for name in ("tp", "pp") if grid.column(name)]
     if devices is None or None in others:
         return None
-    value = devices.value / math.prod(figure.value for figure in others if figure)
-    return Figure(value, value, value)
+    return exactly(devices.value / math.prod(figure.value for figure in others if figure))
 
 
 def _reference(grid: Grid, name: str | None) -> int | None:
@@ -331,12 +319,18 @@ def _methods_of_other_work(grid: Grid) -> Iterator[Finding]:
 
 def _on_more_devices(grid: Grid) -> Iterator[Finding]:
     """Compare the rows of a table without ratios with its only row on the fewest devices."""
-    sizes = [(count, row) for row in range(len(grid.lines)) if (count := size_of(grid, row))]
+    sizes = [(count, row) for row in range(len(grid.lines)) if (count := _size(grid, row))]
     least, fewest = min(sizes, default=(0, 0))
     if [count for count, _ in sizes].count(least) == 1:
         for row in range(len(grid.lines)):
             if row != fewest:
                 yield from _more_devices(Pair(grid, row, fewest))
+
+
+def _size(grid: Grid, row: int) -> int | None:
+    """Return the devices of a row, or its nodes where only these are known."""
+    nodes = grid.figure("nodes", row)
+    return devices_of(grid, row) or (round(nodes.value) if nodes else None)
 
 
 def _pairs(grid: Grid, name: str) -> list[Pair]:
@@ -402,14 +396,14 @@ def _contradicted(pair: Pair, learnt: Sequence[Condition]) -> Iterator[Finding]:
 
 def _more_devices(pair: Pair) -> Iterator[Finding]:
     """Find more than linear gains, and losses, on more devices; both directions, whichever row is the reference."""
-    few, many = pair.sizes
+    few, many = (_size(pair.grid, row) for row in (pair.reference, pair.row))
     if not few or not many or few == many or is_another_strategy(pair.claim) or _is_other_work(pair):
         return
     if many < few:
         pair = replace(pair, row=pair.reference, reference=pair.row)
         few, many = many, few
     base, other = pair.claim.baseline.first, pair.claim.other.first
-    added, what = many / few, "nodes" if counts_nodes(pair.grid) else "devices"
+    added, what = many / few, "devices" if pair.grid.column("devices") else "nodes"
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
     if speedup and at:
         gain, low, high = speedup.value / at.value, speedup.low / at.high, speedup.high / at.low
