@@ -107,11 +107,7 @@ def foreign_files(folder: Path) -> list[Path]:
         foreign.timing_log(folder, 64, (2233.5,), (50.93,), 1.6),
         foreign.wandb_log(folder, "ddp_2GPU.out", 2, 0.86756, 8.0681, [2.3204553, 2.3204553], 2.283445405960083),
         foreign.metrics_export(folder / "loss.csv", "loss", {"ddp 1GPU": [9.0, 2.3], "ddp 2GPU": [9.0, 2.4]}),
-        foreign.profiler_table(
-            folder / "ddp_2GPU.csv", {"ncclDevKernel_AllReduce_Sum_f32": 5670, "nccl:all_reduce": 5}
-        ),
         foreign.rank_files(folder, (100,), (3000,), (4.5,)) / "rank0_results_epoch0.json",
-        foreign.scaling_report(folder, 1.8, [{"field": "precision"}], num_runs=1),
     ]
 
 

@@ -105,31 +105,6 @@ def metrics_export(path: Path, metric: str, runs: dict[str, Sequence[float]]) ->
     return _write(path, "\n".join(rows) + "\n")
 
 
-def profiler_table(path: Path, rows: dict[str, float], steps: int = 10) -> Path:
-    """A wandb table of profiler events: device time of each name in milliseconds."""
-    lines = ['"Name","Device Time Total (ms)","CPU Time Total (ms)","Calls"']
-    lines += [f'"{name}","{time_ms}","0","{steps}"' for name, time_ms in {"ProfilerStep*": 8119.9, **rows}.items()]
-    return _write(path, "\n".join(lines) + "\n")
-
-
-def scaling_report(folder: Path, speed_up: float, mismatches: Sequence[dict] = (), num_runs: int = 5) -> Path:
-    """Seed 004: what its scaling runner wrote about its own runs."""
-
-    def row(tokens_per_s: float, speed_up: float) -> dict:
-        return {
-            "metrics_paths": [f"run_{number}/training_metrics.json" for number in range(num_runs)],
-            "mean_tokens_per_sec_global": tokens_per_s,
-            "stdev_tokens_per_sec_global": 0.0 if num_runs == 1 else 12.0,
-            "speedup_vs_1gpu": speed_up,
-        }
-
-    status = "invalid_comparison" if mismatches else "ok"
-    report = {"status": status, "runs": {"1": row(100.0, 1.0), "2": row(100 * speed_up, speed_up)}}
-    report["mismatches"] = list(mismatches)
-    folder.mkdir(parents=True, exist_ok=True)
-    return _write(folder / "scaling_report.json", json.dumps(report))
-
-
 def arm(folder: Path, repeats: int = 5, *, step_time_s: float = 0.2, **overrides) -> list[Path]:
     """Repeats of one configuration with other seeds and 1 % of noise; returns their folders."""
     noise, found = random.Random(folder.name), []

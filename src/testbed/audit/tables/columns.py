@@ -115,7 +115,6 @@ WORDS: dict[str, tuple[str, ...]] = {
                  "train res", "train resolution", "res"),
 }  # fmt: skip
 RATES = ("token_rate", "device_token_rate", "sample_rate", "step_rate", "rate")
-TIMES = ("step_s", "time_s")
 RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops",
            "speedup", "efficiency")  # fmt: skip
 # what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
