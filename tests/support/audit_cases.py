@@ -210,6 +210,8 @@ CASES = {
         lambda t: [v20(t / "a", world=2, accumulation=2, wall_s=509.2)]),
     "samples that miss the time": ("every step is timed", "the samples miss what takes the time", "0.1430 s per micro",
         lambda t: [v20(t / "a", world=2, wall_s=509.2, step_s=0.08)], lambda t: [v20(t / "a", world=2, wall_s=509.2)]),
+    "rows of every second step": ("every step is timed", "10 rows for 20 optimizer steps", None,
+        lambda t: ours(t, edit=lambda m: m.update(steps=m["steps"][1::2])), ours),
     "start-up in the window": ("warm-up is left out", "the first 2 measured steps take 4.0 times the median",
         "without them", lambda t: ours(t, edit=slow_first_steps), ours),
     "one run": ("one run proves nothing", "have n = 1, fewer than 5 repeats", None,
@@ -268,6 +270,9 @@ CASES = {
     "more than linear in 2.0": ("step clock", "2.13x (throughput of all devices) on 2 times the ranks", None,
         lambda t: [v20(t / "a"), v20(t / "b", world=2, wall_s=470)],
         lambda t: [v20(t / "a"), v20(t / "b", world=2, wall_s=520)]),
+    "a mean over ranks as a step's time": ("step clock", "a step is done when its slowest rank is", "by the slowest",
+        lambda t: ours(t, edit=lambda m: [row.update(per_rank_step_time_s=[1.2 * row["step_time_s"], 0.1])
+                                          for row in m["steps"]] and None), ours),
     "the optimizer called communication": (
         "communication time", "one rank alone reports 25.31 s of communication", "0 s on one rank",
         lambda t: logs(t, (2082.29,), communication=[(25.31,)]), lambda t: logs(t, (2082.29,))),

@@ -108,6 +108,26 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
         )
 
 
+def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
+    """Check that each step has a row, and that no step is shorter than its slowest rank's."""
+    run = item.metrics
+    steps, slowest_s, recorded_s = run.train_steps, run.slowest_rank_times_s, run.all_step_times_s
+    if not len(steps):
+        return
+    missing = int(steps[-1] - len(steps))
+    if missing > 0:
+        said = f"{len(steps):,} rows for {int(steps[-1]):,} optimizer steps: {missing:,} steps were not timed"
+        yield item.fails(Rule.EVERY_STEP, said)
+    if slowest_s.sum() > recorded_s.sum() * (1 + RATE_TOLERANCE):
+        rate = run.work["tokens"] / slowest_s.sum()
+        yield item.fails(
+            Rule.STEP_CLOCK,
+            f"step times add up to {recorded_s.sum():,.2f} s, the slowest ranks' to {slowest_s.sum():,.2f} s: a step "
+            "is done when its slowest rank is",
+            f"{rate:,.1f} tokens/s over all steps, by the slowest rank",
+        )
+
+
 def rate_of_one_rank_is_not_the_global_rate(item: Reported) -> Iterator[Finding]:
     if item.rate and item.time_s:
         said = "v1 throughput is of one rank, and the file does not say how many there were"
@@ -131,6 +151,7 @@ METRICS_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     rate_agrees_with_tokens_and_time: ("2.0", "2.2"),
     sampled_steps_are_not_aliased: ("2.0",),
     warm_up_is_left_out: ("2.2",),
+    rows_are_every_step_of_the_slowest_rank: ("2.2",),
     rate_of_one_rank_is_not_the_global_rate: ("v1",),
     loss_of_zero_was_not_measured: ANY,
 }
