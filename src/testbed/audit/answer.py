@@ -26,7 +26,7 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
 from testbed.audit.foreign_rules import findings_of_run
-from testbed.audit.measures import PER_DEVICE, PRINTED, TO_LOSS, Measure, measures
+from testbed.audit.measures import TO_LOSS, Measure, measures, of_one_device
 from testbed.audit.reported import ROW, Claim
 
 STANDS, FALLS, OPEN = "stands", "does not stand", "cannot be known"
@@ -93,7 +93,7 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
     ask += [f"whether {each.against} decides it too" for each in others]
     if question is None:
         ask.insert(0, "a rate or a time that both sides have")
-    elif needs_repeats(question):
+    elif question.low is None and abs(math.log(question.ratio)) < math.log1p(SINGLE_RUN_NOISE):
         ask.append("repeats of both sides")
     verdict = FALLS if reasons else OPEN if ask else STANDS
     also = tuple(each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile"))
@@ -125,11 +125,6 @@ def _differing_words(claim: Claim) -> list[Condition]:
         for heading in a
         if heading in b and a[heading].lower() != b[heading].lower() and not _OF_RECORD.fullmatch(heading)
     ]  # fmt: skip
-
-
-def needs_repeats(question: Measure) -> bool:
-    """Return whether single runs can differ by this much by chance."""
-    return question.low is None and abs(math.log(question.ratio)) < math.log1p(SINGLE_RUN_NOISE)
 
 
 def _against_figures(
@@ -198,7 +193,7 @@ def _instead(
 ) -> Iterator[str]:
     """Yield what may be said in place of a claim that does not stand, or beside one that does."""
     base, other = claim.firsts
-    per_device = next((each for each in ratios if each.name.startswith((PER_DEVICE, f"{PRINTED} per"))), None)
+    per_device = of_one_device(ratios)
     added = other.world_size / base.world_size if other.world_size and base.world_size else 1.0
     is_possible = not any(item.severity == FAILS for item in findings)  # else the figures themselves are in question
     if question and per_device and added != 1 and is_possible:

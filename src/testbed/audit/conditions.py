@@ -307,11 +307,6 @@ def _steps_decide(claim: Claim) -> bool:
     return not is_of_any and "time_to_loss" not in (claim.protocol, *(item.protocol for item in items))
 
 
-def _training_tokens(claim: Claim) -> tuple[Value, Value]:
-    a, b = (side.first.details.get("tokens") for side in claim.sides)
-    return a, b
-
-
 def _warm_up(item: Reported) -> str | None:
     if item.run is not None:
         return "left out" if item.run.num_warmup_steps else "inside"
@@ -445,7 +440,8 @@ FACTS: tuple[Fact, ...] = (
          spoils=lambda claim: not _is_of_precisions(claim)),
     Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
-    Fact("training tokens", _training_tokens, "a shorter training is no faster one", spoils=_steps_decide,
+    Fact("training tokens", _each(lambda side: side.first.details.get("tokens")), "a shorter training is no faster one",
+         spoils=_steps_decide,
          differs=lambda claim, a, b: abs(float(a) / float(b) - 1) > 0.05),  # type: ignore[arg-type]
     Fact("data", _setting(DATA), "other data are other work", is_work=True),
     Fact("resolution", _setting(RESOLUTION), "an image costs another time"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -50,6 +50,11 @@ def measures(claim: Claim) -> Iterator[Measure]:
     if one.is_of_iteration == two.is_of_iteration and _is_one_time(one, two):
         yield from _of_times(one.time_meaning, times)
     yield from _to_one_loss(one, two)
+
+
+def of_one_device(ratios: Iterable[Measure]) -> Measure | None:
+    """Return the ratio of what one device of each side does."""
+    return next((each for each in ratios if each.name.startswith((PER_DEVICE, f"{PRINTED} per"))), None)
 
 
 def gain(claim: Claim) -> tuple[float | None, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,7 +30,7 @@ from testbed.audit.conditions import (
     strategy_of,
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
-from testbed.audit.measures import PER_DEVICE, PRINTED, measures
+from testbed.audit.measures import measures, of_one_device
 from testbed.audit.reported import MODEL, PASS, STATUS, Claim
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
 from testbed.audit.tables.figures import Figure, exactly, is_reference
@@ -292,7 +292,8 @@ def _not_measured(grid: Grid, is_of_ratios: bool) -> Iterator[Finding]:
     if shown is None:
         return
     if grid.warning and not any(column.word == STATUS or _ESTIMATED.search(column.heading) for column in grid.columns):
-        said = f"{shown.heading} may be no measurement; the text says of it: {_short(grid.warning)}"
+        said = f"{shown.heading} may be no measurement; the text says of it: "
+        said += textwrap.shorten(grid.warning, LONGEST_NOTE, placeholder=" ...")
         yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
     for row in range(len(grid.lines)) if not is_of_ratios else ():
         if shown.figures[row] and side_of(grid, row).first.settings.get(STATUS):
@@ -370,28 +371,19 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     if is_projected and not _ESTIMATED.search(_plain_heading(grid, name)):
         yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row does not call measured")
     if name == "speedup":
+        stated = grid.figure("speedup", row)
         learnt = ("loss",) if _compares_models(grid) else LEARNS
-        yield from _contradicted(pair, [found[name] for name in learnt if name in found])
+        for each in (found[name] for name in learnt if name in found):
+            if stated and stated.low > 1 and learns_worse(claim, each):
+                heading = "loss " if each.name == "loss" else ""
+                message = f"{said} with {heading}{in_words(each.b)} against {in_words(each.a)}: {each.effect}"
+                yield pair.finds(Rule.LOSSES, FAILS, message)
         yield from _more_devices(pair)
-
-
-def _short(note: str) -> str:
-    return textwrap.shorten(note, LONGEST_NOTE, placeholder=" ...")
 
 
 def _compares_models(grid: Grid) -> bool:
     """Return whether rows are models, whose sizes the table prints: a distilled one is meant to be smaller."""
     return grid.columns[0].word == MODEL and grid.column("params") is not None
-
-
-def _contradicted(pair: Pair, learnt: Sequence[Condition]) -> Iterator[Finding]:
-    """Find a speed-up over 1 with a worse loss or score."""
-    stated, said = pair.grid.figure("speedup", pair.row), said_of(pair.grid, "speedup", pair.row)
-    for each in learnt:
-        if stated and stated.low > 1 and learns_worse(pair.claim, each):
-            heading = "loss " if each.name == "loss" else ""
-            message = f"{said} with {heading}{in_words(each.b)} against {in_words(each.a)}: {each.effect}"
-            yield pair.finds(Rule.LOSSES, FAILS, message)
 
 
 def _more_devices(pair: Pair) -> Iterator[Finding]:
@@ -437,7 +429,7 @@ def _is_other_work(pair: Pair) -> bool:
 
 def _per_device(claim: Claim) -> str:
     """Return in words what one device does of what one of the reference does, where the devices' number differs."""
-    each = next((each for each in measures(claim) if each.name.startswith((PER_DEVICE, f"{PRINTED} per"))), None)
+    each = of_one_device(measures(claim))
     is_other = claim.baseline.first.world_size != claim.other.first.world_size
     return f"; {each.ratio:.3g}x per device" if each and is_other else ""
 
