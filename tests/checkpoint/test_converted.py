@@ -6,16 +6,7 @@ import json
 
 import pytest
 import torch
-from support.programs import (
-    TINY_MODEL,
-    TINY_RUN,
-    data_flags,
-    deepspeed_command,
-    python_command,
-    run_here,
-    run_program,
-    torchrun_command,
-)
+from support.programs import TINY_MODEL, TINY_RUN, data_flags, run_here
 from support.settings import refusal, settings_of
 
 from testbed.checkpoint import converted
@@ -27,7 +18,6 @@ from testbed.model.shape import ModelShape
 
 ENOUGH = 1e-5
 STOP, STEPS = 6, 12
-PORT = 29_771
 
 
 @pytest.fixture
@@ -69,33 +59,24 @@ def losses(folder) -> dict[int, float]:
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_training_goes_on_as_if_it_had_not_been_converted(token_files, tmp_path):
-    data = [
-        *data_flags(token_files),
-        "--global_batch_size",
-        "4",
-        "--max_train_steps",
-        str(STEPS),
-        "--sample_tokens",
-        "0",
-    ]
+def test_training_goes_on_as_if_it_had_not_been_converted(ranks, token_files, tmp_path):
+    work = f"--global_batch_size 4 --max_train_steps {STEPS} --sample_tokens 0".split()
+    data = [*data_flags(token_files), *work]
 
-    def train(command: list[str], name: str, *words: str) -> None:
-        done = run_program([*command, *words, "--checkpoint_path", str(tmp_path / name)])
+    def train(words: list[str], name: str, number: int) -> None:
+        done = ranks.run_program(
+            [*words, "--checkpoint_path", str(tmp_path / name)], tmp_path / f"{name}_ranks", number
+        )
         assert done.returncode == 0, done.stderr
 
-    train([*python_command(), *TINY_RUN, *data], "whole", "--save_every", str(STOP))
+    train([*TINY_RUN, *data, "--save_every", str(STOP)], "whole", 1)
     saved = tmp_path / "whole" / "checkpoints" / f"step_{STOP:06d}"
     for source, to in ((saved, tmp_path / "ckpt.pt"), (tmp_path / "ckpt.pt", tmp_path / "converted")):
         assert run_here("scripts/convert_checkpoint.py", "--from", source, "--to", to).returncode == 0
     words = [*TINY_RUN[len(TINY_MODEL) :], *data, "--resume", str(tmp_path / "converted")]  # not its shape
     uninterrupted = losses(tmp_path / "whole")
-    for name, command in {
-        "baseline": python_command(),
-        "fsdp": torchrun_command(2),
-        "optimized": deepspeed_command(2, PORT),
-    }.items():
-        train([*command, *words], name, "--run_type", name)
+    for name, number in {"baseline": 1, "fsdp": 2, "optimized": 2}.items():
+        train([*words, "--run_type", name], name, number)
         after = losses(tmp_path / name)
         assert after.keys() == set(range(STOP + 1, STEPS + 1))
         assert max(abs(after[step] - uninterrupted[step]) for step in after) < ENOUGH

@@ -152,7 +152,8 @@ def test_links_between_nodes_are_added_to_the_file():
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_machine_is_calibrated_and_planned_with(tmp_path, monkeypatch):
+def test_a_machine_is_calibrated_and_planned_with(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run", ranks.in_place_of_launches(tmp_path))
     kinds = {name: FLAGS_OF_KIND[name] for name in ("baseline", "ddp", "pipeline 1f1b", "tensor")}
     monkeypatch.setattr(module, "FLAGS_OF_KIND", kinds)
     said: list[str] = []

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import shlex
-import subprocess
-import sys
 
 import pytest
 from support.divergence import SOUND, Sides
 from support.divergence_faults import EXPECTED, FAULTS
 from support.planted_bugs import PLANTED_BUGS
-from support.programs import REPOSITORY
+from support.programs import run_here
 from support.variants import slow_but
+
+from testbed.experiments.divergence import run_sides
 
 pytestmark = pytest.mark.launches
 EVERY_DAY_FAULTS = (
@@ -22,14 +22,18 @@ EVERY_DAY_FAULTS = (
     "attention_sees_the_future",
 )
 EVERY_DAY_RUNS = ("pipeline", "shards x tensor")
+COMPILED_RUNS = ("tensor, label smoothing compiled", "bf16, fsdp, compiled")
 
 
 def pytest_generate_tests(metafunc):
-    """Try those of every day, and others up to the count, always the same; the whole table takes half an hour."""
-    for argument, every_day, every in (("fault", EVERY_DAY_FAULTS, EXPECTED), ("name", EVERY_DAY_RUNS, SOUND)):
+    """Try those of every day, and others up to the count, always the same; the whole table takes half an hour. Of the
+    compiled runs, which take longest, two are tried before the table is."""
+    kinds = (("fault", EVERY_DAY_FAULTS, (), EXPECTED), ("name", EVERY_DAY_RUNS, COMPILED_RUNS, SOUND))
+    for argument, every_day, first, every in kinds:
         if argument in metafunc.fixturenames:
             others = [name for name in every if name not in every_day]
             random.Random(0).shuffle(others)
+            others.sort(key=lambda name, first=first: (name not in first, "compiled" in name))
             wanted = {*every_day, *others[: max(0, metafunc.config.getoption("--divergences") - len(every_day))]}
             metafunc.parametrize(argument, slow_but(every_day, [name for name in every if name in wanted]))
 
@@ -53,16 +57,13 @@ def test_sound_runs_do_not_part(sides, name):
     sides.answer(name, ["--run_type", run_type, *flags.split()], ranks)
 
 
-def call(*words: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(REPOSITORY / "scripts/first_divergence.py"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-
-
-def test_the_program_compares_a_file_with_a_run(tmp_path):
+def test_the_program_compares_a_file_with_a_run(ranks, tmp_path, monkeypatch):
     """A side that was saved, with transformers' model."""
-    saved = call("--a", "transformers", "--save", tmp_path / "side.npz", "--steps", 1, "--", "--precision", "fp32")
-    assert saved.returncode == 0, saved.stdout + saved.stderr
-    assert "No divergence" in saved.stdout
-    other = shlex.quote(str(tmp_path / "side.npz"))
-    again = call("--a", other, "--b", "--run_type ddp", "--steps", 1, "--", "--precision", "fp32")
-    assert again.returncode == 0, again.stdout + again.stderr
+    monkeypatch.setattr(run_sides, "run", ranks.in_place_of_launches(tmp_path))
+
+    def call(*words: object) -> None:
+        done = run_here("scripts/first_divergence.py", *words, "--steps", 1, "--", "--precision", "fp32")
+        assert done.returncode == 0 and "No divergence" in done.stdout, done.stdout + done.stderr
+
+    call("--a", "transformers", "--save", tmp_path / "side.npz")
+    call("--a", shlex.quote(str(tmp_path / "side.npz")), "--b", "--run_type ddp")

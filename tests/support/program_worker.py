@@ -1,4 +1,4 @@
-"""Be one rank of gpt2.py, in a process that has imported PyTorch before."""
+"""Be one rank of gpt2.py, or of another program, in a process that has imported PyTorch before."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-from support.programs import PROGRAM
 from testbed.distributed import launch
 
 
 def main(folder: Path) -> None:
     task = json.loads((folder / "tasks.json").read_text())
     os.chdir(task["cwd"])
-    sys.argv = [str(PROGRAM), *task["arguments"]]
+    program = task["program"]
+    sys.argv = [program, *task["arguments"]]
     launch._BEGAN_S = time.monotonic()  # else the start would count from the import
-    runpy.run_path(str(PROGRAM), run_name="__main__")
+    if program.endswith(".py"):
+        runpy.run_path(program, run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__")

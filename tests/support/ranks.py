@@ -6,13 +6,18 @@ with that launcher, by support/programs.py.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from support.programs import REPOSITORY
+from support.programs import PROGRAM, REPOSITORY
+from testbed.distributed.processes import Ended, Stop
 
 TIMEOUT_S = 400.0  # a first start builds DeepSpeed's Adam
 AUDIT_EVENT = "support.ranks"  # what tests/conftest.py takes for the start of a process
@@ -52,14 +57,16 @@ class Ranks:
         return json.loads((folder / "results.json").read_text())
 
     def run_program(
-        self, arguments: list[str], folder: Path, ranks: int = 1, cwd: Path | None = None, plant: list | None = None
-    ) -> subprocess.CompletedProcess:
+        self, arguments: list[str], folder: Path, ranks: int = 1, cwd: Path | None = None, plant: list | None = None,
+        program: str = str(PROGRAM),
+    ) -> subprocess.CompletedProcess:  # fmt: skip
         """Run gpt2.py to its end and return what a launcher would: the first exit code but 0, what all ranks said.
 
         Args:
             plant: for `main` of support/planted_slowdowns.py; None: no pause is planted.
+            program: another one, by its path or as a module's name.
         """
-        task = {"arguments": arguments, "cwd": str(cwd or folder.parent), "plant": plant}
+        task = {"arguments": arguments, "cwd": str(cwd or folder.parent), "plant": plant, "program": program}
         worker = "support.planted_slowdowns" if plant else "support.program_worker"
         codes = self._carry_out(worker, folder, task, ranks, TIMEOUT_S, grace_s=30)
         code = next((code for code in codes if code), 1 if None in codes else 0)
@@ -68,6 +75,26 @@ class Ranks:
             for name in ("out", "err")
         ]
         return subprocess.CompletedProcess(arguments, code, *said)
+
+    def in_place_of_launches(self, folder: Path) -> Callable[..., Ended]:
+        """Return a function for tests to put in the place of `testbed.distributed.processes.run`, without its stop."""
+        numbers = itertools.count()
+
+        def run(
+            command: Sequence[str], log: Path, stop: Stop, timeout_s: float | None = None,
+            typed: Sequence[str] | None = None, *_: object, cwd: Path | None = None, **options: object,
+        ) -> Ended:  # fmt: skip
+            started_s = time.perf_counter()
+            launcher = [number for number, word in enumerate(command) if word.startswith("--nproc-per-node=")]
+            words = list(command[launcher[0] + 1 if launcher else list(command).index(sys.executable) + 1 :])
+            ranks = int(command[launcher[0]].partition("=")[2]) if launcher else 1
+            program, *arguments = words[1:] if words[0] == "-m" else words
+            place = folder / f"launch_{next(numbers)}"
+            done = self.run_program(arguments, place, ranks, cwd or Path.cwd(), program=program)
+            log.write_text(f"$ {shlex.join(typed or command)}\n{done.stdout}{done.stderr}")
+            return Ended(done.returncode, time.perf_counter() - started_s)
+
+        return run
 
     def _carry_out(
         self, worker: str, folder: Path, tasks: object, ranks: int, timeout_s: float, grace_s: float

@@ -9,7 +9,7 @@ import shlex
 import pytest
 from support.certificate_cases import write_certificate
 from support.metrics_examples import example_metrics, save
-from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here, run_program
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
 from testbed.analysis.certificate import CERTIFICATE_FILE, read_certificate
 from testbed.analysis.comparison.fastest import FASTEST, UNDECIDED, verdict
@@ -17,7 +17,7 @@ from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.load import find_runs, load_runs
 from testbed.config.automatic_run_type import read_choice
 from testbed.config.flag_types import duration, percentage
-from testbed.sweep import request
+from testbed.sweep import request, runner
 from testbed.sweep.plan import COMPLETE, FAILED
 from testbed.sweep.runner import Runner
 
@@ -219,11 +219,12 @@ def test_a_dry_run_needs_no_data(work, runs, tmp_path, monkeypatch):
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_two_tiny_configurations_race(token_files, tmp_path):
+def test_two_tiny_configurations_race(ranks, token_files, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "run", ranks.in_place_of_launches(tmp_path / "launches"))
     words = ["--ranks", "2", "--run_types", "ddp,tensor", "--steps", "6", "--batch_size", "4"]
-    command = ["python", str(PROGRAM), *words, "--budget", "70s", "--warmup_runs", "0", "--equivalent", "50%"]
-    command += ["--", *TINY_RUN, *data_flags(token_files), "--timing_warmup_steps", "2"]
-    done = run_program(command, timeout_s=400, cwd=tmp_path)
+    words += ["--budget", "35s", "--warmup_runs", "0", "--equivalent", "50%"]
+    words += ["--", *TINY_RUN, *data_flags(token_files), "--timing_warmup_steps", "2"]
+    done = run_here(PROGRAM, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     choice = read_choice(tmp_path / "checkpoint/fastest/choice.json")
     assert choice.content["ranks"] == 2 and choice.run_type in ("ddp", "tensor") and "verdict: " in done.stdout
