@@ -41,6 +41,7 @@ RUNS = {
     "ddp, label smoothing": (2, f"--run_type ddp {DROPOUT} --label_smoothing 0.2"),
     "ddp, bf16": (2, f"--run_type ddp {DROPOUT} --precision bf16"),
     "fsdp, native": (2, f"--run_type fsdp {DROPOUT} --precision bf16 --mixed_precision native"),
+    "ZeRO 1, 1 rank": (1, "--run_type optimized"),
     "ZeRO 0": (2, f"--run_type optimized {DROPOUT} --zero_stage 0"),
     "ZeRO 0, Muon": (2, f"--run_type optimized {DROPOUT} --zero_stage 0 --optimizer muon"),
     "ZeRO 2": (2, f"--run_type optimized {DROPOUT} --zero_stage 2"),
@@ -72,7 +73,6 @@ READERS = {
     "ddp, 3 ranks": (3, "--run_type ddp"),
     "fsdp, 1 rank": (1, "--run_type fsdp"),
     "fsdp, 3 ranks": (3, "--run_type fsdp"),
-    "ZeRO 1, 1 rank": (1, "--run_type optimized"),
     "ZeRO 2, 3 ranks": (3, "--run_type optimized --zero_stage 2"),
     "ZeRO 3, 1 rank": (1, "--run_type optimized --zero_stage 3"),
     "ZeRO 3, 3 ranks": (3, "--run_type optimized --zero_stage 3"),
@@ -87,10 +87,12 @@ READERS = {
 
 
 def flags_of(token_files, flags: str, ranks: int) -> list[str]:
-    """Each step is of 24 sequences, on one rank to four."""
+    """Each step is of 24 sequences, in two micro batches or more on one data rank to four."""
     work = ["--global_batch_size", "24", "--micro_batch_size_per_gpu", "2", "--max_train_steps", "8"]
     recipe = ["--learning_rate", "0.01", "--warmup_steps", "2", "--max_grad_norm", "0.25"]
-    return [*TINY_RUN, *data_flags(token_files), *work, *recipe, *flags.split()]
+    words = [*TINY_RUN, *data_flags(token_files), *work, *recipe, *flags.split()]
+    data_ranks = typed(words, ranks).settings.plan.data_world_size
+    return words if data_ranks == 4 else [*words, "--micro_batch_size_per_gpu", "4"]
 
 
 def task(flags: list[str], steps: tuple[int, int], load=None, save=None) -> dict:
@@ -127,19 +129,18 @@ def states(ranks, token_files, tmp_path_factory) -> dict[str, tuple[Path, str]]:
 
 @pytest.fixture(scope="module")
 def starts(ranks, token_files, states, tmp_path_factory):
-    """Return for a name: the whole run, its second half, what only read another's state and wrote it again, and the
-    folder that this wrote. Each name is run once for all tests that ask for it."""
+    """Return for a name: of RUNS the whole run and its second half; then what only read another's state and wrote it
+    again, and the folder that this wrote. Each name is run once for all tests that ask for it."""
 
     @functools.cache
     def start(name: str) -> tuple:
         (number, flags), folder = READERS[name], tmp_path_factory.mktemp("start")
         arguments = flags_of(token_files, flags, number)
         state, _ = states["muon" if "muon" in flags else "adamw"]
-        tasks = [
-            task(arguments, (0, 4), save=(folder / "own", 2, True)),
-            task(arguments, (2, 4), load=(folder / "own", "load_checkpoint")),
-            task(arguments, (2, 2), load=(state, "load_full_state"), save=(folder / "full", 2, True)),
-        ]
+        tasks = [task(arguments, (2, 2), load=(state, "load_full_state"), save=(folder / "full", 2, True))]
+        if name in RUNS:
+            whole = task(arguments, (0, 4), save=(folder / "own", 2, True))
+            tasks = [whole, task(arguments, (2, 4), load=(folder / "own", "load_checkpoint")), *tasks]
         return (*ranks.run(WORKER, folder, tasks, number), folder / "full")
 
     return start
@@ -200,7 +201,7 @@ def run_to_its_end(ranks, token_files, tmp_path):
     numbers = itertools.count()
 
     def run(number: int, directory: Path, flags: str) -> dict:
-        arguments = [*flags_of(token_files, flags, 1), "--checkpoint_path", str(directory)]
+        arguments = [*flags_of(token_files, "", 1), *flags.split(), "--checkpoint_path", str(directory)]
         arguments += ["--timing_warmup_steps", "1", "--max_train_steps", "6"]
         done = ranks.run_program(arguments, tmp_path / f"ranks_{next(numbers)}", number)
         assert done.returncode == 0, done.stderr[-3000:]
