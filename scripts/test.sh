@@ -31,8 +31,8 @@ run_tests() {
     [ "$code" -eq 0 ] || [ "$code" -eq "$NO_TESTS" ] || exit "$code"
     return "$code"
 }
-# A file stays in one process, because its tests share launches.
-in_parallel() { run_tests -n auto --maxprocesses 8 --dist loadfile "$@"; }
+# A file stays in one process, because its tests share launches. tests/conftest.py says which come first.
+in_parallel() { run_tests -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"; }
 
 found=no
 if [ "${1:-}" = --all ]; then

@@ -7,10 +7,12 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support.builds import own_builds
 from support.programs import write_pair_files, write_token_files
 from support.ranks import AUDIT_EVENT, Ranks
 
@@ -38,6 +40,13 @@ def pytest_addoption(parser):
 def pytest_generate_tests(metafunc):
     if "drill_seed" in metafunc.fixturenames:
         metafunc.parametrize("drill_seed", range(metafunc.config.getoption("--drills")), indirect=True)
+
+
+@pytest.hookimpl(trylast=True)  # what is deselected does not count
+def pytest_collection_modifyitems(items):
+    """Begin with the files that start most: a worker has a file to itself, and the last ones should be short."""
+    launching = Counter(item.path for item in items if item.get_closest_marker("launches"))
+    items.sort(key=lambda item: -launching[item.path])
 
 
 @pytest.fixture
@@ -87,9 +96,9 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_environment(tmp_path_factory):
-    """Set one thread per process, no network, and a build cache of this run of the suite, which a killed run cannot
-    leave locked for others. Ctrl-C and a closed terminal reach what tests start: a suite in the background of a
-    script, or under nohup, would hand down that they are ignored."""
+    """Set one thread per process, no network, and a build cache of this run of the suite. Ctrl-C and a closed terminal
+    reach what tests start: a suite in the background of a script, or under nohup, would hand down that they are
+    ignored."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
@@ -97,9 +106,10 @@ def quiet_environment(tmp_path_factory):
     os.environ["HF_HUB_OFFLINE"] = "1"
     folder = tmp_path_factory.getbasetemp()
     of_all_workers = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(of_all_workers / "torch_extensions")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         os.environ.pop(name, None)
+    with own_builds(of_all_workers / "torch_extensions"):
+        yield
 
 
 @pytest.fixture

@@ -12,12 +12,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.ops.adam import fused_adam
+from torch.optim.adamw import adamw
 from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def multi_tensor_adam(
+    chunk_size: int, overflow: torch.Tensor, tensors: list[list[torch.Tensor]], lr: float, beta1: float, beta2: float,
+    eps: float, step: int, is_decoupled: int, corrects_bias: int, weight_decay: float,
+) -> None:  # fmt: skip
+    """Update as DeepSpeed's kernel of that name, whose C++ takes a minute to compile; `step` is that of this update."""
+    assert is_decoupled and corrects_bias
+    gradients, *state = tensors
+    steps = [torch.tensor(float(int(step) - 1)) for _ in gradients]
+    adamw(state[0], gradients, *state[1:], [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=lr,
+          weight_decay=weight_decay, eps=eps, maximize=False)  # fmt: skip
 
 
 def losses_of(task: dict[str, Any]) -> list[float]:
@@ -52,6 +68,8 @@ def losses_of(task: dict[str, Any]) -> list[float]:
 
 def main(folder: Path) -> None:
     deepspeed.init_distributed(dist_backend="gloo")
-    results = [losses_of(task) for task in json.loads((folder / "tasks.json").read_text())]
+    kernels = SimpleNamespace(load=lambda: SimpleNamespace(multi_tensor_adam=multi_tensor_adam))
+    with mock.patch.object(fused_adam, "FusedAdamBuilder", lambda: kernels):
+        results = [losses_of(task) for task in json.loads((folder / "tasks.json").read_text())]
     if dist.get_rank() == 0:
         (folder / "results.json").write_text(json.dumps(results))
