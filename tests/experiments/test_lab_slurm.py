@@ -30,7 +30,7 @@ ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 pytestmark = [
     pytest.mark.launches,
-    pytest.mark.alone,
+    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons start as root only"),
     pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: bash scripts/lab/install_slurm.sh"),
 ]

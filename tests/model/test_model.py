@@ -86,7 +86,7 @@ def test_the_loss_is_the_sum_over_real_targets_and_the_real_vocabulary():
 
 
 @pytest.mark.launches
-@pytest.mark.alone  # the compiler wants all cores
+@pytest.mark.slow
 def test_a_compiled_head_gives_the_same_loss_and_gradients():
     """LayerNorm, padded head and cross entropy as one region; generation does not go through it."""
     torch.manual_seed(0)
