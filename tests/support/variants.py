@@ -16,7 +16,7 @@ SMOOTHED = "--label_smoothing 0.2 --adam_eps 1e-6"
 
 
 # Each shape of a batch is another graph, seconds to compile. These runs validate on whole batches alone; ddp, on all.
-WHOLE_BATCHES = "--max_val_steps 5"
+WHOLE_BATCHES = "--max_val_steps 1"
 COMPILED = f"--compile --attention flash {WHOLE_BATCHES}"
 
 
@@ -37,6 +37,8 @@ _TENSOR, _STREAM = "--tensor_parallel_size 2", "--tensor_parallel_size 2 --seque
 _CONTEXT, _STAGES, _COPIES = "--context_parallel_size 2", "--pipeline_stages 2", "--shard_size 1"
 _GATHERED = f"{_CONTEXT} --context_parallel_method allgather"
 _ONE_PASS = "--micro_batch_size_per_gpu 8"  # a step of one micro batch
+# Of ranks that work on the same sequences each does all passes of a step, and DTensor takes its time for each.
+_TWO_PASSES, _FOUR_PASSES = _ONE_PASS, "--micro_batch_size_per_gpu 4"
 MESHES = {
     "mesh": (4, _STREAM, "data=2 (replicate=1 x shard=2) pipeline=1 tensor=2"),
     "shards x tensor": (4, _TENSOR, "data=2 (replicate=1 x shard=2) pipeline=1 tensor=2"),
@@ -47,32 +49,32 @@ MESHES = {
         *(4, f"{_CONTEXT} --shard_size 2"),
         "data=2 (replicate=2 x shard=2) pipeline=1 tensor=1 context=2",
     ),
-    "context x tensor": (4, f"{_CONTEXT} {_TENSOR} {_COPIES}", "data=1 pipeline=1 tensor=2 context=2"),
+    "context x tensor": (4, f"{_CONTEXT} {_TENSOR} {_COPIES} {_TWO_PASSES}", "data=1 pipeline=1 tensor=2 context=2"),
     "context x cut stream, gathered": (
-        *(4, f"{_GATHERED} {_STREAM}"),
+        *(4, f"{_GATHERED} {_STREAM} {_TWO_PASSES}"),
         "data=1 (replicate=1 x shard=2) pipeline=1 tensor=2 context=2",
     ),
     "context of 4": (
-        *(4, "--context_parallel_size 4"),
+        *(4, f"--context_parallel_size 4 {_TWO_PASSES}"),
         "data=1 (replicate=1 x shard=4) pipeline=1 tensor=1 context=4",
     ),
     "context of 4, gathered, whole weights": (
-        *(4, f"--context_parallel_size 4 --context_parallel_method allgather {_COPIES}"),
+        *(4, f"--context_parallel_size 4 --context_parallel_method allgather {_COPIES} {_TWO_PASSES}"),
         "data=1 pipeline=1 tensor=1 context=4",
     ),
     "stages x shards": (4, _STAGES, "data=2 (replicate=1 x shard=2) pipeline=2 tensor=1"),
     "stages x copies": (4, f"{_STAGES} {_COPIES}", "data=2 pipeline=2 tensor=1"),
-    "stages x tensor": (4, f"{_STAGES} {_STREAM}", "data=1 pipeline=2 tensor=2"),
-    "stages x context": (4, f"{_STAGES} {_CONTEXT} {_COPIES}", "data=1 pipeline=2 tensor=1 context=2"),
+    "stages x tensor": (4, f"{_STAGES} {_STREAM} {_FOUR_PASSES}", "data=1 pipeline=2 tensor=2"),
+    "stages x context": (4, f"{_STAGES} {_CONTEXT} {_COPIES} {_FOUR_PASSES}", "data=1 pipeline=2 tensor=1 context=2"),
     "stages x shards over context": (
-        *(4, f"{_STAGES} {_CONTEXT}"),
+        *(4, f"{_STAGES} {_CONTEXT} {_FOUR_PASSES}"),
         "data=1 (replicate=1 x shard=2) pipeline=2 tensor=1 context=2",
     ),
     "zero bubble x shards": (4, f"{_STAGES} --pipeline_schedule zero_bubble", None),
     "interleaved x shards": (4, f"{_STAGES} --pipeline_schedule interleaved_1f1b --reshard_after_forward on", None),
     "shards x tensor x copies": (8, f"--shard_size 2 {_STREAM}", "data=4 (replicate=2 x shard=2) pipeline=1 tensor=2"),
     "shards x tensor x context": (
-        *(8, f"{_STREAM} {_CONTEXT}"),
+        *(8, f"{_STREAM} {_CONTEXT} --micro_batch_size_per_gpu 4"),
         "data=2 (replicate=1 x shard=4) pipeline=1 tensor=2 context=2",
     ),
     "stages x shards x copies": (8, f"{_STAGES} --shard_size 2", "data=4 (replicate=2 x shard=2) pipeline=2 tensor=1"),
@@ -83,12 +85,16 @@ MESHES = {
     ),
     "shards x tensor, one micro batch": (4, f"{_STREAM} {_ONE_PASS}", None),
     "shards x context, one micro batch": (4, f"{_CONTEXT} {_ONE_PASS}", None),
-    "stages x tensor, blocks recomputed": (4, f"{_STAGES} {_TENSOR} --activation_checkpointing block", None),
-    "context x tensor, recomputed but products": (
-        *(4, f"{_CONTEXT} {_STREAM} --activation_checkpointing selective"),
+    "stages x tensor, blocks recomputed": (
+        4,
+        f"{_STAGES} {_TENSOR} {_FOUR_PASSES} --activation_checkpointing block",
         None,
     ),
-    "context x tensor, label smoothing": (4, f"{_CONTEXT} {_STREAM} {SMOOTHED}", None),
+    "context x tensor, recomputed but products": (
+        *(4, f"{_CONTEXT} {_STREAM} {_TWO_PASSES} --activation_checkpointing selective"),
+        None,
+    ),
+    "context x tensor, label smoothing": (4, f"{_CONTEXT} {_STREAM} {_TWO_PASSES} {SMOOTHED}", None),
     "context x shards, pairs": (4, f"{_CONTEXT} {PAIRS}", None),
     "context x shards, compiled": (4, f"{_CONTEXT} {COMPILED}", None),
     "stages x cut stream, compiled": (4, f"{_STAGES} {_STREAM} {COMPILED}", None),

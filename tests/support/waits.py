@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -73,17 +74,30 @@ def counted_waits() -> Iterator[collections.Counter[str]]:
             patches.enter_context(mock.patch.object(get_accelerator(), "synchronize", counting("synchronize", plain)))
         profiler = patches.enter_context(torch.autograd.profiler.profile())
         yield found
-    for event in profiler.function_events:
-        if event.name in OPERATIONS:
-            asking = _asking_operation(event)
+    found.update(_asking_operations(profiler.kineto_results.events()))
+
+
+def _asking_operations(events: Iterable[Any]) -> Iterator[str]:
+    """Yield for each question the operation inside which it is asked, or its own name where Python does not ask.
+
+    The profiler's own tree of its events takes seconds to build: it is made of Python objects, for all of them.
+    """
+    open_events: dict[int, list[Any]] = {}  # of each thread, the one inside the other
+    nested = (event for event in events if not event.is_async())
+    for event in sorted(nested, key=lambda event: (event.start_ns(), -event.end_ns())):
+        around = open_events.setdefault(event.start_thread_id(), [])
+        while around and around[-1].end_ns() <= event.start_ns():
+            around.pop()
+        around.append(event)
+        if event.name() in OPERATIONS:
+            asking = _asking_operation([each.name() for each in around])
             if asking not in (None, *OF_NO_GPU):
-                found[asking] += 1
+                yield asking
 
 
-def _asking_operation(event) -> str | None:
-    """Return the operation inside which a value is asked for, or its own name where Python does not ask."""
-    if event.name not in QUESTIONS:
-        return event.name
-    while event is not None and event.name in QUESTIONS:
-        event = event.cpu_parent
-    return None if event is None or not event.name.startswith("aten::") else event.name
+def _asking_operation(names: list[str]) -> str | None:
+    """Return the innermost of these operations, each inside the one before, that is no question; None for Python."""
+    if names[-1] not in QUESTIONS:
+        return names[-1]
+    asking = next((name for name in reversed(names) if name not in QUESTIONS), "")
+    return asking if asking.startswith("aten::") else None
