@@ -3,7 +3,7 @@
 Korthikanti et al. 2022 (arXiv:2205.05198, section 4) count 34 bytes per token and channel for a layer of GPT in 16 bits
 with dropout, 5 per score of an attention that is not fused; dropout's two masks of the residual stream are 2 of the 34.
 The same count is made here tensor by tensor, for the precisions and layers that they do not have.
-tests/planner/test_activations.py holds it against the tensors that autograd saves.
+tests/memory_model/test_activations.py holds it against the tensors that autograd saves.
 """
 
 from __future__ import annotations

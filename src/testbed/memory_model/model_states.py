@@ -1,7 +1,7 @@
 """Compute the bytes of weights, gradients and optimizer state that a rank must hold. No torch.
 
 Padding of the embedding counts, and the tied head counts once per rank. Activations, communication buckets and host
-memory of --offload do not. tests/planner/test_model_states.py compares with live tensors.
+memory of --offload do not. tests/memory_model/test_model_states.py compares with live tensors.
 
 Symbols: P parameters, N data ranks.
 """
