@@ -150,8 +150,7 @@ def test_links_between_nodes_are_added_to_the_file():
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_machine_is_calibrated_and_planned_with(ranks, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "run", ranks.in_place_of_launches(tmp_path))
+def test_a_machine_is_calibrated_and_planned_with(tmp_path):
     said: list[str] = []
     asked = CalibrationRequest(device="cpu", devices=2, precision="fp32", seconds=300, is_quick=True)
     with Stop() as stop:
