@@ -40,10 +40,8 @@ from testbed.planner.question import OF_OTHERS, OTHER_MODELS
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
-    from testbed.memory_model.job import Job, Machine
     from testbed.planner.constants import Constants
     from testbed.planner.question import Question
-    from testbed.planner.step_time import StepTime
 
 
 ANY_DEVICE = "h100-sxm"
@@ -210,7 +208,6 @@ def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[
         question,
         tokens_of,
     )
-    from testbed.planner.step_time import step_time
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
@@ -235,11 +232,8 @@ def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[
     prices = arguments.price_per_gpu_hour or (None,)
     prices = prices * len(machines) if len(prices) == 1 else prices
 
-    def time_of(job: Job, machine: Machine) -> StepTime:
-        return step_time(job, machine, constants)
-
     return [
-        question(flags, machine, replace(budget, price=price), time_of, numbers)
+        question(flags, machine, replace(budget, price=price), constants, numbers)
         for machine, price in zip(machines, prices, strict=True)
     ], numbers
 

@@ -101,10 +101,9 @@ def test_the_part_that_is_furthest_off_is_named(sweep):
     runs = runs_of(sweep)
     plan_for(runs, sweep, 0.1)
     (entry, *_) = subject_of(runs).measured
-    prediction = dataclasses.replace(
-        prediction_for(entry.example.record, entry.example.path),
-        parts={"matrix products": 0.08, "exposed communication within a node": 0.01, "host": 0.01},
-    )
+    found = prediction_for(entry.example.record, entry.example.path)
+    planned = {"matrix products": 0.08, "exposed communication within a node": 0.01, "host": 0.01}
+    prediction = dataclasses.replace(found, time=dataclasses.replace(found.time, parts=planned))
     parts = Breakdown("a trace", True, {"forward": 0.04, "backward": 0.05, "exposed communication": 0.11})
     said = _where_wrong(Judged(entry, prediction, 0.2, None, parts))
     assert "Furthest off is exposed communication: 10.00 ms were planned" in said and "110.0 ms" in said
@@ -114,7 +113,8 @@ def test_a_gpu_of_a_data_sheet_is_estimated_from_the_run_s_own_settings(sweep):
     record = json.loads((sweep / CELLS[0] / "run_1" / "training_metrics.json").read_text())
     record["hardware"] |= {"device_type": "cuda", "gpu_name": "NVIDIA A100-SXM4-80GB"}
     prediction = prediction_for(record, sweep / CELLS[0] / "run_1" / "training_metrics.json")
-    assert prediction.low < prediction.seconds < prediction.high and "uncalibrated" in prediction.label
+    time = prediction.time
+    assert time.low < time.seconds < time.high and "uncalibrated" in time.label
     record["hardware"]["gpu_name"] = "Abacus 3000"
     assert prediction_for(record, sweep / "training_metrics.json") is None
 

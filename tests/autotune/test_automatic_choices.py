@@ -24,7 +24,7 @@ from testbed.config.run_types import STRATEGIES, WITH_AUTOMATIC_MICRO_BATCH
 from testbed.config.table import FLAGS
 from testbed.memory_model.job import DenseModel
 from testbed.memory_model.memory import SPARE
-from testbed.memory_model.model_states import elements_held
+from testbed.memory_model.model_states import whole
 
 CPU = torch.device("cpu")
 WIDE = ["--embedding_size", "512"]  # states outweigh logits
@@ -174,7 +174,7 @@ def test_what_sharding_saves_is_in_the_prediction(token_files):
         settings = settings_of(token_files, *flags, world_size=ranks).with_values(device="cuda")
         return predicted_bytes(settings, 4)
 
-    states = 16 * elements_held(DenseModel.of_gpt2(settings_of(token_files, *WIDE).shape, SEQUENCE))
+    states = 16 * whole(DenseModel.of_gpt2(settings_of(token_files, *WIDE).shape, SEQUENCE)).elements
     assert predicted("baseline", 1) - states < predicted("fsdp", 8) < predicted("baseline", 1) - 0.3 * states
     assert predicted("ddp", 8) - predicted("baseline", 1) == pytest.approx(SPARE * states / 4, rel=0.05)
 

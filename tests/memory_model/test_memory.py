@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from testbed.autotune.micro_batch import _step, _throw_away
 from testbed.distributed.mesh import MeshSizes
-from testbed.memory_model.buffers import buffers_of, held_by
+from testbed.memory_model.buffers import buffers_of
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import DenseModel, Job, Layout, job_of_settings
 from testbed.memory_model.memory import (
@@ -26,8 +26,7 @@ from testbed.memory_model.memory import (
     needs,
     smallest_number_of_devices,
 )
-from testbed.memory_model.model_states import model_state_bytes
-from testbed.memory_model.stages import stages_by_rank
+from testbed.memory_model.model_states import held_by_rank, model_state_bytes
 from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.planner.rows import own_rows
@@ -137,8 +136,8 @@ def test_the_fullest_rank_of_a_pipeline_is_at_an_end_of_those_alike(schedule, ra
     assert memory_of(it).allocated == max(one.allocated for one in memory_of_ranks(it))
     sharded = dataclasses.replace(layout, data=4, shard=4, zero_stage=3)
     it = dataclasses.replace(it, run_type="mesh", layout=sharded)
-    for stages in stages_by_rank(it):
-        assert all(buffer.num_bytes >= 0 for buffer in buffers_of(it, held_by(it, stages)))
+    for held in held_by_rank(it):
+        assert all(buffer.num_bytes >= 0 for buffer in buffers_of(it, held))
 
 
 def test_a_rank_with_both_ends_keeps_the_embedding_out_of_its_shards():
@@ -262,7 +261,7 @@ def test_a_pipeline_keeps_the_weights_that_fsdp_gathered():
 def test_gradients_that_context_ranks_average_take_buckets_without_copies_too():
     def has_buckets(**layout: int) -> bool:
         of = Job(model=GPT2_124M, layout=Layout(**layout), micro_batch=1, accumulation=1, run_type="mesh")  # type: ignore[arg-type]
-        (stages,) = stages_by_rank(of)
-        return any(buffer.name == "averaged buckets" for buffer in buffers_of(of, held_by(of, stages)))
+        (held,) = held_by_rank(of)
+        return any(buffer.name == "averaged buckets" for buffer in buffers_of(of, held))
 
     assert has_buckets(data=2) and has_buckets(context=2) and not has_buckets(tensor=2)

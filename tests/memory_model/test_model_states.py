@@ -12,9 +12,10 @@ from support.model_states import TRANSIENT, count_before_updates, counts_of, liv
 from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.memory_model.model_states import (
     UPDATE_COPY,
-    elements_held,
+    Held,
     model_state_bytes,
     update_copy_bytes,
+    whole,
 )
 from testbed.memory_model.stages import Stage
 from testbed.model.gpt2 import GPT2
@@ -31,7 +32,8 @@ def states(stages=None, data_rank: int = 0, persistent: int = 0, **values) -> di
     layout = Layout(**values.pop("layout", {}))
     run_type = "optimized" if layout.zero_stage > 0 and not values.pop("is_fsdp", False) else "fsdp"
     job = Job(model=MODEL, layout=layout, micro_batch=1, accumulation=1, run_type=run_type, **values)
-    return model_state_bytes(job, stages, data_rank=data_rank, persistent=persistent)
+    held = Held(MODEL, tuple(stages)) if stages else None
+    return model_state_bytes(job, held, data_rank=data_rank, persistent=persistent)
 
 
 def zero(stage: int, ranks: int = 2) -> dict[str, int]:
@@ -43,7 +45,7 @@ def bytes_of(parameters: int, gradients: int, optimizer: int) -> dict[str, int]:
 
 
 def test_the_whole_model_is_counted_with_its_padding():
-    assert elements_held(MODEL) == 796 == sum(parameter.numel() for parameter in GPT2(SHAPE).parameters())
+    assert whole(MODEL).elements == 796 == sum(parameter.numel() for parameter in GPT2(SHAPE).parameters())
     assert states() == bytes_of(4 * 796, 4 * 796, 8 * 796)
     assert states(layout={"data": 2}) == bytes_of(4 * 796, 4 * 796, 8 * 796)
 
@@ -87,15 +89,15 @@ def test_zero_1_and_2_keep_gradients_of_whole_tensors(stage):
 
 def test_tensor_ranks_share_matrices_and_hold_the_rest():
     # wte 256, wpe 32, c_attn (48 + 12) / 2, c_proj 8 + 4, c_fc (64 + 16) / 2, c_proj 32 + 4, three LayerNorms 24
-    assert elements_held(MODEL, tensor_ranks=2) == 256 + 32 + 30 + 12 + 40 + 36 + 24
+    assert whole(MODEL, tensor_ranks=2).elements == 256 + 32 + 30 + 12 + 40 + 36 + 24
     assert states(layout={"tensor": 2}) == bytes_of(4 * 430, 4 * 430, 8 * 430)
 
 
 def test_muon_keeps_one_moment_of_the_matrices_inside_the_blocks():
-    inside, whole = 48 + 16 + 64 + 64, 796
-    assert states(optimizer="muon")["optimizer"] == 8 * (whole - inside) + 4 * inside
+    inside, elements = 48 + 16 + 64 + 64, 796
+    assert states(optimizer="muon")["optimizer"] == 8 * (elements - inside) + 4 * inside
     half = states(layout=zero(3), is_fsdp=True, optimizer="muon")
-    assert half == bytes_of(4 * 398, 4 * 398, (8 * (whole - inside) + 4 * inside) // 2)
+    assert half == bytes_of(4 * 398, 4 * 398, (8 * (elements - inside) + 4 * inside) // 2)
     assert states(layout={"tensor": 2}, optimizer="muon")["optimizer"] == 8 * 430 - 4 * inside // 2
     last = Stage(range(0), embeds=False, predicts=True)
     assert states([last], layout={"pipeline": 2}, optimizer="muon")["optimizer"] == 8 * 520
@@ -103,12 +105,12 @@ def test_muon_keeps_one_moment_of_the_matrices_inside_the_blocks():
 
 def test_both_ends_of_a_pipeline_hold_the_embedding_and_a_rank_with_both_ends_once():
     first, last = Stage(range(1), embeds=True, predicts=False), Stage(range(0), embeds=False, predicts=True)
-    assert elements_held(MODEL, stages=[first]) == 512 + 32 + 192 + 52
-    assert elements_held(MODEL, stages=[last]) == 512 + 8
-    assert elements_held(MODEL, stages=[first, last]) == 796
+    assert Held(MODEL, (first,)).elements == 512 + 32 + 192 + 52
+    assert Held(MODEL, (last,)).elements == 512 + 8
+    assert Held(MODEL, (first, last)).elements == 796
     assert states([last], layout={"pipeline": 2}) == bytes_of(4 * 520, 4 * 520, 8 * 520)
     untied = dataclasses.replace(MODEL, tied=False)
-    assert elements_held(untied, stages=[first, last]) == 796 + 512 == untied.parameters
+    assert Held(untied, (first, last)).elements == 796 + 512 == untied.parameters
 
 
 def difference(row: dict) -> float:

@@ -13,8 +13,8 @@ from testbed.config.run_types import STRATEGIES
 from testbed.memory_model.devices import Device, Link
 from testbed.memory_model.job import Job, Machine, job_of
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.planner.candidates import candidates, possible
-from testbed.planner.command import arguments_of, command_of
+from testbed.planner.candidates import possible
+from testbed.planner.command import command_of
 from testbed.planner.goodput import Failures
 from testbed.planner.machines import cpu_core
 from testbed.planner.plan import name_of
@@ -29,9 +29,14 @@ def machine(devices: int, per_node: int = 8, device: Device = GPU) -> Machine:
     return Machine(device=device, devices=devices, per_node=per_node, within_node=LINK, between_nodes=LINK)
 
 
+def candidates(*asked) -> list[Job]:
+    return possible(*asked)[0]
+
+
 def read_back(job: Job, there: Machine, shape: ModelShape) -> Job:
     """Return the run that gpt2.py would settle on, started with the job's command."""
-    asked = parse_command_line(arguments_of(job, there))
+    words = command_of(job, there)
+    asked = parse_command_line(words[words.index("src/gpt2.py") + 1 :])
     values = {**asked.values, **options_of_run_type(asked.values, asked.typed)}
     base = MODEL_SIZES[values["model"]]
     dimensions = {name: values[name] or number for name, number in dataclasses.asdict(base).items()}

@@ -20,7 +20,7 @@ from testbed.memory_model.memory import fits, largest_micro_batch, memory_of
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.calibration import Calibration
-from testbed.planner.candidates import candidates
+from testbed.planner.candidates import possible
 from testbed.planner.command import arguments_of
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
@@ -46,10 +46,14 @@ GPT2 = DenseModel.of_gpt2(MODEL_SIZES["gpt2"], 1024)
 CONSTANTS = published_constants()
 
 
+def candidates(*asked) -> list[Job]:
+    return possible(*asked)[0]
+
+
 @pytest.fixture(scope="module")
 def runs() -> list[PlannedRun]:
     jobs = candidates(MODEL_SIZES["gpt2-xl"], 1024, 512, NODE)
-    return plan(jobs, NODE, lambda job: step_time(job, NODE, published_constants()))
+    return plan(jobs, NODE, CONSTANTS)
 
 
 def test_what_fits_comes_first_then_what_is_tight_and_the_fastest_of_it(runs):
@@ -260,7 +264,8 @@ def test_a_plan_is_read_back_from_its_file(runs, tmp_path):
     write_plan(tmp_path / "plan.json", plan_record(kept, Budget(tokens=1e9), ("--model", "gpt2-xl"), "python plan.py"))
     machine, predictions = read_plan(tmp_path / "plan.json")
     assert machine == NODE
-    assert predictions == [prediction_of(run) for run in kept]
+    even = [dataclasses.replace(run, time=dataclasses.replace(run.time, uneven=0.0)) for run in kept]
+    assert predictions == [prediction_of(run) for run in even]
 
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
@@ -387,11 +392,6 @@ def test_a_sweep_in_which_nothing_fits_fails():
     assert run_here(PLAN, *words).returncode == 2
 
 
-def test_a_device_without_triton_is_not_planned_compiled():
-    done = run_here(PLAN, "--model", "gpt2", "--gpu", "p100", "--gpus", 8)
-    assert "--compile off" in done.stdout and "--compile on" not in done.stdout
-
-
 def test_the_fastest_and_the_cheapest_of_several_kinds_and_numbers_are_said():
     words = ["--model", "gpt2", "--gpu", "a100-80,h100-sxm", "--price_per_gpu_hour", "1,9", "--tokens", "100B"]
     done = run_here(PLAN, *words, "--sweep", "gpus=8,16", "--deadline", "15h")
@@ -415,14 +415,14 @@ def test_another_model_is_planned_and_has_no_command():
     assert "src/gpt2.py trains GPT-2 alone" in done.stdout and "--run_type" not in done.stdout
     asked = question(
         {"num_heads": 8, "kv_heads": 2, "ffn": 5000, "gated": True, "num_layers": 6, "embedding_size": 512},
-        NODE, Budget(), lambda job, machine: step_time(job, machine, CONSTANTS),
+        NODE, Budget(), CONSTANTS,
     )  # fmt: skip
     model = asked.other
     assert (model.kv_heads, model.ffn, model.mlp, model.tied, model.layers) == (2, 5000, "swiglu", False, 6)
     jobs = [run.job for run in asked.runs()[0]]
     assert {job.model for job in jobs} == {model} and {job.layout.tensor for job in jobs} == {1, 2}
-    gpt2 = question({}, NODE, Budget(), asked.time_of)
-    untied = question({"untied": True}, NODE, Budget(), asked.time_of)
+    gpt2 = question({}, NODE, Budget(), CONSTANTS)
+    untied = question({"untied": True}, NODE, Budget(), CONSTANTS)
     assert gpt2.other is None and not untied.other.tied and untied.other.mlp == "gelu"
 
 
@@ -465,6 +465,8 @@ BAD = {
     "the price of nothing": (["--gpu", "t4", "--price_per_gpu_hour", 3], "give --tokens"),
     "a batch for no rank": (["--gpu", "h100", "--gpus", 3, "--matmul", "fp8", "--global_batch_size", 8], "multiple of"),
     "predictions to nowhere": (["--predict", "rows.json"], "--out"),
+    "more devices than there are": (["--gpu", "t4", "--gpus", 10**11], "at most 1,048,576 devices"),
+    "8 bits on 16": (["--gpu", "a100-80", "--matmul", "fp8"], "a100-80gb multiplies nothing in 8 bits"),
     "no calibration": (["--gpu", "t4", "--calibration", "README.md"], "README.md"),
 }
 
@@ -520,33 +522,12 @@ def test_a_run_that_failures_never_let_end_is_said_and_written(runs, tmp_path):
     assert run["goodput"] == 0 and run["days"] is None and run["cost"] is None
 
 
-def test_a_plan_file_with_words_for_numbers_is_refused(runs, tmp_path):
-    path = tmp_path / "plan.json"
-    record = plan_record(runs[:1], Budget(), (), "plan.py")
-    record["runs"][0]["needs_bytes"] = "much"
-    write_plan(path, record)
-    with pytest.raises(InputError, match="is not a plan"):
-        read_plan(path)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--gpus", str(10**11)], "at most 1,048,576 devices"),
-        (["--matmul", "fp8"], "a100-80gb multiplies nothing in 8 bits"),
-    ],
-)
-def test_what_the_devices_cannot_be_or_do_is_refused(words, reason):
-    ended = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", *words)
-    assert ended.returncode == 2 and reason in ended.stderr
-
-
 def test_a_batch_of_millions_is_written_in_full():
     machine = machine_named("h100-sxm", 8, None, None)
     job = candidates(MODEL_SIZES["gpt2"], 1024, 2**21, machine, {"run_type": "ddp"})[0]
-    words = arguments_of(job, machine)
+    words = arguments_of(job)
     assert words[words.index("--global_batch_size") + 1] == "2097152"
-    run = plan([job], machine, lambda job: step_time(job, machine, published_constants()))[0]
+    run = plan([job], machine, CONSTANTS)[0]
     assert "2,097,152 x 1,024 tokens" in headline([run], Budget())
 
 
@@ -556,7 +537,7 @@ def test_the_largest_micro_batch_leaves_a_schedule_what_it_needs():
     jobs = candidates(MODEL_SIZES["gpt2"], 1024, 32, NODE, given)
     largest = {job.schedule: largest_micro_batch(job, NODE.device) for job in jobs}
     assert largest == {"gpipe": 8, "1f1b": 4, "interleaved_1f1b": 4, "zero_bubble": 4}
-    runs = plan(jobs, NODE, lambda job: step_time(job, NODE, published_constants()))
+    runs = plan(jobs, NODE, CONSTANTS)
     (run,) = plan_record(runs[:1], Budget(), (), "plan.py")["runs"]
     assert run["largest_micro_batch"] == largest[run["job"]["schedule"]]
 

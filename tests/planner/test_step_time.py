@@ -17,16 +17,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.memory_model.devices import device_named, devices, network
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Layout, Machine
-from testbed.memory_model.model_states import elements_held
-from testbed.memory_model.stages import even_stages, stages_by_rank
+from testbed.memory_model.model_states import held_by_rank
+from testbed.memory_model.stages import even_stages
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.collectives import Traffic, data_traffic, far_boundaries, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
-from testbed.planner.fit import Fit, Measured, nominal_of
+from testbed.planner.fit import Fit, Measured, Nominal, nominal_of
 from testbed.planner.machines import machine_named
-from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, repeated_shares, shares_of, step_parts
-from testbed.planner.rates import DataSheetRates, link_seconds, orthogonalisation_flops, weight_bytes
+from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, repeated_shares, step_parts
+from testbed.planner.rates import Rates, link_seconds, orthogonalisation_flops, weight_bytes
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
@@ -46,6 +46,13 @@ def machine(devices: int, kind: str = "h100-sxm") -> Machine:
 
 def job(micro_batch: float = 4, accumulation: float = 2, **layout: object) -> Job:
     return Job(model=MODEL, layout=Layout(**layout), micro_batch=micro_batch, accumulation=accumulation)  # type: ignore[arg-type]
+
+
+def nominal(of: Job) -> Nominal:
+    """Return the job on one H100 before any factor."""
+    there = machine(1)
+    parts, idle, _ = step_parts(of, there, Rates(there.device))
+    return nominal_of(parts, idle, of, there)
 
 
 def predicted(of: Job, kind: str = "h100-sxm"):
@@ -112,14 +119,14 @@ def test_more_devices_never_compute_longer(of: Job, kind: str, times: int):
     assert of.accumulation > 0
     more = replace(of, layout=replace(of.layout, data=of.layout.data * times), accumulation=of.accumulation / times)
     before, after = (
-        step_parts(one, machine(one.layout.devices, kind), DataSheetRates(device_named(kind)))[0] for one in (of, more)
+        step_parts(one, machine(one.layout.devices, kind), Rates(device_named(kind)))[0] for one in (of, more)
     )
     for part in ("products", "operands", "attention", "elementwise", "head"):
         assert after[part] <= before[part] * (1 + 1e-9)
 
 
 def test_matrix_products_take_their_flops_over_the_share_of_the_peak():
-    parts, idle, uneven = step_parts(job(), machine(1), DataSheetRates(device_named("h100-sxm")))
+    parts, idle, uneven = step_parts(job(), machine(1), Rates(device_named("h100-sxm")))
     flops = 6 * 24 * 12 * 2048**2 * 4 * 2 * 1024
     assert parts["products"] == pytest.approx(flops / (0.72 * 989.4e12))
     assert idle == uneven == 0
@@ -127,7 +134,7 @@ def test_matrix_products_take_their_flops_over_the_share_of_the_peak():
 
 
 def test_recomputation_repeats_the_forward_pass():
-    sheet = DataSheetRates(device_named("h100-sxm"))
+    sheet = Rates(device_named("h100-sxm"))
     plain, again = (step_parts(replace(job(), recompute=kind), machine(1), sheet)[0] for kind in ("none", "full"))
     assert again["products"] == pytest.approx(4 / 3 * plain["products"])
     assert again["attention"] == pytest.approx(4.5 / 3.5 * plain["attention"])
@@ -145,10 +152,8 @@ def test_tensor_ranks_reduce_four_times_per_block():
 def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():
     scatter = Traffic(kind="reduce_scatter", size=100, ranks=2)
     assert (scatter.moved(), scatter.moved("gloo")) == (50, 100)
-    stages = {stage: data_traffic(job(data=2, zero_stage=stage, shard=2, accumulation=1), 24) for stage in (1, 2)}
-    plain = sum(
-        one.times * one.moved("gloo") for one in data_traffic(replace(job(data=2), has_16_bit_weights=True), 24)
-    )
+    stages = {stage: data_traffic(job(data=2, zero_stage=stage, shard=2, accumulation=1)) for stage in (1, 2)}
+    plain = sum(one.times * one.moved("gloo") for one in data_traffic(replace(job(data=2), has_16_bit_weights=True)))
     for traffic in stages.values():
         both = [replace(one, size=2 * MODEL.parameters) for one in traffic]  # gradients and weights of one width
         assert sum(one.times * one.moved("gloo") for one in both) == pytest.approx(1.5 * plain)
@@ -156,7 +161,7 @@ def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():
 
 def test_sharded_weights_go_with_every_micro_batch_and_the_ends_of_a_pass_wait_for_the_root():
     """The root, embedding and last norm, is gathered once for both passes; blocks are gathered again."""
-    traffic = data_traffic(job(data=8, zero_stage=3, shard=8), 24)
+    traffic = data_traffic(job(data=8, zero_stage=3, shard=8))
     assert [(one.kind, one.times, one.window > 0) for one in traffic] == [
         ("all_gather", 2, False),
         ("all_gather", 2, True),
@@ -173,7 +178,7 @@ def test_autocast_of_this_program_gathers_weights_and_sends_activations_in_fp32(
     own = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp")
 
     def sent(of: Job, kind: str) -> float:
-        return sum(one.size for one in data_traffic(of, 24) if one.kind == kind)
+        return sum(one.size for one in data_traffic(of) if one.kind == kind)
 
     native = replace(own, has_16_bit_weights=True)
     assert sent(own, "all_gather") == 2 * sent(native, "all_gather")
@@ -184,48 +189,38 @@ def test_autocast_of_this_program_gathers_weights_and_sends_activations_in_fp32(
     assert own_hop.size == 2 * other.size
 
 
+def products_of_a_step(checkpointing: str, kernel: SDPBackend = SDPBackend.FLASH_ATTENTION) -> dict[object, float]:
+    """Return the FLOPs of a step of src/gpt2.py's own model by operation, counted by PyTorch."""
+    model = GPT2(dataclasses.replace(MODEL_SIZES["nano"], vocab_size=64), 0.0, checkpointing)
+    ids = torch.zeros(1, 32, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(kernel):
+        model(ids, ids).backward()
+    return counter.get_flop_counts()["Global"]
+
+
 @pytest.mark.parametrize("checkpointing", ["selective", "block"])
 def test_what_is_computed_again_is_what_the_model_computes_again(checkpointing: str):
-    """Products of a step of src/gpt2.py's own model, counted by PyTorch; forward is a third of them."""
-
-    def products(kind: str) -> float:
-        model = GPT2(dataclasses.replace(MODEL_SIZES["nano"], vocab_size=64), 0.0, kind)
-        ids = torch.zeros(1, 32, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(ids, ids).backward()
-        by_kind = counter.get_flop_counts()["Global"]
-        return sum(flops for kind, flops in by_kind.items() if "attention" not in str(kind))
-
+    """Forward is a third of the products. PyTorch's math kernel is made of batched ones, which no checkpointing of
+    src/gpt2.py keeps."""
+    plain, again = (
+        sum(flops for kind, flops in products_of_a_step(each).items() if "attention" not in str(kind))
+        for each in ("none", checkpointing)
+    )
+    of_blocks = plain - 6 * 32 * MODEL_SIZES["nano"].embedding_size * 128  # the head, 64 tokens padded to 128
     own = replace(job(), run_type="ddp", recompute=RECOMPUTE[checkpointing])
-    of_blocks = (
-        products("none") - 6 * 32 * MODEL_SIZES["nano"].embedding_size * 128
-    )  # the head, 64 tokens padded to 128
-    again = (products(checkpointing) - products("none")) / (of_blocks / 3)
-    assert repeated_shares(own).get("products", 0.0) == pytest.approx(again, abs=0.01)
-
-
-@pytest.mark.parametrize("checkpointing", ["selective", "block"])
-def test_attention_without_a_fused_kernel_is_computed_again(checkpointing: str):
-    """PyTorch's math kernel is made of batched products, which no checkpointing of src/gpt2.py keeps."""
-
-    def products(kind: str) -> float:
-        model = GPT2(dataclasses.replace(MODEL_SIZES["nano"], vocab_size=64), 0.0, kind)
-        ids = torch.zeros(1, 32, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            model(ids, ids).backward()
-        return counter.get_flop_counts()["Global"][torch.ops.aten.bmm]
-
-    own = replace(job(), run_type="ddp", attention="eager", recompute=RECOMPUTE[checkpointing])
-    again = (products(checkpointing) - products("none")) / (products("none") / 3)
-    assert repeated_shares(own)["attention"] == pytest.approx(again, abs=0.01) and again == 1
-    assert repeated_shares(replace(own, attention="flash")).get("attention", 0.0) == (checkpointing == "block")
+    found = repeated_shares(own)
+    assert found.get("products", 0.0) == pytest.approx((again - plain) / (of_blocks / 3), abs=0.01)
+    assert found.get("attention", 0.0) == (checkpointing == "block")
+    plain, again = (products_of_a_step(each, SDPBackend.MATH)[torch.ops.aten.bmm] for each in ("none", checkpointing))
+    eager = repeated_shares(replace(own, attention="eager"))["attention"]
+    assert eager == pytest.approx((again - plain) / (plain / 3), abs=0.01) and eager == 1
 
 
 def test_muon_is_as_fast_as_the_units_of_its_dtype():
     """bf16, or fp32 whatever else the run multiplies in (optim/optimizer.py)."""
     own = replace(job(), run_type="ddp", optimizer="muon")
     seconds = {
-        precision: DataSheetRates(device_named("h100-sxm")).optimizer_seconds(0.0, replace(own, precision=precision))
+        precision: Rates(device_named("h100-sxm")).optimizer_seconds(0.0, replace(own, precision=precision))
         for precision in ("bf16", "fp8", "fp16", "fp32")
     }
     assert seconds["fp16"] == seconds["fp32"] > 10 * seconds["bf16"] and seconds["fp8"] == seconds["bf16"]
@@ -233,7 +228,7 @@ def test_muon_is_as_fast_as_the_units_of_its_dtype():
 
 @pytest.mark.parametrize("name", sorted(devices()))
 def test_no_attention_is_faster_than_matrix_products(name: str):
-    rates = DataSheetRates(devices()[name])
+    rates = Rates(devices()[name])
     of = replace(job(), precision="bf16" if "bf16" in devices()[name].peak_flops else "fp32")
     size = 8192
     (product, _), _ = rates.layer_seconds(size, size, size, of)
@@ -269,7 +264,7 @@ def test_two_devices_without_a_switch_use_the_link_between_them():
 
 
 def test_a_shard_takes_the_host_longer_than_a_whole_block():
-    rates = DataSheetRates(device_named("h100-sxm"))
+    rates = Rates(device_named("h100-sxm"))
     whole = replace(job(data=8), run_type="ddp", compiled=True)
     shards = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp", compiled=True)
     assert rates.host_seconds(12, 0.0, shards) > 2 * rates.host_seconds(12, 0.0, whole) > 0
@@ -289,21 +284,21 @@ def test_the_fullest_stage_of_a_pipeline_sends_its_gradients():
     """16 stages of two blocks, and the last with a head of 30 blocks' size: the mean stage holds far less."""
     model = replace(MODEL, layers=32, vocab=16 * 12 * MODEL.hidden)
     of = Job(model=model, layout=Layout(data=4, pipeline=16), micro_batch=1, accumulation=16, run_type="pipeline")
-    (sent,) = data_traffic(replace(of, schedule="1f1b"), 2)
-    assert sent.size == 4 * max(elements_held(model, 1, stages) for stages in stages_by_rank(of))
+    (sent,) = data_traffic(replace(of, schedule="1f1b"))
+    assert sent.size == 4 * max(held.elements for held in held_by_rank(of))
     assert sent.size > 3 * 4 * model.parameters / 16
 
 
 def test_eager_8_bits_cast_in_many_kernels():
     of = replace(job(), precision="fp8", run_type="fsdp")
-    sheet = DataSheetRates(device_named("h100-sxm"))
+    sheet = Rates(device_named("h100-sxm"))
     eager, compiled = (sheet.elementwise_seconds(replace(of, compiled=compiled)) for compiled in (False, True))
     assert eager > 3 * compiled
 
 
 def test_copies_of_shards_meet_between_nodes_with_one_network_card_each():
     """A rank of 64 with shards of 8: 7/8 of an eighth of the gradients twice over its own 400 Gbit/s."""
-    *_, between = data_traffic(job(data=64, zero_stage=3, shard=8), 24)
+    *_, between = data_traffic(job(data=64, zero_stage=3, shard=8))
     assert between.ranks == 8 and between.neighbours(machine(64)) == 1
     bytes_sent = 2 * 7 / 8 * 4 * MODEL.parameters / 8
     assert link_seconds(between, machine(64)) > bytes_sent / 50e9
@@ -315,7 +310,7 @@ def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():
     assert bubble_seconds(replace(of, schedule=None), [1.0, 1.0, 1.0, 2.0]) == 24.0
     time = predicted(of)
     assert time.parts[BUBBLE] / time.seconds == pytest.approx(3 / 11, rel=0.3)
-    assert sum(share.blocks for share in shares_of(of)) == 24
+    assert sum(share.blocks for share in held_by_rank(of)) == 24
 
 
 def test_a_tied_embedding_s_gradient_is_added_up_by_the_first_stage_and_the_last():
@@ -328,11 +323,11 @@ def test_a_tied_embedding_s_gradient_is_added_up_by_the_first_stage_and_the_last
 def test_deepspeed_s_first_stages_all_reduce_and_ddp_s_last_bucket_waits_for_backward():
     """Its use_multi_rank_bucket_allreduce is on by default: a reduce-scatter would send half as much."""
     zero = replace(job(data=8, zero_stage=1, shard=8, accumulation=4), run_type="optimized")
-    assert [(one.kind, one.times, one.window) for one in data_traffic(zero, 24)] == [
+    assert [(one.kind, one.times, one.window) for one in data_traffic(zero)] == [
         ("all_reduce", 1, 2 / 3),
         ("all_gather", 1, 0),
     ]
-    early, last = data_traffic(replace(job(data=8), run_type="ddp"), 24)
+    early, last = data_traffic(replace(job(data=8), run_type="ddp"))
     assert early.in_background and early.size + last.size == 4 * MODEL.parameters
     assert last.window == 0 and last.size == 4 * MODEL.head_parameters  # tied: its gradient is complete last
 
@@ -340,7 +335,7 @@ def test_deepspeed_s_first_stages_all_reduce_and_ddp_s_last_bucket_waits_for_bac
 def test_where_126_blocks_do_not_divide_the_ends_count_as_blocks():
     stages = even_stages(replace(MODEL, layers=126), 128)
     assert [len(stage.blocks) for stage in stages] == [0, *[1] * 126, 0]
-    shares = shares_of(replace(job(pipeline=16, virtual_stages=4), model=replace(MODEL, layers=126)))
+    shares = held_by_rank(replace(job(pipeline=16, virtual_stages=4), model=replace(MODEL, layers=126)))
     assert [share.blocks for share in shares] == [7, *[8] * 14, 7]
     assert [share.predicts for share in shares] == [False] * 15 + [True]
 
@@ -458,23 +453,22 @@ def test_a_fit_finds_a_factor_and_shrinks_it_by_the_rows_that_speak_for_it():
         rows = []
         for _ in range(number):
             of = replace(job(), stack="slow")
-            nominal = nominal_of(of, machine(1), DataSheetRates(device_named("h100-sxm")))
-            rows.append(Measured(nominal, math.log(1.3 * nominal.seconds.sum()), 0.04))
+            before = nominal(of)
+            rows.append(Measured(before, math.log(1.3 * before.seconds.sum()), 0.04))
         log_time, deviation = Fit(rows).predict(rows[0].nominal)
         found.append((log_time - math.log(rows[0].nominal.seconds.sum()), deviation))
     errors = [abs(value - math.log(1.3)) for value, _ in found]
     assert errors[0] < 0.02 and errors[2] < 0.002
     assert found[0][1] > found[2][1]
-    bare = Fit([]).predict(nominal_of(job(), machine(1), DataSheetRates(device_named("h100-sxm"))))
+    bare = Fit([]).predict(nominal(job()))
     assert bare[1] > 0.15
 
 
 def test_a_fit_is_the_posterior_mode():
     """The gradient of the negative log posterior vanishes where the fit stops, by finite differences."""
     of = [replace(job(micro_batch=size), stack=stack) for size in (1, 4, 16) for stack in ("a", "b")]
-    sheet = DataSheetRates(device_named("h100-sxm"))
     rows = [
-        Measured(nominal := nominal_of(one, machine(1), sheet), math.log(nominal.seconds.sum()) + 0.1 * number, 0.04)
+        Measured(before := nominal(one), math.log(before.seconds.sum()) + 0.1 * number, 0.04)
         for number, one in enumerate(of)
     ]
     fit = Fit(rows)
@@ -505,7 +499,7 @@ def test_the_conformal_quantile_counts_the_new_score_as_the_largest():
 def test_offloaded_states_take_the_way_to_the_host_and_its_memory():
     """fp32 gradients go down and weights up at 25 GB/s; AdamW reads and writes 28 bytes per element at 100 GB/s."""
     seconds = {
-        offload: step_parts(replace(job(), offload=offload), machine(1), DataSheetRates(device_named("h100-sxm")))[0]
+        offload: step_parts(replace(job(), offload=offload), machine(1), Rates(device_named("h100-sxm")))[0]
         for offload in ("none", "optimizer", "parameters")
     }
     assert seconds["none"]["offload"] == seconds["optimizer"]["optimizer"] == 0
@@ -521,7 +515,7 @@ def test_each_micro_batch_of_zero_2_takes_its_gradients_to_the_host():
         step_parts(
             replace(job(), offload="optimizer", layout=layout, accumulation=count),
             machine(1),
-            DataSheetRates(device_named("h100-sxm")),
+            Rates(device_named("h100-sxm")),
         )[0]["offload"]
         for count in (1, 4)
     )
@@ -545,14 +539,14 @@ def test_muon_multiplies_matrices_where_adamw_moves_memory():
     h = 2048
     one_block = 5 * ((4 * h * h * 3 * h + 2 * h**3) + (6 * h**3) + 2 * (4 * h * h * 4 * h + 2 * h**3))
     assert orthogonalisation_flops(muon) == pytest.approx(24 * one_block)
-    sheet = DataSheetRates(device_named("h100-sxm"))
+    sheet = Rates(device_named("h100-sxm"))
     more = sheet.optimizer_seconds(1e9, muon) - sheet.optimizer_seconds(1e9, job())
     assert more == pytest.approx(24 * one_block / (0.72 * 989.4e12))
 
 
 def test_data_parallel_sends_weights_and_gradients_in_each_pass():
     of = {name: replace(job(data=8), run_type=name, accumulation=16) for name in ("dp", "allreduce")}
-    (every,), (once,) = (data_traffic(one, 24) for one in of.values())
+    (every,), (once,) = (data_traffic(one) for one in of.values())
     assert (every.times, once.times) == (16, 1) and every.size == once.size
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.programs import TINY_RUN, data_flags
 from support.ranks import Ranks
-from testbed.planner.here import facts_here
+from testbed.planner.calibration import facts_here
 from testbed.sweep.request import facts_of_machine
 
 WORKER = Path(__file__).parent / "agreement_worker.py"

@@ -22,7 +22,7 @@ from testbed.distributed.launch import Launch
 from testbed.experiments.divergence.answer import answer_of
 from testbed.experiments.divergence.run_sides import Start, facts_of
 from testbed.experiments.divergence.sides import Side, read_folder
-from testbed.planner.here import facts_here
+from testbed.planner.calibration import facts_here
 from testbed.sweep.request import facts_of_machine
 
 RESULTS = REPOSITORY / "docs" / "results" / "first_divergence"

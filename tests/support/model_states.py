@@ -25,8 +25,14 @@ from testbed.data.token_file import TokenFileWriter
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch, read_launch
 from testbed.memory_model.job import DenseModel, job_of_settings
-from testbed.memory_model.model_states import UPDATE_COPY, elements_held, model_state_bytes, part_of, update_copy_bytes
-from testbed.memory_model.stages import stages_of
+from testbed.memory_model.model_states import (
+    UPDATE_COPY,
+    held_by_rank,
+    model_state_bytes,
+    part_of,
+    update_copy_bytes,
+    whole,
+)
 from testbed.model.gpt2 import GPT2
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.optim.optimizer import local_tensor
@@ -114,12 +120,12 @@ def live_tensors() -> list[torch.Tensor]:
 
 def published_zero_bytes(model: DenseModel, data_ranks: int, zero_stage: int) -> dict[str, int]:
     """Return the bytes of mixed precision in figure 1 of the ZeRO paper. Stage 3 is its fully sharded one."""
-    whole = elements_held(model)
-    part = part_of(whole, data_ranks)
+    elements = whole(model).elements
+    part = part_of(elements, data_ranks)
     return {
-        "parameters": 2 * (part if zero_stage >= 3 else whole),
-        "gradients": 2 * (part if zero_stage >= 2 else whole),
-        "optimizer": 12 * (part if zero_stage >= 1 else whole),
+        "parameters": 2 * (part if zero_stage >= 3 else elements),
+        "gradients": 2 * (part if zero_stage >= 2 else elements),
+        "optimizer": 12 * (part if zero_stage >= 1 else elements),
     }
 
 
@@ -128,8 +134,7 @@ def with_formulas(count: dict[str, Storages], settings: RunSettings, rank: int) 
     mesh, job = settings.plan.mesh, job_of_settings(settings)
     formulas = model_state_bytes(
         job,
-        # 1F1B has one stage on each rank, and here all ranks are pipeline ranks
-        [stages_of(job.model, mesh.pipeline)[rank]] if mesh.pipeline > 1 else None,
+        held_by_rank(job)[rank] if mesh.pipeline > 1 else None,  # here all ranks are pipeline ranks
         data_rank=rank,  # only ZeRO asks, and there every rank is a data rank
         persistent=0,  # as DEEPSPEED_CONFIG has it
     )

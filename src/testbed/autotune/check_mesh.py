@@ -37,7 +37,7 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.errors import first_line
 from testbed.memory_model.job import Job, Machine
-from testbed.memory_model.stages import stages_by_rank
+from testbed.memory_model.model_states import ends_of_each, held_by_rank
 from testbed.model.gpt2 import GPT2
 from testbed.planner.command import arguments_of, mesh_of
 from testbed.strategies import Strategy, build_strategy
@@ -74,21 +74,13 @@ def role_ranks(job: Job) -> list[int]:
     mesh = mesh_of(job)
     rows = -(-job.model.vocab // mesh.tensor)  # DTensor cuts so: the last pieces are smaller, or empty
     pieces = [min(max(job.model.vocab - tensor * rows, 0), rows) for tensor in range(mesh.tensor)]
-    stages = [tuple((len(one.blocks), one.embeds, one.predicts) for one in held) for held in stages_by_rank(job)]
     inner = range(mesh.data * mesh.context)
     return [
         (stage * len(inner) + data) * mesh.tensor + tensor
-        for stage in _ends_of_each(stages)
-        for data in _ends_of_each([None for _ in inner])
-        for tensor in _ends_of_each(pieces)
+        for stage in ends_of_each([held.kind for held in held_by_rank(job)])
+        for data in ends_of_each([None for _ in inner])
+        for tensor in ends_of_each(pieces)
     ]
-
-
-def _ends_of_each(kinds: Sequence[object]) -> list[int]:
-    """Return the places of the first and the last of each kind, in order."""
-    first = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
-    last = {kind: place for place, kind in enumerate(kinds)}
-    return sorted({*first.values(), *last.values()})
 
 
 def build_ranks(
@@ -241,7 +233,7 @@ def check_jobs(jobs: Sequence[Job], machine: Machine, work: Sequence[str] = ()) 
         checked: dict[Job, CheckedJob] = {}
         for ranks in sorted({_ranks_of(job) for job in jobs}):
             alike = [job for job in jobs if _ranks_of(job) == ranks]
-            arguments = [[*arguments_of(job, machine, work), *data] for job in alike]
+            arguments = [[*arguments_of(job, work), *data] for job in alike]
             roles = [role_ranks(job) if ranks > 1 else [0] for job in alike]
             built = build_ranks(arguments, roles, ranks, min(machine.per_node, ranks))
             checked |= {job: CheckedJob(job, tuple(found)) for job, found in zip(alike, built, strict=True)}

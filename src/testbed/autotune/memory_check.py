@@ -15,7 +15,7 @@ from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, counted
 from testbed.memory_model.job import job_of_settings
-from testbed.memory_model.memory import SPARE, memory_of_ranks
+from testbed.memory_model.memory import memory_of_ranks, taken
 from testbed.model.shape import size_name
 
 FAR_TOO_LARGE = 1.5  # an estimate is off by a tenth where it was measured, so beyond this a run cannot fit
@@ -51,8 +51,7 @@ def check_memory(settings: RunSettings, launch: Launch, device: torch.device) ->
             f"{states / GIB:.1f} GiB{who}, and {where} are all there is; use "
             f"{' or '.join(_ways_out(settings, sharing))}"
         )
-    peaks = [rank.resident if device.type == "cpu" else SPARE * rank.allocated for rank in ranks]
-    whole = _together(peaks, launch, sharing)
+    whole = _together([taken(rank, device.type) for rank in ranks], launch, sharing)
     if settings.training.eval_only or whole <= has:
         return None
     smaller = [f"a smaller --micro_batch_size_per_gpu (now {with_batch.batch.micro_batch_size_per_gpu})"]

@@ -22,7 +22,7 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.memory_model.job import Layout, job_of_settings
-from testbed.memory_model.memory import SPARE, memory_of
+from testbed.memory_model.memory import memory_of, taken
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.profiling.device_limits import is_out_of_memory
@@ -124,8 +124,7 @@ def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -
 
 def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
     """Return the bytes that a rank needs: on a CPU in its process, on CUDA in PyTorch's allocator."""
-    estimate = memory_of(job_of_settings(with_micro_batch(settings, micro_batch)))
-    return int(estimate.resident if settings.compute.device == "cpu" else SPARE * estimate.allocated)
+    return int(taken(memory_of(job_of_settings(with_micro_batch(settings, micro_batch))), str(settings.compute.device)))
 
 
 def more_than_alone(settings: RunSettings) -> int:

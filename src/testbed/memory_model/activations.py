@@ -3,7 +3,7 @@
 Korthikanti et al. 2022 (arXiv:2205.05198, section 4) count 34 bytes per token and channel for a layer of GPT in 16 bits
 with dropout, 5 per score of an attention that is not fused; dropout's two masks of the residual stream are 2 of the 34.
 The same count is made here tensor by tensor, for the precisions and layers that they do not have.
-tests/planner/test_activations.py holds it against the tensors that autograd saves.
+tests/memory_model/test_activations.py holds it against the tensors that autograd saves.
 """
 
 from __future__ import annotations
@@ -38,17 +38,12 @@ class Head:
     backward_peak: float
 
 
-def product_bytes(job: Job) -> int:
-    """Return the bytes of an element that comes out of a matrix product."""
-    return FP32 if job.precision in ("fp32", "tf32") else 2
-
-
 def keeps_16_bits(job: Job) -> bool:
     """Return whether the residual stream is in 16 bits, and not fp32 as under autocast.
 
     Sharded programs gather their weights in the precision of the products (FSDP's mixed precision).
     """
-    if product_bytes(job) == FP32:
+    if job.product_bytes == FP32:
         return False
     is_gathered = job.run_type is None and shards_weights(job)
     return job.has_16_bit_weights or is_gathered
@@ -61,7 +56,7 @@ def residual_bytes(job: Job) -> int:
 
 def _input_bytes(job: Job) -> float:
     """Return the bytes of an element that a linear layer keeps of its input."""
-    return QUANTISED.get(job.precision, 2.0) if engine_of(job) == "megatron" else product_bytes(job)
+    return QUANTISED.get(job.precision, 2.0) if engine_of(job) == "megatron" else job.product_bytes
 
 
 def block_tensors(job: Job) -> Iterator[Saved]:
@@ -69,7 +64,7 @@ def block_tensors(job: Job) -> Iterator[Saved]:
 
     With h channels 36 h bytes per token under autocast, 32 h in 16 bits and 64 h in fp32, for GELU and fused attention.
     """
-    model, product, residual, linear = job.model, product_bytes(job), residual_bytes(job), _input_bytes(job)
+    model, product, residual, linear = job.model, job.product_bytes, residual_bytes(job), _input_bytes(job)
     hidden, ffn, queries = model.hidden, model.ffn, model.heads * model.head_dim
     statistics = 8 if model.norm == "layernorm" else 4
     if engine_of(job) == "llm.c":
@@ -125,14 +120,14 @@ def _scores(job: Job) -> Iterator[Saved]:
 def _score_bytes(job: Job) -> int:
     """Return the bytes of an element of queries, keys, values and what becomes of the scores."""
     is_in_fp32 = job.attention == "eager" and job.run_type is not None
-    return FP32 if is_in_fp32 else product_bytes(job)
+    return FP32 if is_in_fp32 else job.product_bytes
 
 
 def gradients_inside(job: Job) -> float:
     """Bytes per token of the gradients of what is widest in a block, on both sides of a function."""
     model = job.model
     scores = 2 * _score_bytes(job) * model.heads * model.seq_length if job.attention == "eager" else 0
-    return max(2 * product_bytes(job) * model.ffn, scores) + 2 * residual_bytes(job) * model.hidden
+    return max(2 * job.product_bytes * model.ffn, scores) + 2 * residual_bytes(job) * model.hidden
 
 
 def _of_llm_c(job: Job) -> Iterator[Saved]:
@@ -162,7 +157,7 @@ def _of_expensive_operations(job: Job, tensors: dict[str, Saved]) -> Iterator[Sa
     src/gpt2.py keeps all of them. torchtitan keeps every second product: queries, values, the gate's and the last,
     which nothing reads again and which a compiler therefore leaves out.
     """
-    model, product = job.model, product_bytes(job)
+    model, product = job.model, job.product_bytes
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     yield Saved("block input", residual_bytes(job) * model.hidden)
     yield tensors["attention output"]
@@ -186,10 +181,9 @@ def head_of(job: Job) -> Head:
     in the backward pass. Compiled, no log-softmax is written down; llm.c and fused losses turn the logits into their
     gradient in place.
     """
-    logits, engine = product_bytes(job), engine_of(job)
-    if engine == "llm.c":
-        return Head(logits, logits, logits)
-    if engine == "megatron" and "bridge" in job.stack.lower():  # Transformer Engine's loss, in place on the logits
+    logits, engine = job.product_bytes, engine_of(job)
+    # Transformer Engine's loss works in place on the logits, and so does llm.c's
+    if engine == "llm.c" or (engine == "megatron" and "bridge" in job.stack.lower()):
         return Head(logits, logits, logits)
     if engine == "megatron":  # its own softmax, in place on the fp32 copy, over the vocabulary of all tensor ranks
         return Head(FP32, logits + FP32, logits + FP32)
@@ -200,9 +194,7 @@ def head_of(job: Job) -> Head:
         return Head(3 * logits, 3 * logits, 4 * logits)
     if job.compiled and job.run_type is not None:
         return Head(logits, logits, 2 * logits)
-    if (
-        job.strategy is not None and job.layout.tensor > 1
-    ):  # the cross entropy of logits that are cut over ranks keeps them less their maximum
-        cast = logits if logits != FP32 else 0
+    cast = logits if logits != FP32 else 0
+    if job.strategy is not None and job.layout.tensor > 1:  # of logits that are cut over ranks: less their maximum
         return Head(FP32, 3 * FP32 + cast, 2 * FP32 + cast)
-    return Head(FP32, 2 * FP32 + (logits if logits != FP32 else 0), 3 * FP32)
+    return Head(FP32, 2 * FP32 + cast, 3 * FP32)

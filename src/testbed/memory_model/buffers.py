@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from testbed.memory_model.activations import keeps_16_bits, product_bytes
+from testbed.memory_model.activations import keeps_16_bits
 from testbed.memory_model.job import Job
 from testbed.memory_model.model_states import (
     FP32,
-    block_matrix_elements,
-    elements_held,
+    Held,
     engine_of,
     keeps_table_whole,
     main_gradient_bytes,
     model_state_bytes,
-    part_of,
     shards_weights,
     update_copy_bytes,
 )
-from testbed.memory_model.stages import Stage
 
 BUCKET = 25 * 2**20  # bytes of the buckets in which the strategies without DDP average over data ranks
 PREFETCH = 5e7  # elements of DeepSpeed's stage3_prefetch_bucket_size
@@ -34,38 +31,8 @@ class Buffer:
     name: str
     num_bytes: float
     moments: tuple[str, ...]
-    tensor_bytes: float  # of the largest tensors that it is made of
-
-
-@dataclass(frozen=True)
-class Held:
-    """Part of the model on a pipeline rank, in elements."""
-
-    elements: int
-    matrices: int  # of the blocks
-    block: int  # one block, all of it
-    table: int  # the head's matrix where the rank has one, or else the embedding's
-    embeds: bool
-    predicts: bool
-    blocks: int = 0  # that it has
-    keeps_table: bool = False  # whole, where the rest lies in shards
-
-
-def held_by(job: Job, stages: Sequence[Stage]) -> Held:
-    """Return what the stages of a rank are made of, on one tensor rank."""
-    model, tensor = job.model, job.layout.tensor
-    embeds, predicts = any(stage.embeds for stage in stages), any(stage.predicts for stage in stages)
-    num_blocks = sum(len(stage.blocks) for stage in stages)
-    return Held(
-        elements=elements_held(model, tensor, stages),
-        matrices=block_matrix_elements(model, tensor, stages),
-        block=elements_held(model, tensor, [Stage(range(1), embeds=False, predicts=False)]) if num_blocks else 0,
-        table=part_of(model.vocab, tensor) * model.hidden if embeds or predicts else 0,
-        embeds=embeds,
-        predicts=predicts,
-        blocks=num_blocks,
-        keeps_table=keeps_table_whole(job, stages),
-    )
+    tensor_bytes: float = 0.0  # of the largest tensors that it is made of, if they come and go
+    kind: str = "buffers"
 
 
 def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
@@ -99,7 +66,7 @@ def _is_ddp(job: Job) -> bool:
 
 def casts_weights(job: Job) -> bool:
     """Return whether autocast makes copies of fp32 weights in 16 bits."""
-    return product_bytes(job) != FP32 and not keeps_16_bits(job) and not job.has_16_bit_weights
+    return job.product_bytes != FP32 and not keeps_16_bits(job) and not job.has_16_bit_weights
 
 
 def keeps_casts(job: Job) -> bool:
@@ -127,8 +94,7 @@ def _gradients_of_tables(job: Job, held: Held) -> Iterator[Buffer]:
 
     A tied head's waits through the whole backward pass for the embedding's; both and their sum are alive at its end.
     """
-    engine = engine_of(job)
-    if engine in ("megatron", "llm.c") or not held.table:
+    if engine_of(job) in ("megatron", "llm.c") or not held.table:
         return
     size = (2 if keeps_16_bits(job) else FP32) * held.table
     is_tied = job.model.tied and held.embeds and held.predicts
@@ -149,7 +115,7 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     """
     width = 2 if keeps_16_bits(job) else FP32
     reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
-    is_elsewhere = not job.model.tied or held.keeps_table
+    is_elsewhere = not job.model.tied or keeps_table_whole(job, held)
     root = held.elements - held.blocks * held.block - (held.table if is_elsewhere else 0)
     # in a pipeline micro batches alternate, and no stage frees what the next one needs again (torchtitan); src/gpt2.py
     # does so where it is told to

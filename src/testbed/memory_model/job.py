@@ -115,11 +115,15 @@ class DenseModel:
         return self.hidden * self.vocab
 
     @property
+    def block_parameters(self) -> int:
+        """Elements of one block."""
+        return sum(math.prod(shape) for shape in self.block_shapes())
+
+    @property
     def parameters(self) -> int:
         """All trainable elements, a tied head once."""
-        block = sum(math.prod(shape) for shape in self.block_shapes())
         embeddings = self.head_parameters * (1 if self.tied else 2)
-        return self.layers * block + embeddings + self.position_parameters + self.norm_parameters
+        return self.layers * self.block_parameters + embeddings + self.position_parameters + self.norm_parameters
 
     @property
     def norm_parameters(self) -> int:
@@ -215,6 +219,16 @@ class Job:
         if self.strategy is None:
             return ""
         return "at_end" if self.strategy.keeps == "axes" and not self.layout.zero_stage else self.strategy.sends
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of an element that comes out of a large matrix product."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens of a micro batch on one rank."""
+        return self.micro_batch * self.model.seq_length / self.layout.context
 
     @property
     def global_batch(self) -> float:

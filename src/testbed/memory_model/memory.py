@@ -6,33 +6,30 @@ works. docs/planner.md has the formulas in one table.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from testbed.config.mesh import check_schedule
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
 from testbed.memory_model.activations import (
-    FP32,
     Saved,
     block_tensors,
     gradients_inside,
     head_of,
     kept_tensors,
-    product_bytes,
     residual_bytes,
 )
-from testbed.memory_model.buffers import buffers_of, held_by
+from testbed.memory_model.buffers import BACKWARD, FORWARD, Buffer, buffers_of
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job
-from testbed.memory_model.model_states import engine_of, model_state_bytes
-from testbed.memory_model.stages import Stage, stages_by_rank
+from testbed.memory_model.model_states import FP32, Held, ends_of_each, engine_of, held_by_rank, model_state_bytes
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 START = "start"  # of DeepSpeed, which puts the whole model on each device before it cuts it
-MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
+MOMENTS = (*FORWARD, *BACKWARD, "update")
+PASSES = (*FORWARD, "backward")  # while activations are alive
 WORKSPACE = 32 * 2**20  # cuBLAS's own, from PyTorch's allocator: 8 MiB, on Hopper 32 MiB
 RESERVED = 1.20  # reserved / allocated, PyTorch's caching allocator; measured on GPUs: 1.02 to 1.41
 SPARE = 1.02  # of which a device that is nearly full cannot do without: the allocator frees what it cached, and retries
@@ -59,8 +56,7 @@ class MemoryEstimate:
     reserved: float
     steady: float
     resident: float
-    pipeline_rank: int = 0
-    states: float = 0.0  # weights, gradients and optimizer state alone
+    states: float  # weights, gradients and optimizer state alone
 
 
 def memory_of(job: Job) -> MemoryEstimate:
@@ -69,23 +65,25 @@ def memory_of(job: Job) -> MemoryEstimate:
     Of the ranks of a pipeline that hold alike stages the first and the last are looked at: what is in flight grows or
     falls from one to the next.
     """
-    alike: dict[tuple[tuple[int, bool, bool], ...], list[int]] = {}
-    by_rank = stages_by_rank(job)
-    for rank, stages in enumerate(by_rank):
-        alike.setdefault(tuple((len(one.blocks), one.embeds, one.predicts) for one in stages), []).append(rank)
-    ends = dict.fromkeys(rank for ranks in alike.values() for rank in (ranks[0], ranks[-1]))
+    by_rank = held_by_rank(job)
+    ends = ends_of_each([held.kind for held in by_rank])
     return max((_on_rank(job, rank, by_rank[rank]) for rank in ends), key=lambda found: found.allocated)
 
 
 def memory_of_ranks(job: Job) -> list[MemoryEstimate]:
     """Predict each rank of a pipeline, from the first stage on; without one, the rank that all are like."""
-    return [_on_rank(job, rank, stages) for rank, stages in enumerate(stages_by_rank(job))]
+    return [_on_rank(job, rank, held) for rank, held in enumerate(held_by_rank(job))]
+
+
+def taken(estimate: MemoryEstimate, kind: str) -> float:
+    """Return the bytes that a run must have besides the context of its process, on a device of a kind: with what
+    fragments, on a CPU the resident set."""
+    return estimate.resident if kind == "cpu" else SPARE * estimate.allocated
 
 
 def needs(estimate: MemoryEstimate, device: Device) -> float:
-    """Return the bytes that a device must have: with the context and what fragments, on a CPU the resident set."""
-    taken = estimate.resident if device.kind == "cpu" else SPARE * estimate.allocated
-    return taken + device.context_bytes
+    """Return the bytes that a device must have: with the context."""
+    return taken(estimate, device.kind) + device.context_bytes
 
 
 def fits(estimate: MemoryEstimate, device: Device) -> bool:
@@ -101,7 +99,7 @@ def largest_micro_batch(job: Job, device: Device) -> int:
     share = round(job.micro_batch * job.accumulation)
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     sizes = sorted({*small, *(share // size for size in small)})
-    jobs = [dataclasses.replace(job, micro_batch=size, accumulation=share // size) for size in sizes]
+    jobs = [replace(job, micro_batch=size, accumulation=share // size) for size in sizes]
     possible = [(size, it) for size, it in zip(sizes, jobs, strict=True) if _fills_its_schedule(it)]
     return max((size for size, it in possible if fits(memory_of(it), device)), default=0)
 
@@ -133,81 +131,57 @@ def smallest_number_of_devices(
     return None
 
 
-@dataclass
-class _Moment:
-    """Bytes of a moment by kind, and the bytes of the largest tensor that comes and goes."""
-
-    kinds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    largest: float = 0.0
-
-    def add(self, kind: str, num_bytes: float, tensor_bytes: float = 0.0) -> None:
-        """Args: tensor_bytes: of one of the tensors that these bytes are made of, if they come and go."""
-        self.kinds[kind] += num_bytes
-        self.largest = max(self.largest, tensor_bytes)
-
-    @property
-    def total(self) -> float:
-        return sum(self.kinds.values())
-
-
-def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
+def _on_rank(job: Job, rank: int, held: Held) -> MemoryEstimate:
     """Predict one pipeline rank."""
-    moments = {name: _Moment() for name in MOMENTS}
-    held = held_by(job, stages)
-    states = _add_states(job, stages, moments)
-    _add_activations(job, rank, stages, moments)
-    if held.predicts:
-        _add_head(job, rank, moments)
-    for buffer in buffers_of(job, held):
+    states = _states(job, held)
+    alive = [*_alive_states(job, states), *_activations(job, rank, held), *buffers_of(job, held)]
+    alive += _logits(job, rank) if held.predicts else []
+    moments = {name: dict.fromkeys(KINDS, 0.0) for name in MOMENTS}
+    for buffer in alive:
         for name in buffer.moments:
-            moments[name].add("buffers", buffer.num_bytes, buffer.tensor_bytes)
+            moments[name][buffer.kind] += buffer.num_bytes
+    of_step = max(sum(kinds.values()) for kinds in moments.values()) + WORKSPACE
     if job.strategy is not None and job.strategy.engine == "deepspeed" and not job.on_cpu:
-        moments[START] = _Moment()
-        moments[START].add("weights", (2 if job.has_16_bit_weights else FP32) * job.model.parameters)
-    peak_moment = max(moments, key=lambda name: moments[name].total)
-    allocated = moments[peak_moment].total + WORKSPACE
-    of_step = max(moment.total for name, moment in moments.items() if name != START) + WORKSPACE
-    between = ("weights", "optimizer") if _drops_gradients(job) else ("weights", "optimizer", "gradients")
+        weights = (2 if job.has_16_bit_weights else FP32) * job.model.parameters
+        moments[START] = {**dict.fromkeys(KINDS, 0.0), "weights": weights}
+    peak_moment = max(moments, key=lambda name: sum(moments[name].values()))
+    peak = sum(moments[peak_moment].values())
+    allocated = peak + WORKSPACE
+    # src/gpt2.py drops its gradients between steps; most programs free them only before the next pass
+    drops_gradients = job.strategy is not None and job.strategy.engine != "deepspeed"
+    between = ("weights", "optimizer") if drops_gradients else ("weights", "optimizer", "gradients")
+    # On a CPU freed memory stays in glibc's heap. A hole that smaller tensors have moved into is too small for the next
+    # large one, so the heap has room for one of the largest more than are ever alive.
+    largest = max(buffer.tensor_bytes for buffer in alive)
     return MemoryEstimate(
-        moments={name: dict(moment.kinds) for name, moment in moments.items()},
+        moments=moments,
         peak_moment=peak_moment,
         allocated=allocated,
         reserved=max(RESERVED * of_step, allocated),  # a fresh process has no holes
-        steady=sum(moments["update"].kinds[kind] for kind in between) + WORKSPACE,
-        resident=_resident(moments),
-        pipeline_rank=rank,
-        states=states,
+        steady=sum(moments["update"][kind] for kind in between) + WORKSPACE,
+        resident=LIBRARIES + HEAP * (peak + largest),
+        states=sum(states.values()),
     )
 
 
-def _drops_gradients(job: Job) -> bool:
-    """Return whether no gradients are alive between steps. Most programs free them only before the next pass."""
-    return job.strategy is not None and job.strategy.engine != "deepspeed"
+def _states(job: Job, held: Held) -> dict[str, int]:
+    """Return the bytes of weights, gradients and optimizer state on the device; DeepSpeed's offload has some of them
+    on the host, and adds gradients up there."""
+    states = model_state_bytes(job, held)
+    offloaded = {"optimizer"} if job.offload in ("optimizer", "parameters") else set()
+    offloaded |= {"gradients"} if offloaded and job.layout.zero_stage >= 2 else set()
+    offloaded |= {"parameters"} if job.offload == "parameters" else set()
+    return {kind: 0 if kind in offloaded else size for kind, size in states.items()}
 
 
-def _add_states(job: Job, stages: Sequence[Stage], moments: Mapping[str, _Moment]) -> float:
-    """Add weights, gradients and optimizer state to every moment in which they live; return their sum."""
-    whole = stages if job.layout.pipeline > 1 else None
-    states = model_state_bytes(job, whole)
-    if job.offload in ("optimizer", "parameters"):
-        states["optimizer"] = 0
-        if job.layout.zero_stage >= 2:  # DeepSpeed adds them up on the host
-            states["gradients"] = 0
-    if job.offload == "parameters":
-        states["parameters"] = 0
-    for name, moment in moments.items():
-        for kind, of_states in (("weights", "parameters"), ("optimizer", "optimizer"), ("gradients", "gradients")):
-            if kind == "gradients" and name in ("forward end", "loss", "backward") and not _has_gradients_before(job):
-                continue
-            moment.add(kind, states[of_states])
-    return sum(states.values())
-
-
-def _has_gradients_before(job: Job) -> bool:
-    """Return whether gradients are there while a micro batch is computed: of earlier ones, or in a buffer for good."""
-    if engine_of(job) in ("megatron", "llm.c"):
-        return True
-    return job.accumulation > 1
+def _alive_states(job: Job, states: Mapping[str, int]) -> Iterator[Buffer]:
+    """Yield the model states with the moments in which they live."""
+    # of earlier micro batches, or in a buffer for good
+    are_there_before = job.accumulation > 1 or engine_of(job) in ("megatron", "llm.c")
+    late = MOMENTS if are_there_before else ("backward end", "update")
+    yield Buffer("weights", states["parameters"], MOMENTS, kind="weights")
+    yield Buffer("gradients", states["gradients"], late, kind="gradients")
+    yield Buffer("optimizer", states["optimizer"], MOMENTS, kind="optimizer")
 
 
 def _in_flight(job: Job, rank: int) -> list[float]:
@@ -230,69 +204,52 @@ def _in_flight(job: Job, rank: int) -> list[float]:
     return [min(batches, warm_up / virtual)] * virtual
 
 
-def _add_activations(job: Job, rank: int, stages: Sequence[Stage], moments: Mapping[str, _Moment]) -> None:
-    """Add what blocks keep, and one block's recomputation and gradients while it goes backward."""
-    tokens = _tokens(job)
-    in_flight = sum(len(stage.blocks) * flying for stage, flying in zip(stages, _in_flight(job, rank), strict=True))
+def _activations(job: Job, rank: int, held: Held) -> Iterator[Buffer]:
+    """Yield what blocks keep, and one block's recomputation and gradients while it goes backward."""
+    in_flight = sum(
+        len(stage.blocks) * flying for stage, flying in zip(held.stages, _in_flight(job, rank), strict=True)
+    )
     here = 1 - (job.offload_layers or 0) / job.model.layers  # the others' activations wait in host memory
     computed_again = job.recompute_share if job.recompute != "none" else 0.0
-    for share, tensors in ((computed_again, kept_tensors(job)), (1 - computed_again, list(block_tensors(job)))):
+    kept, all_of_them = kept_tensors(job), list(block_tensors(job))
+    for share, tensors in ((computed_again, kept), (1 - computed_again, all_of_them)):
         for tensor in tensors if share else ():
-            size = tokens * _on_tensor_rank(job, tensor)
-            for name in ("forward end", "loss", "backward"):
-                moments[name].add("activations", share * here * in_flight * size, size)
+            size = _bytes_of_pass(job, tensor)
+            yield Buffer(tensor.name, share * here * in_flight * size, PASSES, size, "activations")
     if in_flight == 0:
         return
-    if job.recompute != "none":
-        kept = {tensor.name for tensor in kept_tensors(job)}
-        for tensor in block_tensors(job):
-            if tensor.name not in kept:
-                size = tokens * _on_tensor_rank(job, tensor)
-                moments["backward"].add("activations", size, size)
-    wide = Saved("gradients inside", gradients_inside(job), is_cut=True)
-    size = tokens * _on_tensor_rank(job, wide)
-    moments["backward"].add("activations", size, size / 2)
+    names = {tensor.name for tensor in kept}
+    for tensor in all_of_them if job.recompute != "none" else ():
+        if tensor.name not in names:
+            size = _bytes_of_pass(job, tensor)
+            yield Buffer(f"{tensor.name} again", size, ("backward",), size, "activations")
+    size = _bytes_of_pass(job, Saved("gradients inside", gradients_inside(job), is_cut=True))
+    yield Buffer("gradients inside", size, ("backward",), size / 2, "activations")
 
 
-def _tokens(job: Job) -> float:
-    """Tokens of a micro batch on one rank."""
-    return job.micro_batch * job.model.seq_length / job.layout.context
-
-
-def _on_tensor_rank(job: Job, tensor: Saved) -> float:
-    """Return a tensor's bytes per token on one tensor rank."""
+def _bytes_of_pass(job: Job, tensor: Saved) -> float:
+    """Return a tensor's bytes on one tensor rank in a pass of one micro batch."""
     is_cut = tensor.is_cut or job.layout.sequence_parallel
-    return tensor.bytes_per_token / (job.layout.tensor if is_cut else 1)
+    return job.tokens_per_pass * tensor.bytes_per_token / (job.layout.tensor if is_cut else 1)
 
 
-def _add_head(job: Job, rank: int, moments: Mapping[str, _Moment]) -> None:
-    """Add the logits, the final norm and the head's input; of micro batches that wait, what each of them keeps."""
-    tokens, head = _tokens(job), head_of(job)
+def _logits(job: Job, rank: int) -> Iterator[Buffer]:
+    """Yield the logits, the final norm and the head's input; of micro batches that wait, what each of them keeps."""
+    tokens, head, logits = job.tokens_per_pass, head_of(job), job.product_bytes
     entries = tokens * job.model.vocab / job.layout.tensor
-    inputs = tokens * job.model.hidden * (residual_bytes(job) + product_bytes(job))
+    inputs = tokens * job.model.hidden * (residual_bytes(job) + logits)
     inputs /= job.layout.tensor if job.layout.sequence_parallel else 1
     # interleaved, the last stage goes backward as soon as it has gone forward: what waits is of the rank's first stages
     is_interleaved = job.layout.virtual_stages > 1 and job.schedule != "zero_bubble"
     waiting = 0.0 if is_interleaved else max(0.0, _in_flight(job, rank)[-1] - 1)
-    logits = product_bytes(job)
     # torch.distributed.pipelining keeps the logits that the loss goes back to, of those that wait what the loss saved
     kept = logits if job.layout.pipeline > 1 and job.run_type else 0
     peaks = {
         "forward end": head.forward_peak,
         "loss": head.backward_peak + (logits if job.label_smoothing else 0),
-        "backward": product_bytes(job),
+        "backward": logits,
     }
-    for name, peak in peaks.items():
-        moments[name].add("logits", (waiting * head.saved + kept) * entries, FP32 * entries)
-        moments[name].add("logits", peak * entries, FP32 * entries)
-        moments[name].add("logits", (waiting + 1) * inputs, inputs / 2)
-
-
-def _resident(moments: Mapping[str, _Moment]) -> float:
-    """Return the growth of a process on a CPU, where freed memory stays in glibc's heap for the next allocation.
-
-    A hole that smaller tensors have moved into is too small for the next large one, so the heap has room for one of the
-    largest more than are ever alive.
-    """
-    largest = max(moment.largest for moment in moments.values())
-    return LIBRARIES + HEAP * (max(moment.total for moment in moments.values()) + largest)
+    for moment, peak in peaks.items():
+        size = (waiting * head.saved + kept + peak) * entries
+        yield Buffer("logits", size, (moment,), FP32 * entries, "logits")
+    yield Buffer("head's input", (waiting + 1) * inputs, PASSES, inputs / 2, "logits")

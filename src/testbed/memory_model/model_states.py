@@ -1,7 +1,7 @@
 """Compute the bytes of weights, gradients and optimizer state that a rank must hold. No torch.
 
 Padding of the embedding counts, and the tied head counts once per rank. Activations, communication buckets and host
-memory of --offload do not. tests/planner/test_model_states.py compares with live tensors.
+memory of --offload do not. tests/memory_model/test_model_states.py compares with live tensors.
 
 Symbols: P parameters, N data ranks.
 """
@@ -9,10 +9,11 @@ Symbols: P parameters, N data ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from testbed.memory_model.job import DenseModel, Job
-from testbed.memory_model.stages import Stage
+from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
 UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
@@ -45,17 +46,92 @@ def shards_weights(job: Job) -> bool:
     return job.layout.zero_stage == 3 or (job.layout.zero_stage == 2 and engine_of(job) == "torch")
 
 
-def keeps_table_whole(job: Job, stages: Sequence[Stage]) -> bool:
+@dataclass(frozen=True)
+class Held:
+    """What a pipeline rank holds of a model, on the fullest tensor rank. Sizes in elements, padding included."""
+
+    model: DenseModel
+    stages: tuple[Stage, ...]
+    tensor_ranks: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has."""
+        return sum(len(stage.blocks) for stage in self.stages)
+
+    @property
+    def embeds(self) -> bool:
+        return any(stage.embeds for stage in self.stages)
+
+    @property
+    def predicts(self) -> bool:
+        return any(stage.predicts for stage in self.stages)
+
+    @property
+    def kind(self) -> tuple[tuple[int, bool, bool], ...]:
+        """What ranks of one kind have in common: blocks and ends of each stage."""
+        return tuple((len(stage.blocks), stage.embeds, stage.predicts) for stage in self.stages)
+
+    @property
+    def block(self) -> int:
+        """Elements of one block. Cut are the matrices and the biases of their outputs; the biases of what is summed
+        over the tensor ranks (twice) and two norms are on all of them."""
+        model = self.model
+        if not self.blocks:
+            return 0
+        on_all = 2 * model.hidden * model.bias + 2 * model.norm_parameters
+        return part_of(model.block_parameters - on_all, self.tensor_ranks) + on_all
+
+    @property
+    def matrices(self) -> int:
+        """Elements of the blocks' matrices: those that Muon updates and that autocast casts."""
+        return self.blocks * part_of(self.model.block_matrix_parameters, self.tensor_ranks)
+
+    @property
+    def table(self) -> int:
+        """Elements of the head's matrix, or else of the embedding, which are cut by rows."""
+        return part_of(self.model.vocab, self.tensor_ranks) * self.model.hidden if self.embeds or self.predicts else 0
+
+    @property
+    def elements(self) -> int:
+        """All of it. A tied table counts once where the rank has both ends."""
+        model, embeds, predicts = self.model, self.embeds, self.predicts
+        tables = self.table * (2 if embeds and predicts and not model.tied else 1)
+        ends = model.position_parameters * embeds + model.norm_parameters * predicts
+        return self.blocks * self.block + tables + ends
+
+
+def whole(model: DenseModel, tensor_ranks: int = 1) -> Held:
+    """Return what a rank holds without a pipeline."""
+    return Held(model, (Stage(range(model.layers), embeds=True, predicts=True),), tensor_ranks)
+
+
+def held_by_rank(job: Job) -> list[Held]:
+    """Return what each pipeline rank holds; src/gpt2.py balances stages by cost, other programs cut blocks evenly."""
+    model, layout = job.model, job.layout
+    cut = even_stages if job.run_type is None else stages_of
+    stages = cut(model, layout.pipeline * (layout.virtual_stages if layout.pipeline > 1 else 1))
+    of_ranks = stages_of_ranks(stages, layout.pipeline, job.schedule)
+    return [Held(model, tuple(of_rank), layout.tensor) for of_rank in of_ranks]
+
+
+def ends_of_each(kinds: Sequence[Hashable]) -> list[int]:
+    """Return the places of the first and the last of each kind, in order."""
+    first = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
+    last = {kind: place for place, kind in enumerate(kinds)}
+    return sorted({*first.values(), *last.values()})
+
+
+def keeps_table_whole(job: Job, held: Held) -> bool:
     """Return whether a rank with both ends of a pipeline keeps the tied embedding out of its shards.
 
     FSDP2 lets one root alone have a parameter, and there each stage is one (strategies/pipeline.py).
     """
-    has_both = any(stage.embeds for stage in stages) and any(stage.predicts for stage in stages)
-    return has_both and len(stages) > 1 and job.model.tied and job.run_type is not None
+    return held.embeds and held.predicts and len(held.stages) > 1 and job.model.tied and job.run_type is not None
 
 
 def model_state_bytes(
-    job: Job, stages: Sequence[Stage] | None = None, *, data_rank: int = 0, persistent: int = PERSISTENT
+    job: Job, held: Held | None = None, *, data_rank: int = 0, persistent: int = PERSISTENT
 ) -> dict[str, int]:
     """Bytes on one rank just before an update: gradients are complete, nothing has changed yet.
 
@@ -66,53 +142,48 @@ def model_state_bytes(
     gathers. Muon keeps one moment of the blocks' matrices in place of two; it runs without ZeRO.
 
     Args:
-        stages: those of this pipeline rank; None where a rank holds all layers.
+        held: of the model on this pipeline rank; None: all of it.
         data_rank: stages 1 and 2 of DeepSpeed do not give all of them the same.
         persistent: elements below which stage 3 of DeepSpeed also holds tensors whole on every rank.
 
     Returns:
         Bytes by kind: "parameters", "gradients", "optimizer".
     """
-    layout, engine = job.layout, engine_of(job)
-    whole = elements_held(job.model, layout.tensor, stages)
-    if engine == "deepspeed" and layout.zero_stage:
-        if job.run_type is not None:
-            return _deepspeed_bytes(job, data_rank, persistent)
-        part, width = part_of(whole, layout.shard), 2 if job.has_16_bit_weights else FP32
+    layout, engine, stage = job.layout, engine_of(job), job.layout.zero_stage
+    held = held or whole(job.model, layout.tensor)
+    is_zero = engine == "deepspeed" and stage > 0
+    if is_zero and job.run_type is not None:
+        return _deepspeed_bytes(job, data_rank, persistent)
+    if is_zero or (job.has_16_bit_weights and not (engine == "torch" and shards_weights(job))):
+        part = part_of(held.elements, layout.shard if stage else 1)
+        width = 2 if job.has_16_bit_weights else FP32
+        gradient = main_gradient_bytes(job) if engine == "megatron" else width
         return {
-            "parameters": width * (part if layout.zero_stage == 3 else whole),
-            "gradients": width * (part if layout.zero_stage >= 2 else whole),
+            "parameters": width * (part if shards_weights(job) else held.elements),
+            "gradients": gradient * (part if stage >= 2 else held.elements),
             "optimizer": (FP32 + MOMENTS) * part,
         }
-    if job.has_16_bit_weights and not (engine == "torch" and shards_weights(job)):
-        part = part_of(whole, layout.shard if layout.zero_stage else 1)
-        gradient = main_gradient_bytes(job) if engine == "megatron" else 2
-        weights = 2 * (part if shards_weights(job) else whole)
-        gradients = gradient * (part if layout.zero_stage >= 2 else whole)
-        return {"parameters": weights, "gradients": gradients, "optimizer": (FP32 + MOMENTS) * part}
     # PyTorch, and stage 0 of DeepSpeed
     ranks = layout.shard if shards_weights(job) else 1
-    is_by_rows = ranks > 1 and stages is None and layout.tensor == 1
-    elements = _elements_of_shards(job.model, ranks) if is_by_rows else part_of(whole, ranks)
-    if ranks > 1 and stages is not None and keeps_table_whole(job, stages):
-        table = part_of(job.model.vocab, layout.tensor) * job.model.hidden
-        elements = table + part_of(whole - table, ranks)
+    is_by_rows = ranks > 1 and layout.pipeline == layout.tensor == 1
+    apart = held.table if ranks > 1 and keeps_table_whole(job, held) else 0
+    elements = _elements_of_shards(job.model, ranks) if is_by_rows else apart + part_of(held.elements - apart, ranks)
     moments = MOMENTS * elements
     if job.optimizer == "muon":
-        moments -= FP32 * part_of(block_matrix_elements(job.model, layout.tensor, stages), ranks)
+        moments -= FP32 * part_of(held.matrices, ranks)
     return {"parameters": FP32 * elements, "gradients": FP32 * elements, "optimizer": moments}
 
 
 def _deepspeed_bytes(job: Job, data_rank: int, persistent: int) -> dict[str, int]:
     """Return the states of ZeRO 1 to 3, which comes without tensor or pipeline ranks."""
     ranks, stage = job.layout.shard, job.layout.zero_stage
-    whole = elements_held(job.model)
-    part = part_of(whole, ranks)
+    elements = whole(job.model).elements
+    part = part_of(elements, ranks)
     width = 2 if job.has_16_bit_weights else FP32
     gradients = part if stage == 3 else _gradients_of_whole_tensors(job.model, ranks, data_rank)
     kept = sum(size for group in _tensor_sizes(job.model) for size in group if size < persistent)
     return {
-        "parameters": width * (part + kept if stage == 3 else whole),
+        "parameters": width * (part + kept if stage == 3 else elements),
         "gradients": width * gradients,
         # More than needed with fp32 weights: DeepSpeed clones them into masters at every stage. Stage 3 means to reuse
         # them, but compares a device with its name, which is never equal.
@@ -132,28 +203,6 @@ def update_copy_bytes(model: DenseModel, data_ranks: int, zero_stage: int | None
     matrices = sum(_tensor_sizes(model)[0])
     at_once = min(matrices, ZERO_3_SUB_GROUP) if zero_stage == 3 else matrices
     return FP32 * part_of(at_once, data_ranks)
-
-
-def elements_held(model: DenseModel, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
-    """Return the parameters on the fullest tensor rank, padding included, of some pipeline stages or all."""
-    # cut are the matrices and the biases of their outputs; the biases of what is summed over the tensor ranks (twice)
-    # and two norms are on all of them
-    on_all = 2 * model.hidden * model.bias + 2 * model.norm_parameters
-    block = part_of(sum(math.prod(shape) for shape in model.block_shapes()) - on_all, tensor_ranks) + on_all
-    table = part_of(model.vocab, tensor_ranks) * model.hidden  # cut by rows
-    everything = [Stage(range(model.layers), embeds=True, predicts=True)]
-    held = everything if stages is None else stages
-    embeds, predicts = any(stage.embeds for stage in held), any(stage.predicts for stage in held)
-    total = sum(len(stage.blocks) for stage in held) * block
-    total += table * (embeds or predicts if model.tied else embeds + predicts)  # tied: once where a rank has both ends
-    total += model.position_parameters * embeds
-    return total + model.norm_parameters * predicts
-
-
-def block_matrix_elements(model: DenseModel, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
-    """Return the elements of the blocks' matrices on a rank: those that Muon updates and that autocast casts."""
-    num_blocks = model.layers if stages is None else sum(len(stage.blocks) for stage in stages)
-    return num_blocks * part_of(model.block_matrix_parameters, tensor_ranks)
 
 
 def _gradients_of_whole_tensors(model: DenseModel, ranks: int, rank: int) -> int:

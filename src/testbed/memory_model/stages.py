@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.memory_model.job import DenseModel, Job
+from testbed.memory_model.job import DenseModel
 from testbed.model.shape import ModelShape
 
 
@@ -57,14 +57,6 @@ def even_stages(model: DenseModel, num_stages: int) -> tuple[Stage, ...]:
         Stage(range(first, end), embeds=number == 0, predicts=number == num_stages - 1)
         for number, (first, end) in enumerate(itertools.pairwise(cuts))
     )
-
-
-def stages_by_rank(job: Job) -> list[list[Stage]]:
-    """Return each pipeline rank's stages; src/gpt2.py balances them by cost, other programs cut blocks evenly."""
-    layout = job.layout
-    cut = even_stages if job.run_type is None else stages_of
-    stages = cut(job.model, layout.pipeline * (layout.virtual_stages if layout.pipeline > 1 else 1))
-    return stages_of_ranks(stages, layout.pipeline, job.schedule)
 
 
 def stages_of_ranks(stages: Sequence[Stage], ranks: int, schedule: str | None) -> list[list[Stage]]:

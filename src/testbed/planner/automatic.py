@@ -13,14 +13,12 @@ from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
 from testbed.memory_model.job import Job, Machine, job_of
-from testbed.planner.calibration import CALIBRATION
+from testbed.planner.calibration import CALIBRATION, facts_here
 from testbed.planner.candidates import possible, precision_of
 from testbed.planner.command import arguments_of
 from testbed.planner.constants import Constants, calibrated_constants, published_constants
-from testbed.planner.here import facts_here
 from testbed.planner.machines import as_measured, machine_here
 from testbed.planner.plan import plan, three
-from testbed.planner.step_time import step_time
 
 # what all candidates share, as it was given
 _GIVEN = SETS | {"precision", "optimizer", "dropout", "attention", "matmul"}
@@ -59,13 +57,12 @@ def best_plan(asked: ParsedFlags, launch: Launch) -> Taken | None:
     except InputError:
         return None
     jobs, _ = possible(settings.shape, settings.data.seq_length, settings.batch.global_batch_size, machine, own)
-    runs = [run for run in plan(jobs, machine, lambda job: step_time(job, machine, constants)) if run.fits]
+    runs = [run for run in plan(jobs, machine, constants) if run.fits]
     if not runs:
         return None
     best, time = runs[0].job, runs[0].time
-    typed = parse_command_line(arguments_of(best, machine)).explicit
-    values = parse_command_line(arguments_of(best, machine)).values
-    flags: dict[str, Any] = {name: values[name] for name in sorted(typed & SETS)}
+    found = parse_command_line(arguments_of(best))
+    flags: dict[str, Any] = {name: found.values[name] for name in sorted(found.explicit & SETS)}
     if machine.device.kind == "cuda" and best.run_type in WITH_AUTOMATIC_MICRO_BATCH:
         flags.pop("micro_batch_size_per_gpu", None)  # found on the device, where memory is known
     assert best.run_type is not None

@@ -1,6 +1,6 @@
 """Hold what was measured on one machine: calibration.json. No torch.
 
-`scripts/plan.py --calibrate` writes the file. Every table says how many ranks ran at once: they share cores and memory.
+`scripts/plan.py --calibrate` writes the file. Every row says how many ranks ran at once: they share cores and memory.
 Seconds are of one call on one rank, the slowest rank's where several take part.
 """
 
@@ -14,13 +14,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from testbed.config.device_name import cpu_name, torch_version
+from testbed.distributed.launch import usable_cores
 from testbed.errors import InputError
 from testbed.io import read_json, write_text
 from testbed.memory_model.devices import Device, Link
 from testbed.memory_model.job import Job, Machine
 from testbed.typed_json import check, check_finite
 
-FORMAT = 1
+FORMAT = 2
 HERE = Device(name="this machine", memory_bytes=8e9, peak_flops={"fp32": 1e11}, memory_bytes_per_s=1e10)
 LOOPBACK = Link(name="loopback", latency_s=50e-6, bytes_per_s=2e9, source="an estimate")
 NAME = "calibration.json"
@@ -30,71 +32,33 @@ Amount = Annotated[float, Meta(gt=0, lt=1e30)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e30)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Product:
-    """A matrix product: (m, k) times (k, n). `role`: which of a linear layer's three it is, they lie differently."""
-
-    m: Count
-    n: Count
-    k: Count
-    seconds: Amount
-    role: str = "forward"  # input_gradient, weight_gradient
-    precision: str = "fp32"
-    ranks: Count = 1  # that did the same at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionTime:
-    """Causal attention, forward and backward."""
-
-    batch: Count
-    heads: Count
-    seq_length: Count
-    head_dim: Count
-    forward_s: Amount
-    backward_s: Amount
-    precision: str = "fp32"
-    kernel: str = "flash"  # or "eager"
-    ranks: Count = 1
+# name of an operation -> what its `size` is
+OPERATIONS = {
+    # a linear layer's three matrix products, (m, k) times (k, n): they lie differently
+    **dict.fromkeys(("forward", "input_gradient", "weight_gradient"), "m, n, k"),
+    # causal attention
+    **dict.fromkeys(("attention_forward", "attention_backward"), "heads of all sequences, length, width of a head"),
+    # elementwise kernels, both passes; add: of a residual; cross_entropy: of logits
+    **dict.fromkeys(("layer_norm", "gelu", "add", "cross_entropy"), "bytes"),
+    "copy": "bytes",
+    "update": "elements",  # AdamW, with the norm for clipping
+    "small_step": "layers",  # of a model that is so small that all of both passes is the host's work
+}
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "p2p")  # bytes of the whole message, before it is cut
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moving:
-    """An elementwise kernel, forward and backward, on a tensor of so many bytes."""
+class Timing:
+    """Seconds of one call of OPERATIONS or COLLECTIVES, whose size is as it says there.
 
-    num_bytes: Amount
-    seconds: Amount
-    kind: str = "copy"  # layer_norm, gelu, add (of a residual), cross_entropy (of logits); copy: forward alone
-    ranks: Count = 1
+    `ranks`: that did the same at once; `link`: name of the Link that a collective crosses.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class SmallStep:
-    """Forward and backward of a model of so many layers that is so small that all of it is the host's work."""
-
-    layers: Count
+    operation: str
+    size: tuple[Amount, ...]
     seconds: Amount
     ranks: Count = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Update:
-    """AdamW on so many elements, with the norm for clipping."""
-
-    elements: Amount
-    seconds: Amount
-    ranks: Count = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """A collective of `ranks` ranks; num_bytes: the whole message, before it is cut into shares."""
-
-    kind: str  # all_reduce, all_gather, reduce_scatter, p2p
-    link: str  # name of the Link that it crosses
-    ranks: Count
-    num_bytes: Amount
-    seconds: Amount
+    link: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +81,7 @@ class WholeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measurements of one machine. Without one of TABLES nothing can be predicted from it.
+    """Measurements of one machine.
 
     Attributes:
         device: one rank's share of the machine: name, memory, peak, bandwidth.
@@ -132,12 +96,7 @@ class Calibration:
     device: Device = HERE
     links: tuple[Link, ...] = ()
     backend: str = "gloo"
-    products: tuple[Product, ...] = ()
-    attention: tuple[AttentionTime, ...] = ()
-    moving: tuple[Moving, ...] = ()
-    updates: tuple[Update, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    small_steps: tuple[SmallStep, ...] = ()
+    timings: tuple[Timing, ...] = ()
     overlap: Amount = 0.5
     memory: Mapping[str, NotNegative] = field(default_factory=dict)
     machine_facts: Mapping[str, Any] = field(default_factory=dict)
@@ -155,9 +114,6 @@ class Calibration:
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
-
-
-TABLES = ("products", "attention", "moving", "updates", "collectives", "small_steps")
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -179,6 +135,11 @@ def from_json(content: Mapping[str, Any]) -> Calibration:
     check_finite(content)
     found: Calibration = check(content, Calibration, may_hold_more=True)
     return found
+
+
+def facts_here() -> dict[str, Any]:
+    """Return the facts of MUST_MATCH that can be had without PyTorch: all but the device's name."""
+    return {"cpu": cpu_name(), "cores": usable_cores(), "torch": torch_version()}
 
 
 # Facts that must be the same where a calibration is used: times of another machine or PyTorch say nothing about it.

@@ -27,22 +27,6 @@ WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transforme
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
-def candidates(
-    shape: ModelShape,
-    seq_length: int,
-    global_batch: int,
-    machine: Machine,
-    given: Mapping[str, Any] | None = None,
-) -> list[Job]:
-    """Return every run that is worth an estimate.
-
-    Args:
-        global_batch: sequences of an optimizer step, the same for all.
-        given: flags of src/gpt2.py that all of them have; one that would vary does not.
-    """
-    return possible(shape, seq_length, global_batch, machine, given)[0]
-
-
 def possible(
     shape: ModelShape,
     seq_length: int,
@@ -51,9 +35,11 @@ def possible(
     given: Mapping[str, Any] | None = None,
     model: DenseModel | None = None,
 ) -> tuple[list[Job], dict[str, str]]:
-    """Return the candidates, and for each run type without one the program's reason to refuse it.
+    """Return every run that is worth an estimate, and for each run type without one the program's reason to refuse it.
 
     Args:
+        global_batch: sequences of an optimizer step, the same for all.
+        given: flags of src/gpt2.py that all of them have; one that would vary does not.
         model: what the same strategies train in place of the GPT-2 of that shape.
     """
     given = dict(given or {})

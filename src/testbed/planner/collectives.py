@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from testbed.memory_model.job import Job, Machine
-from testbed.memory_model.model_states import PERSISTENT, elements_held
-from testbed.memory_model.stages import stages_by_rank
+from testbed.memory_model.model_states import PERSISTENT, held_by_rank
 
 DDP_BUCKET = 25 * 2**20  # bytes, its default
 LIVE = 10**9  # elements, DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
@@ -66,10 +66,10 @@ def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:
     if layout.tensor == 1:
         return []
     passes = 4.0 + (2.0 * job.recompute_share if job.recompute == "full" else 0.0) + 1.0 * layout.sequence_parallel
-    width = 4.0 if job.precision in ("fp32", "tf32") else 2.0
+    width = float(job.product_bytes)
     if job.run_type is not None and not job.has_16_bit_weights and not layout.sequence_parallel:
         width = (width + 4) / 2  # forward adds products, backward the gradients of a stream in fp32
-    size = width * job.micro_batch * job.model.seq_length / layout.context * job.model.hidden
+    size = width * job.tokens_per_pass * job.model.hidden
     exposed = 0.5 if job.tensor_overlap else 1.0
     count = passes * blocks + 2  # the embedding, and the gradient of the head's input
     return [Traffic(kind="all_reduce", size=size * count, ranks=layout.tensor, messages=count, exposed=exposed)]
@@ -107,7 +107,7 @@ def pipeline_traffic(job: Job) -> list[Traffic]:
     if layout.pipeline == 1:
         return []
     across = layout.tensor if layout.sequence_parallel or layout.virtual_stages > 1 else 1
-    size = _wide(job) * job.micro_batch * model.seq_length / layout.context * model.hidden / across
+    size = _wide(job) * job.tokens_per_pass * model.hidden / across
     stride = layout.devices // layout.pipeline
     found = [Traffic(kind="p2p", size=size, ranks=layout.pipeline, stride=stride, times=mean_hops(job))]
     if model.tied and not _is_v(job):
@@ -147,109 +147,83 @@ def _is_v(job: Job) -> bool:
     return job.schedule == "zero_bubble" and job.layout.virtual_stages == 2
 
 
-def data_traffic(job: Job, blocks: float) -> list[Traffic]:
-    """Gradients, and weights where they are sharded (Rajbhandari et al. 2020, arXiv:1910.02054).
+def data_traffic(job: Job) -> list[Traffic]:
+    """Gradients, and weights where they are sharded (Rajbhandari et al. 2020, arXiv:1910.02054), of the fullest stage.
 
-    `blocks` are those of the fullest stage. Gradients go once per step, or per micro batch where they are sharded;
-    weights go twice per micro batch where they are sharded, else once per step. In a pipeline, whose micro batches
-    alternate, both wait for the step's end.
+    Gradients go once per step, or per micro batch where they are sharded; weights go twice per micro batch where they
+    are sharded, else once per step. In a pipeline, whose micro batches alternate, both wait for the step's end.
     """
-    layout, model = job.layout, job.model
+    layout, model, sends = job.layout, job.model, job.sends
     ranks = layout.data * layout.context
     if ranks == 1 or (job.strategy is not None and not job.strategy.is_distributed and layout.data == 1):
         return []
-    held, here = model.parameters / layout.tensor, float(model.layers)
-    if layout.pipeline > 1:
-        held, here = max(
-            (elements_held(model, layout.tensor, stages), sum(len(stage.blocks) for stage in stages))
-            for stages in stages_by_rank(job)
-        )
-    block = sum(map(math.prod, model.block_shapes()))
-    weights, gradients = held * _wide(job), held * _gradient_width(job)
+    stages = held_by_rank(job)
+    fullest = max(stages, key=lambda held: (held.elements, held.blocks))
+    elements = fullest.elements if layout.pipeline > 1 else model.parameters / layout.tensor
+    blocks = max(held.blocks for held in stages)
+    weights, gradients = elements * _wide(job), elements * _gradient_width(job)
     passes = job.accumulation if layout.pipeline == 1 else 1.0
-    buckets = max(1.0, blocks)
-    sends = job.sends
-
-    def one(
-        kind: str,
-        size: float,
-        times: float,
-        window: float,
-        messages: float = buckets,
-        ranks: int = ranks,
-        apart: int = 1,
-        in_background: bool = False,
-    ) -> Traffic:
-        return Traffic(
-            kind=kind,
-            size=size,
-            ranks=ranks,
-            stride=layout.tensor * apart,
-            messages=messages,
-            times=times,
-            window=window,
-            in_background=in_background,
-        )
-
+    one = partial(Traffic, ranks=ranks, stride=layout.tensor, messages=max(1.0, blocks))
+    reduce, gather, scatter = (partial(one, kind=kind) for kind in ("all_reduce", "all_gather", "reduce_scatter"))
     if job.strategy is not None and job.strategy.devices == "all":  # DataParallel sends weights and adds up gradients
-        return [one("all_reduce", gradients, passes, 0.0)]  # in each pass: 2 (N - 1) / N of the weights, as here
+        return [reduce(size=gradients, times=passes, window=0.0)]  # in each pass: 2 (N - 1) / N of the weights, as here
     if sends == "tensors":
-        return [one("all_reduce", gradients, 1.0, 0.0, TENSORS_OF_BLOCK * buckets + ENDS)]
+        return [reduce(size=gradients, window=0.0, messages=TENSORS_OF_BLOCK * max(1.0, blocks) + ENDS)]
     if sends == "buckets":
         count = max(1, round(gradients / DDP_BUCKET))
         last = min(gradients, max(gradients / count, _gradient_width(job) * model.head_parameters))  # ready last: tied
-        found = [one("all_reduce", gradients - last, 1.0, 2 / 3, max(1, count - 1), in_background=True)]
-        return [*(found if last < gradients else []), one("all_reduce", last, 1.0, 0.0, 1.0)]
+        found = reduce(size=gradients - last, window=2 / 3, messages=max(1, count - 1), in_background=True)
+        return [*([found] if last < gradients else []), reduce(size=last, window=0.0, messages=1.0)]
     if sends == "at_end" or (sends == "zero" and layout.zero_stage == 0):
-        return [one("all_reduce", gradients, 1.0, 0.0, 1.0)]
+        return [reduce(size=gradients, window=0.0, messages=1.0)]
     if layout.zero_stage == 0:
-        return [one("all_reduce", gradients, 1.0, 2 / 3)]
+        return [reduce(size=gradients, window=2 / 3)]
     if sends == "zero" and layout.zero_stage == 3:
-        return [one(*each) for each in _of_zero_3(job, blocks, weights, gradients)]
-    if sends == "zero":  # DeepSpeed reduces by all-reduces of its buckets, and gathers after the update
-        often = passes if layout.zero_stage == 2 else 1.0
-        buckets_of = max(1.0, held / job.bucket_elements)
-        return [
-            one("all_reduce", gradients, often, 2 / 3, buckets_of),
-            one("all_gather", weights, 1.0, 0.0, buckets_of),
-        ]
+        return _of_zero_3(job, one, blocks, gradients)
     if layout.zero_stage == 3:
-        return [one(*each) for each in _of_shards(job, ranks, held, here * block / layout.tensor, buckets)]
+        in_layers = fullest.blocks * model.block_parameters / layout.tensor
+        return _of_shards(job, one, elements, in_layers)
     often = passes if layout.zero_stage == 2 else 1.0
-    return [one("reduce_scatter", gradients, often, 2 / 3), one("all_gather", weights, 1.0, 1 / 3)]
+    if sends == "zero":  # DeepSpeed reduces by all-reduces of its buckets, and gathers after the update
+        buckets = max(1.0, elements / job.bucket_elements)
+        return [
+            reduce(size=gradients, times=often, window=2 / 3, messages=buckets),
+            gather(size=weights, window=0.0, messages=buckets),
+        ]
+    return [scatter(size=gradients, times=often, window=2 / 3), gather(size=weights, window=1 / 3)]
 
 
-def _of_shards(
-    job: Job, ranks: int, held: float, in_layers: float, buckets: float
-) -> list[tuple[str, float, float, float, float, int, int, bool]]:
-    """Return kind, bytes, times, window, messages, ranks, distance, and whether in the background, of what FSDP moves.
+def _of_shards(job: Job, one: partial[Traffic], held: float, in_layers: float) -> list[Traffic]:
+    """Return what FSDP moves.
 
     What forward begins with is waited for, and what backward ends with: the embedding, and with it the rest of FSDP's
     root unit, which stays gathered until its own backward pass. Copies of the shards agree once per step; a shard is a
     neighbour of no copy.
 
     Args:
-        ranks: data and context ranks. held: elements of the fullest stage. in_layers: of them in its blocks.
+        one: a collective of all data and context ranks, a message for each block.
+        held: elements of the fullest stage. in_layers: of them in its blocks.
     """
-    shards, passes = max(2, job.layout.shard), job.accumulation if job.layout.pipeline == 1 else 1.0
+    layout, ranks, buckets = job.layout, one.keywords["ranks"], one.keywords["messages"]
+    shards, passes = max(2, layout.shard), job.accumulation if layout.pipeline == 1 else 1.0
     rest = max(0.0, held - in_layers)
-    root = rest if job.model.tied or job.layout.pipeline > 1 else rest / 2
+    root = rest if job.model.tied or layout.pipeline > 1 else rest / 2
     wide, gradient, in_blocks, twice = _wide(job), _gradient_width(job), held - root, 2 if job.reshards else 1
+    gather, scatter = (partial(one, kind=kind, ranks=shards, times=passes) for kind in ("all_gather", "reduce_scatter"))
     found = [
-        ("all_gather", root * wide, passes, 0.0, 1.0, shards, 1, False),
-        ("all_gather", twice * in_blocks * wide, passes, 2 / 3, twice * buckets, shards, 1, False),
-        ("reduce_scatter", in_blocks * gradient, passes, 1 / 3, buckets, shards, 1, False),
-        ("reduce_scatter", root * gradient, passes, 0.0, 1.0, shards, 1, False),
+        gather(size=root * wide, window=0.0, messages=1.0),
+        gather(size=twice * in_blocks * wide, window=2 / 3, messages=twice * buckets),
+        scatter(size=in_blocks * gradient, window=1 / 3),
+        scatter(size=root * gradient, window=0.0, messages=1.0),
     ]
     if shards < ranks:
-        found.append(("all_reduce", held * gradient / shards, 1.0, 1 / 3, buckets, ranks // shards, shards, True))
+        apart = {"ranks": ranks // shards, "stride": layout.tensor * shards}
+        found.append(one(kind="all_reduce", size=held * gradient / shards, window=1 / 3, in_background=True, **apart))
     return found
 
 
-def _of_zero_3(
-    job: Job, blocks: float, weights: float, gradients: float
-) -> list[tuple[str, float, float, float, float]]:
-    """Return kind, bytes, times, window and messages of what DeepSpeed's stage 3 moves.
+def _of_zero_3(job: Job, one: partial[Traffic], blocks: float, gradients: float) -> list[Traffic]:
+    """Return what DeepSpeed's stage 3 moves.
 
     Tensors below PERSISTENT stay whole and are gathered once, after the update; the others in forward. They are kept
     for backward as long as LIVE elements are not exceeded, else gathered again, but for the tied embedding: forward
@@ -261,11 +235,14 @@ def _of_zero_3(
     ends = [model.head_parameters, model.position_parameters]
     small = [size for size in block if size < PERSISTENT]
     large = [size for size in block if size >= PERSISTENT]
+    gather, scatter = (partial(one, kind=kind) for kind in ("all_gather", "reduce_scatter"))
     gathered = wide * (again * blocks * sum(large) + sum(ends))
+    tensors = again * blocks * len(large) + len(ends)
+    buckets = max(1.0, gradients / wide / job.bucket_elements)
     return [
-        ("all_gather", gathered, job.accumulation, 2 / 3, again * blocks * len(large) + len(ends)),
-        ("all_gather", wide * blocks * sum(small), 1.0, 0.0, blocks * len(small)),
-        ("reduce_scatter", gradients, job.accumulation, 1 / 3, max(1.0, gradients / wide / job.bucket_elements)),
+        gather(size=gathered, times=job.accumulation, window=2 / 3, messages=tensors),
+        gather(size=wide * blocks * sum(small), window=0.0, messages=blocks * len(small)),
+        scatter(size=gradients, times=job.accumulation, window=1 / 3, messages=buckets),
     ]
 
 
@@ -280,4 +257,4 @@ def _wide(job: Job) -> float:
     src/gpt2.py keeps weights and the residual stream in fp32 under autocast. Other programs send 16 bits.
     """
     is_autocast = job.run_type is not None and not job.has_16_bit_weights
-    return 4.0 if is_autocast or job.precision in ("fp32", "tf32") else 2.0
+    return 4.0 if is_autocast else float(job.product_bytes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.run_types import STRATEGIES
 from testbed.distributed.mesh import MeshSizes
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine
@@ -21,14 +20,14 @@ def command_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[str
         job: a run of src/gpt2.py.
         work: flags of the model and the batch as they were typed; without them they follow from `job`.
     """
-    words = arguments_of(job, machine, work)
-    if machine.device.kind == "cuda" and "--compile" not in words:  # which decides much of the time, so it is said
+    words = [*_launcher(job, machine), "src/gpt2.py", *arguments_of(job, work)]
+    if machine.device.kind == "cuda" or job.compiled:  # which decides much of the time, so it is said
         words += ["--compile", "on" if job.compiled else "off"]
-    return [*_launcher(job, machine), "src/gpt2.py", *words]
+    return words
 
 
-def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[str]:
-    """Return the flags of src/gpt2.py."""
+def arguments_of(job: Job, work: Sequence[str] = ()) -> list[str]:
+    """Return the flags of src/gpt2.py, but for --compile."""
     assert job.run_type is not None
     own, layout = STRATEGIES[job.run_type].options, job.layout
     flags: dict[str, object] = {"run_type": job.run_type}
@@ -51,8 +50,6 @@ def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[s
         "mixed_precision": "native" if job.has_16_bit_weights and job.precision == "bf16" else "autocast",
     }
     flags |= {name: value for name, value in sizes.items() if name in own}
-    if job.compiled != _compiles_by_itself(job, machine):
-        flags["compile"] = "on" if job.compiled else "off"
     left_out: dict[str, object] = {"activation_checkpointing": "none", "offload": "none"}
     left_out |= {"overlap_comm": "on", "mixed_precision": "autocast", "sequence_parallel": "off"}
     left_out["reshard_after_forward"] = "off" if layout.pipeline > 1 else "on"
@@ -101,19 +98,3 @@ def _size_of(model: DenseModel) -> dict[str, object]:
         if numbers == (size.num_layers, size.num_heads, size.embedding_size):
             return {"model": name}
     return dict(zip(("num_layers", "num_heads", "embedding_size"), numbers, strict=True))
-
-
-def _compiles_by_itself(job: Job, machine: Machine) -> bool:
-    """Return whether --compile auto compiles this run."""
-    values = {
-        "run_type": job.run_type,
-        "pipeline_schedule": job.schedule,
-        "activation_checkpointing": _CHECKPOINTING[job.recompute],
-        "zero_stage": job.layout.zero_stage if "zero_stage" in STRATEGIES[str(job.run_type)].options else None,
-        "precision": "bf16" if job.precision == "fp8" else job.precision,
-        "dropout": job.dropout,
-        "mixed_precision": "native" if job.has_16_bit_weights else "autocast",
-        "matmul": "fp8" if job.precision == "fp8" else "default",
-        "tensor_parallel_size": job.layout.tensor,
-    }
-    return machine.device.kind == "cuda" and auto_compile_blocker(values) is None

@@ -14,15 +14,16 @@ by their deviations, so with few rows the data sheet speaks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from testbed.memory_model.job import Job, Machine, framework_of
-from testbed.planner.parts import PARTS, Rates, step_parts
-from testbed.planner.rates import DataSheetRates
+from testbed.planner.parts import PARTS, step_parts
+from testbed.planner.rates import Rates
 from testbed.planner.rows import Row
 
 NOISE = 0.04  # of log time: a rounded comment, a release, one reading for a mean
@@ -75,7 +76,6 @@ class Nominal:
     seconds: np.ndarray
     idle: float
     factors: tuple[Factor, ...]
-    uneven: float = 0.0  # of the seconds, what the slowest stage has more than the mean
 
     @property
     def with_idle(self) -> np.ndarray:
@@ -93,16 +93,16 @@ class Measured:
     noise: float
 
 
-def nominal_of(job: Job, machine: Machine, rates: Rates) -> Nominal:
-    """Return a step before any factor."""
-    parts, idle, uneven = step_parts(job, machine, rates)
-    return Nominal(np.array([parts[part] for part in PARTS]), idle, factors_of(job, machine), uneven)
+def nominal_of(seconds: Mapping[str, float], idle: float, job: Job, machine: Machine) -> Nominal:
+    """Return a step before any factor. `seconds`: by part."""
+    return Nominal(np.array([seconds[part] for part in PARTS]), idle, factors_of(job, machine))
 
 
 def measured(row: Row) -> Measured:
     """Return what the fit needs of a published row."""
+    parts, idle, _ = step_parts(row.job, row.machine, Rates(row.machine.device))
     return Measured(
-        nominal=nominal_of(row.job, row.machine, DataSheetRates(row.machine.device)),
+        nominal=nominal_of(parts, idle, row.job, row.machine),
         log_time=float(np.log(row.step_time_s)) if row.step_time_s else float("nan"),
         noise=NOISE * (WEAK if row.is_weak else 1.0),
     )
@@ -128,7 +128,7 @@ class Fit:
         member = np.zeros_like(self.gradient)  # whether a factor concerns a row
         for number, row in enumerate(rows):
             member[number, [self.places[factor] for factor in row.nominal.factors]] = 1.0
-        of_part = np.array([PART_PLACES.get(factor.part, len(PARTS)) for factor in self.places])  # the last: all of it
+        of_part = np.array([_place_of(factor) for factor in self.places])
         selector = (of_part[:, None] == np.arange(len(PARTS) + 1)).astype(float)
         for _ in range(ROUNDS):
             sums = (member * self.values) @ selector  # rows x parts, and the whole step
@@ -146,22 +146,14 @@ class Fit:
             if moved < TOLERANCE:
                 break
 
-    def _log_time(self, nominal: Nominal) -> tuple[float, np.ndarray]:
-        """Return the logarithm of the step's time, and the shares of its parts."""
-        parts = self.parts(nominal)
-        return float(np.log(parts.sum()) + self._sum(nominal, TOTAL)), parts / parts.sum()
-
-    def parts(self, nominal: Nominal) -> np.ndarray:
-        """Return seconds by part with their factors, but for those of the whole step."""
-        scale = np.zeros(len(PARTS))
+    def parts(self, nominal: Nominal) -> tuple[np.ndarray, float]:
+        """Return seconds by part with their factors, and the factor of the whole step; one not seen is 1."""
+        sums = np.zeros(len(PARTS) + 1)
         for factor in nominal.factors:
-            if factor.part != TOTAL and factor in self.places:
-                scale[PART_PLACES[factor.part]] += self.values[self.places[factor]]
-        return np.asarray(nominal.with_idle * np.exp(scale))
-
-    def _sum(self, nominal: Nominal, part: str) -> float:
-        factors = (factor for factor in nominal.factors if factor.part == part and factor in self.places)
-        return float(sum(self.values[self.places[factor]] for factor in factors))
+            if factor in self.places:
+                sums[_place_of(factor)] += self.values[self.places[factor]]
+        factors = np.exp(sums)
+        return nominal.with_idle * factors[:-1], float(factors[-1])
 
     @cached_property
     def _inverse(self) -> np.ndarray:
@@ -170,19 +162,20 @@ class Fit:
 
     def predict(self, nominal: Nominal) -> tuple[float, float]:
         """Return the logarithm of a step's time and its standard deviation; a factor not seen adds its own."""
-        log_time, shares = self._log_time(nominal)
+        parts, of_whole = self.parts(nominal)
+        shares = [*(parts / parts.sum()), 1.0]  # by how much the time's logarithm moves with a factor's
         known = np.zeros(len(self.values))
         variance = NOISE**2
         for factor in nominal.factors:
-            share = share_of(factor, shares)
+            share = shares[_place_of(factor)]
             variance += share**2 * factor.deviation**2
             if factor in self.places:
                 known[self.places[factor]] = share
         with_rows = self.gradient @ (self.variances * known)
         variance -= float(with_rows @ self._inverse @ with_rows) if len(with_rows) else 0.0
-        return log_time, float(np.sqrt(max(variance, NOISE**2)))
+        return math.log(parts.sum() * of_whole), math.sqrt(max(variance, NOISE**2))
 
 
-def share_of(factor: Factor, shares: np.ndarray) -> float:
-    """Return by how much the logarithm of the step's time moves with the factor's."""
-    return 1.0 if factor.part == TOTAL else float(shares[PART_PLACES[factor.part]])
+def _place_of(factor: Factor) -> int:
+    """Return the place of a factor's part among PARTS; after them is the whole step."""
+    return PART_PLACES.get(factor.part, len(PARTS))

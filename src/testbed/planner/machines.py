@@ -34,8 +34,7 @@ def machine_named(gpu: str, gpus: int | None, per_node: int | None, link: str | 
     Raises:
         InputError: the device is unknown, the network has no speed, or the devices are not whole nodes.
     """
-    device = device_named(gpu)
-    return machine_of(device, gpus, per_node, link)
+    return machine_of(device_named(gpu), gpus, per_node, link)
 
 
 def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Machine:
@@ -47,8 +46,7 @@ def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Ma
     found = _gpus_here()
     if found:
         name, memory_mib = found[0]
-        device = device_named(name)
-        device = Device(**{**vars(device), "memory_bytes": memory_mib * 2**20})
+        device = replace(device_named(name), memory_bytes=memory_mib * 2**20)
         return machine_of(device, gpus or len(found), per_node or len(found), link)
     cores = usable_cores()
     per_node = per_node or max(cores, gpus or 1)

@@ -12,18 +12,16 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from testbed.errors import InputError
 from testbed.memory_model.job import Job, Machine
-from testbed.planner.calibration import Calibration
+from testbed.planner.calibration import COLLECTIVES, OPERATIONS, Calibration
 from testbed.planner.collectives import Traffic, share_sent
-from testbed.planner.parts import Pass, step_parts
+from testbed.planner.parts import step_parts
+from testbed.planner.rates import Pass, Rates
 from testbed.planner.residuals import GROUPS, Residuals, fitted, kind_of
 
 FP32 = 4
-FORWARD, BACKWARD = ("forward",), ("input_gradient", "weight_gradient")
-ELEMENTWISE = (("layer_norm", 2), ("add", 2))  # kernels on the residual stream, in one block
 GATHER_OF_TWO = 1.5  # gloo's two ranks both send before they receive: measured over 100 Mbit/s, see docs/planner.md
 HEADERS = 1448 / 1514  # share of an Ethernet frame that is payload: IP and TCP headers take the rest
 GROUP_OF = {
@@ -38,58 +36,40 @@ GROUP_OF = {
     "pipeline links": "communication",
     "context links": "communication",
 }
-Entry = TypeVar("Entry")
+Times = list[tuple[tuple[float, ...], float]]  # size and seconds, the smallest first
 
 
 class Tables:
-    """A calibration's tables for a number of ranks that work at once: that number, or the nearest one."""
+    """A calibration's operations for a number of ranks that work at once: that number, or the nearest one."""
 
     def __init__(self, calibration: Calibration, ranks: int) -> None:
         self.calibration = calibration
-        self.products = _at(calibration.products, ranks)
-        self.attention = _at(calibration.attention, ranks)
-        self.small_steps = sorted(_at(calibration.small_steps, ranks), key=lambda step: step.layers)
-        self.updates = sorted((each.elements, each.seconds) for each in _at(calibration.updates, ranks))
-        self.moving: dict[str, list[tuple[float, float]]] = {}
-        for each in sorted(_at(calibration.moving, ranks), key=lambda each: each.num_bytes):
-            self.moving.setdefault(each.kind, []).append((each.num_bytes, each.seconds))
-        tables = {"products": self.products, "attention": self.attention, "updates": self.updates}
-        tables |= {kind: self.moving.get(kind, []) for kind in ("layer_norm", "gelu", "add", "cross_entropy")}
-        if empty := [name for name, rows in {**tables, "small_steps": self.small_steps}.items() if not rows]:
-            raise InputError(f"the calibration has no {empty[0]}; make it again with scripts/plan.py --calibrate")
+        self.operations: dict[str, Times] = {}
+        self.collectives = [each for each in calibration.timings if each.operation in COLLECTIVES]
+        for name in OPERATIONS:
+            found = [each for each in calibration.timings if each.operation == name]
+            if not found and name != "copy":  # which is in the device's bandwidth
+                raise InputError(f"the calibration has no {name}; make it again with scripts/plan.py --calibrate")
+            numbers = {each.ranks for each in found}
+            nearest = min(numbers, key=lambda number: (abs(math.log(number / ranks)), number), default=0)
+            self.operations[name] = sorted((each.size, each.seconds) for each in found if each.ranks == nearest)
 
-    def layer_seconds(self, tokens: float, inputs: float, outputs: float, roles: Sequence[str]) -> float:
-        """Return the seconds of a linear layer in some of its products."""
-        sizes = {
-            "forward": (tokens, outputs, inputs),
-            "input_gradient": (tokens, inputs, outputs),
-            "weight_gradient": (outputs, inputs, tokens),
-        }
-        work = tokens * inputs * outputs
-        total = 0.0
-        for role in roles:
-            rows = [((p.m, p.n, p.k), p.m * p.n * p.k / p.seconds) for p in self.products if p.role == role]
-            total += work / interpolated(rows, sizes[role])
-        return total
+    def product_seconds(self, role: str, *size: float) -> float:
+        """Return the seconds of one of a linear layer's products. `size`: m, n, k."""
+        rates = [(known, math.prod(known) / seconds) for known, seconds in self.operations[role]]
+        return math.prod(size) / interpolated(rates, size)
 
-    def attention_seconds(self, heads: float, length: float, head_dim: float, name: str) -> float:
-        """Return the seconds of causal attention of so many heads of all sequences. `name`: of the measured time."""
-        rows = [
-            ((a.seq_length, a.head_dim), a.batch * a.heads * a.seq_length**2 * a.head_dim / getattr(a, name))
-            for a in self.attention
+    def attention_seconds(self, way: str, heads: float, length: float, head_dim: float) -> float:
+        """Return the seconds of causal attention of so many heads of all sequences. `way`: forward or backward."""
+        rates = [
+            ((known, width), count * known**2 * width / seconds)
+            for (count, known, width), seconds in self.operations[f"attention_{way}"]
         ]
-        return heads * length**2 * head_dim / interpolated(rows, (length, head_dim))
+        return heads * length**2 * head_dim / interpolated(rates, (length, head_dim))
 
-    def moving_seconds(self, kind: str, elements: float) -> float:
-        """Return the seconds of an elementwise kernel on so many numbers, both passes."""
-        return along(self.moving[kind], FP32 * elements)
-
-
-def _at(entries: Sequence[Entry], ranks: int) -> list[Entry]:
-    """Return the entries measured with that many ranks at once, or with the nearest number."""
-    numbers = {one.ranks for one in entries}  # type: ignore[attr-defined]
-    nearest = min(numbers, key=lambda number: (abs(math.log(number / ranks)), number), default=0)
-    return [one for one in entries if one.ranks == nearest]  # type: ignore[attr-defined]
+    def seconds_along(self, operation: str, size: float) -> float:
+        """Return the seconds of an operation whose size is one number."""
+        return along([(known, seconds) for (known,), seconds in self.operations[operation]], size)
 
 
 def interpolated(known: Sequence[tuple[tuple[float, ...], float]], size: tuple[float, ...]) -> float:
@@ -116,49 +96,52 @@ def along(known: Sequence[tuple[float, float]], size: float) -> float:
     return known[-1][1] * size / known[-1][0]
 
 
-class MeasuredRates:
-    """`Rates` of a calibrated machine, each group of parts times its factor."""
+class MeasuredRates(Rates):
+    """Speed of a calibrated machine, each group of parts times its factor."""
 
     straggling = 0.0  # in what was measured with all ranks at work
 
     def __init__(self, tables: Tables, factors: Mapping[str, float]) -> None:
+        super().__init__(tables.calibration.device)
         self.tables, self.calibration, self.factors = tables, tables.calibration, factors
 
     def layer_seconds(self, tokens: float, inputs: float, outputs: float, job: Job) -> tuple[Pass, Pass]:
-        factor = self.factors["compute"]
-        forward, backward = (self.tables.layer_seconds(tokens, inputs, outputs, roles) for roles in (FORWARD, BACKWARD))
+        factor, product = self.factors["compute"], self.tables.product_seconds
+        forward = product("forward", tokens, outputs, inputs)
+        backward = product("input_gradient", tokens, inputs, outputs)
+        backward += product("weight_gradient", outputs, inputs, tokens)
         return (factor * forward, 0.0), (factor * backward, 0.0)
 
     def attention_seconds(self, job: Job) -> tuple[float, float]:
-        model = job.model
-        heads, factor = job.micro_batch * model.heads / job.layout.tensor / job.layout.context, self.factors["compute"]
-        forward, backward = (
-            self.tables.attention_seconds(heads, model.seq_length, model.head_dim, name)
-            for name in ("forward_s", "backward_s")
+        model, factor = job.model, self.factors["compute"]
+        heads = job.micro_batch * model.heads / job.layout.tensor / job.layout.context
+        size = (heads, model.seq_length, model.head_dim)
+        return (
+            factor * self.tables.attention_seconds("forward", *size),
+            factor * self.tables.attention_seconds("backward", *size),
         )
-        return factor * forward, factor * backward
 
     def elementwise_seconds(self, job: Job) -> float:
-        model, tensor = job.model, job.layout.tensor
-        tokens = job.micro_batch * model.seq_length / job.layout.context
-        wide = tokens * model.hidden / (tensor if job.layout.sequence_parallel else 1)
-        seconds = sum(count * self.tables.moving_seconds(kind, wide) for kind, count in ELEMENTWISE)
-        return self.factors["elementwise"] * (seconds + self.tables.moving_seconds("gelu", tokens * model.ffn / tensor))
+        tensor, along = job.layout.tensor, self.tables.seconds_along
+        wide = FP32 * job.tokens_per_pass * job.model.hidden / (tensor if job.layout.sequence_parallel else 1)
+        inner = FP32 * job.tokens_per_pass * job.model.ffn / tensor
+        seconds = 2 * along("layer_norm", wide) + 2 * along("add", wide) + along("gelu", inner)
+        return self.factors["elementwise"] * seconds
 
     def weights_seconds(self, matrices: float, table: float, job: Job) -> float:
         return 0.0  # in the factors of its whole steps
 
     def loss_seconds(self, logits: float, job: Job) -> float:
-        return self.factors["compute"] * self.tables.moving_seconds("cross_entropy", logits)
+        return self.factors["compute"] * self.tables.seconds_along("cross_entropy", FP32 * logits)
 
     def optimizer_seconds(self, elements: float, job: Job) -> float:
-        return self.factors["optimizer"] * along(self.tables.updates, elements)
+        return self.factors["optimizer"] * self.tables.seconds_along("update", elements)
 
     def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
-        few, many = self.tables.small_steps[0], self.tables.small_steps[-1]
-        of_block = max(many.seconds - few.seconds, 0.0) / max(many.layers - few.layers, 1)
-        of_rest = max(few.seconds - few.layers * of_block, 0.0)
-        seconds = blocks * of_block + of_rest
+        steps = self.tables.operations["small_step"]
+        ((few,), few_s), ((many,), many_s) = steps[0], steps[-1]
+        of_block = max(many_s - few_s, 0.0) / max(many - few, 1)
+        seconds = blocks * of_block + max(few_s - few * of_block, 0.0)
         runs_ahead = self.calibration.device.kind == "cuda"
         return self.factors["host"] * (max(0.0, seconds - computing) if runs_ahead else seconds)
 
@@ -170,14 +153,14 @@ class MeasuredRates:
     def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
         calibration, crosses = self.calibration, traffic.crosses_nodes(machine)
         link = machine.between_nodes if crosses else machine.within_node
-        measured = {each.link for each in calibration.collectives}
+        measured = {each.link for each in self.tables.collectives}
         is_measured = not crosses or link.name in measured
         within = calibration.links[0].name if calibration.links else ""
         name = link.name if link.name in measured else within
-        rows = [each for each in calibration.collectives if each.link == name]
+        rows = [each for each in self.tables.collectives if each.link == name]
         most = max((each.ranks for each in rows), default=0)
         known = sorted(
-            (each.num_bytes, each.seconds) for each in rows if each.ranks == most and each.kind == traffic.kind
+            (each.size[0], each.seconds) for each in rows if each.ranks == most and each.operation == traffic.kind
         )
         if not known:
             return 0.0, 0.0

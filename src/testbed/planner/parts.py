@@ -11,16 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
 from testbed.memory_model.job import Job, Machine
-from testbed.memory_model.model_states import elements_held
-from testbed.memory_model.stages import stages_by_rank
+from testbed.memory_model.model_states import Held, held_by_rank
 from testbed.planner.collectives import (
-    Traffic,
     busiest_seconds,
     context_traffic,
     data_traffic,
@@ -28,6 +25,7 @@ from testbed.planner.collectives import (
     pipeline_traffic,
     tensor_traffic,
 )
+from testbed.planner.rates import Rates, layer_widths
 
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
 OFFLOAD_EXPOSED, OFFLOAD_SPEED = 0.1, 100e9  # of activations to the host and back, an estimate
@@ -54,64 +52,9 @@ PARTS = (
 )
 
 
-Pass = tuple[float, float]  # seconds of matrix products: at the speed of their units, and moving their operands
-
-
-class Rates(Protocol):
-    """Speed of a machine, from its data sheet or measured. Seconds are of one device and one micro batch."""
-
-    straggling: float  # share of a pass by which a device varies
-
-    def layer_seconds(self, tokens: float, inputs: float, outputs: float, job: Job) -> tuple[Pass, Pass]:
-        """Seconds of a linear layer, forward and backward."""
-
-    def attention_seconds(self, job: Job) -> tuple[float, float]:
-        """Seconds of one block's causal attention, forward and backward."""
-
-    def elementwise_seconds(self, job: Job) -> float:
-        """Seconds of one block's other kernels, both passes."""
-
-    def weights_seconds(self, matrices: float, table: float, job: Job) -> float:
-        """Seconds of a micro batch for casts of so many weights and for sums of their gradients."""
-
-    def loss_seconds(self, logits: float, job: Job) -> float:
-        """Seconds of the loss of so many logits, both passes."""
-
-    def optimizer_seconds(self, elements: float, job: Job) -> float:
-        """Seconds to update so many elements."""
-
-    def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
-        """Seconds that the host adds to what the device computes in both passes of so many blocks."""
-
-    def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
-        """Seconds of a collective that nothing hides: the rank's own work, and what it waits for the link.
-
-        `computing`: of a micro batch's passes, among which its messages lie.
-        """
-
-    def window(self, traffic: Traffic) -> float:
-        """Share of the passes' time in which a collective runs behind them."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """Blocks of a pipeline rank, and the head if it is there."""
-
-    blocks: int
-    predicts: bool
-
-
-def shares_of(job: Job) -> list[Share]:
-    """Return each pipeline rank's share."""
-    return [
-        Share(sum(len(one.blocks) for one in held), any(one.predicts for one in held)) for held in stages_by_rank(job)
-    ]
-
-
 def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds by part of one block and micro batch on one device: of both passes, and of what is repeated."""
-    tokens = job.micro_batch * job.model.seq_length / job.layout.context
-    layers = [rates.layer_seconds(tokens, inputs, outputs, job) for inputs, outputs in layer_widths(job)]
+    layers = [rates.layer_seconds(job.tokens_per_pass, *widths, job) for widths in layer_widths(job)]
     forward, backward = (np.sum([layer[way] for layer in layers], axis=0) for way in (0, 1))
     attention, elementwise = rates.attention_seconds(job), rates.elementwise_seconds(job)
     products, operands = map(float, forward + backward)
@@ -124,19 +67,6 @@ def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, f
     }
     often = repeated_shares(job)
     return both, {part: often.get(part, 0.0) * job.recompute_share * repeated[part] for part in repeated}
-
-
-def layer_widths(job: Job) -> list[tuple[float, float]]:
-    """Return inputs and outputs of each linear layer of a block, as one tensor rank has them."""
-    model, tensor = job.model, job.layout.tensor
-    heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    gates = 2 if model.mlp == "swiglu" else 1
-    return [
-        (model.hidden, (heads + 2 * kv) / tensor),
-        (heads / tensor, model.hidden),
-        (model.hidden, gates * model.ffn / tensor),
-        (model.ffn / tensor, model.hidden),
-    ]
 
 
 # What activation checkpointing repeats of the forward pass. selective_op: torchtitan keeps every second matrix product.
@@ -161,31 +91,30 @@ def repeated_shares(job: Job) -> Mapping[str, float]:
     return {**REPEATED["full"], "products": again, "operands": again}
 
 
-def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) -> dict[str, float]:
+def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, held: Held) -> dict[str, float]:
     """Return seconds by part of both passes of one micro batch on one device, without the data ranks' collectives."""
-    model, tensor = job.model, job.layout.tensor
+    model, tensor, tokens = job.model, job.layout.tensor, job.tokens_per_pass
     both, repeated = block_seconds(job, rates)
     parts = dict.fromkeys(PARTS, 0.0)
     for part, seconds in both.items():
-        parts[part] = share.blocks * (seconds + repeated[part])
-    tokens = job.micro_batch * model.seq_length / job.layout.context
-    if share.predicts:
+        parts[part] = held.blocks * (seconds + repeated[part])
+    if held.predicts:
         head = rates.layer_seconds(tokens, model.hidden, model.vocab / tensor, _as_the_head_computes(job))
         parts["head"] = float(np.sum(head)) + rates.loss_seconds(tokens * model.vocab / tensor, job)
-    matrices = share.blocks * model.block_matrix_parameters / tensor
-    table = model.head_parameters / tensor if share.predicts else 0.0
+    matrices = held.blocks * model.block_matrix_parameters / tensor
+    table = model.head_parameters / tensor if held.predicts else 0.0
     parts["elementwise"] += rates.weights_seconds(matrices, table, job)
     if job.offload == "activations":
-        layers = min(share.blocks, job.offload_layers or share.blocks)
+        layers = min(held.blocks, job.offload_layers or held.blocks)
         kept = 34.0 * model.hidden * tokens * layers / tensor
         parts["offload"] = OFFLOAD_EXPOSED * kept / OFFLOAD_SPEED
     computing = sum(parts.values())
     for part, traffic in (
-        ("tensor links", tensor_traffic(job, share.blocks)),
-        ("context links", context_traffic(job, share.blocks)),
+        ("tensor links", tensor_traffic(job, held.blocks)),
+        ("context links", context_traffic(job, held.blocks)),
     ):
         parts[part] = sum(one.exposed * sum(rates.traffic_seconds(one, machine, computing)) for one in traffic)
-    parts["host"] = rates.host_seconds(share.blocks, sum(parts.values()), job)
+    parts["host"] = rates.host_seconds(held.blocks, sum(parts.values()), job)
     return parts
 
 
@@ -200,37 +129,49 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
 
     The idle seconds of a pipeline are not among the parts: a stage waits while the others pass one micro batch each.
     """
-    shares = shares_of(job)
-    by_share = {share: micro_batch_seconds(job, machine, rates, share) for share in dict.fromkeys(shares)}
-    slowest = max(by_share.values(), key=lambda parts: sum(parts.values()))
-    one_pass = sum(slowest.values())
-    passes = job.accumulation
+    ranks = held_by_rank(job)
+    like = {(held.blocks, held.predicts): held for held in ranks}
+    by_kind = {kind: micro_batch_seconds(job, machine, rates, held) for kind, held in like.items()}
+    slowest = max(by_kind.values(), key=lambda parts: sum(parts.values()))
+    one_pass, passes = sum(slowest.values()), job.accumulation
     parts = {part: passes * seconds for part, seconds in slowest.items()}
-    for traffic in pipeline_traffic(job):
-        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
-        if traffic.kind == "p2p":
-            parts["pipeline links"] += passes * traffic.times * busy
-            near = sum(rates.traffic_seconds(replace(traffic, ranks=2, stride=1), machine, one_pass)) - busy
-            hops = [waiting if is_far else min(near, waiting) for is_far in far_boundaries(job, machine)]
-            parts["pipeline links"] += exposed_hops_seconds(job, hops, rates.window(traffic) * one_pass)
-        else:
-            parts["pipeline links"] += busy + waiting
-    blocks = max(share.blocks for share in shares)
     hidden = one_pass if job.overlap else 0.0
-    for traffic in data_traffic(job, blocks):
-        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
-        window = rates.window(traffic) * traffic.window * hidden
-        parts["data links"] += traffic.times * (busy + max(FLOOR * waiting, waiting - window))
-    held = max(elements_held(job.model, job.layout.tensor, stages) for stages in stages_by_rank(job))
-    own = held / (job.layout.shard if job.layout.zero_stage else 1)
+    parts["pipeline links"] = _pipeline_seconds(job, machine, rates, one_pass)
+    parts["data links"] = _data_seconds(job, machine, rates, one_pass, hidden)
+    own = max(held.elements for held in ranks) / (job.layout.shard if job.layout.zero_stage else 1)
     if job.offload in ("optimizer", "parameters"):
         parts["offload"] = offloaded_seconds(job, machine, own, OFFLOAD_WINDOW * hidden)
     else:
         parts["optimizer"] = rates.optimizer_seconds(own, job)
     parts["stragglers"] = rates.straggling * straggling(machine.devices) * passes * one_pass
-    stage_seconds = [sum(by_share[share].values()) for share in shares]
+    stage_seconds = [sum(by_kind[held.blocks, held.predicts].values()) for held in ranks]
     uneven = passes * (one_pass - sum(stage_seconds) / len(stage_seconds)) if job.schedule else 0.0
     return parts, bubble_seconds(job, stage_seconds), uneven
+
+
+def _pipeline_seconds(job: Job, machine: Machine, rates: Rates, one_pass: float) -> float:
+    """Return seconds of a step for what pipeline ranks send each other. `one_pass`: of a micro batch's passes."""
+    total = 0.0
+    for traffic in pipeline_traffic(job):
+        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
+        if traffic.kind != "p2p":
+            total += busy + waiting
+            continue
+        near = sum(rates.traffic_seconds(replace(traffic, ranks=2, stride=1), machine, one_pass)) - busy
+        hops = [waiting if is_far else min(near, waiting) for is_far in far_boundaries(job, machine)]
+        total += job.accumulation * traffic.times * busy
+        total += exposed_hops_seconds(job, hops, rates.window(traffic) * one_pass)
+    return total
+
+
+def _data_seconds(job: Job, machine: Machine, rates: Rates, one_pass: float, hidden: float) -> float:
+    """Return seconds of a step for the data ranks' collectives. `hidden`: of a micro batch that they can run behind."""
+    total = 0.0
+    for traffic in data_traffic(job):
+        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
+        window = rates.window(traffic) * traffic.window * hidden
+        total += traffic.times * (busy + max(FLOOR * waiting, waiting - window))
+    return total
 
 
 def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> float:

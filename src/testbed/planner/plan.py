@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
-from testbed.memory_model.model_states import FP32, MOMENTS, block_matrix_elements
+from testbed.memory_model.model_states import FP32, MOMENTS, whole
+from testbed.planner.constants import Constants
 from testbed.planner.goodput import RESTART_S, SAVED_PER_S, Failures
 from testbed.planner.rows import own_rows
-from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime
+from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime, step_time
 
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -106,7 +107,7 @@ class PlannedRun:
         job = self.job
         moments = MOMENTS * job.model.parameters
         if job.optimizer == "muon":
-            moments -= FP32 * block_matrix_elements(job.model, 1, None)
+            moments -= FP32 * whole(job.model).matrices
         return FP32 * job.model.parameters + moments
 
     @property
@@ -217,19 +218,16 @@ class Budget:
         return days * 24 * self.price * run.machine.devices
 
 
-def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTime]) -> list[PlannedRun]:
+def plan(jobs: Iterable[Job], machine: Machine, constants: Constants) -> list[PlannedRun]:
     """Return the jobs with their estimates, the one to take first.
 
     Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
     `as_fast` as the fastest and not near full, the simplest is the one to take, and of equally simple ones the one that
     needs least memory. A job that recomputes more than one that has room and is the same otherwise is left out: it only
     does more work.
-
-    Args:
-        time_of: `step_time` with constants, or a machine's calibration.
     """
     runs = [
-        PlannedRun(job=job, machine=machine, memory=memory, time=time_of(job))
+        PlannedRun(job=job, machine=machine, memory=memory, time=step_time(job, machine, constants))
         for job, memory in _frugal(jobs, machine.device)
     ]
     ordered = sorted(
@@ -281,21 +279,19 @@ def best_of_each(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
 def name_of(job: Job) -> str:
     """Return the strategy and its mesh in few words: `fsdp 8 x 4 copies`, `ZeRO-2`, `pipeline 4 x 2 data, 1f1b`."""
-    layout, name = job.layout, job.run_type or job.stack
-    if job.strategy is not None and job.strategy.sends == "zero":
-        name = f"ZeRO-{layout.zero_stage}"
-        return name + (f", {job.offload} offloaded" if job.offload != "none" else "")
+    layout, entry, name = job.layout, job.strategy, job.run_type or job.stack
+    if entry is not None and entry.sends == "zero":
+        return f"ZeRO-{layout.zero_stage}" + (f", {job.offload} offloaded" if job.offload != "none" else "")
     shards = max(1, layout.shard // layout.context) if layout.zero_stage else 1
     copies = layout.data // shards
-    if job.strategy is not None and job.strategy.keeps == "shards":
+    if entry is not None and entry.keeps == "shards":
         return name + (f" {shards} x {copies} copies" if copies > 1 else "")
-    sizes = {"": layout.pipeline, "tensor": layout.tensor, "context": layout.context, "shards": shards}
-    if job.strategy is None or job.strategy.keeps != "axes":
-        sizes = {"": layout.pipeline * layout.tensor}
-    else:
-        sizes = {"stages" if axis == "" else axis: size for axis, size in sizes.items()}
+    is_mesh = entry is not None and entry.keeps == "axes"
+    sizes = {"": layout.pipeline * layout.tensor}
+    if is_mesh:
+        sizes = {"stages": layout.pipeline, "tensor": layout.tensor, "context": layout.context, "shards": shards}
     words = [f"{size} {axis}".strip() for axis, size in sizes.items() if size > 1]
-    words += [f"{copies} {'data' if '' in sizes else 'copies'}"] if copies > 1 and words else []
+    words += [f"{copies} {'copies' if is_mesh else 'data'}"] if copies > 1 and words else []
     if layout.zero_stage and layout.context == layout.shard > 1:  # else as whole weights on context ranks
         words[-1] += f" in {layout.shard} shards"
     schedule = f", {job.schedule}" if job.schedule and layout.pipeline > 1 else ""
@@ -322,16 +318,15 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     words += (
         f"{job.global_batch:,.0f} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
     )
-    days = [budget.days(run, seconds) for seconds in (time.seconds, time.low, time.high)]
+    ends = (time.seconds, time.low, time.high)
     if budget.tokens is not None and not budget.goodput(run):
         words += f"; {_short(budget.tokens)} tokens are never reached, as failures leave no time to train"
-    elif budget.tokens is not None and None not in days:
-        words += f"; {_short(budget.tokens)} tokens take {duration(*days)}"  # type: ignore[arg-type]
-        costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
-        if None not in costs:
-            words += " and cost {} ({} to {}) in the currency of --price_per_gpu_hour".format(
-                *(three(cost) for cost in costs if cost is not None)
-            )
+    elif budget.tokens is not None:
+        days = [budget.days(run, seconds) or 0.0 for seconds in ends]
+        words += f"; {_short(budget.tokens)} tokens take {duration(*days)}"
+        if budget.price is not None:
+            cost = _span(*(budget.cost(run, seconds) or 0.0 for seconds in ends))
+            words += f" and cost {cost} in the currency of --price_per_gpu_hour"
         words += _of_deadline(budget, days)
     others = len(as_fast(runs)) - 1
     if others > 0:
@@ -342,10 +337,10 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     return ". ".join([words, *advice(runs)]) + "."
 
 
-def _of_deadline(budget: Budget, days: Sequence[float | None]) -> str:
+def _of_deadline(budget: Budget, days: Sequence[float]) -> str:
     """Return whether the whole run, and the upper end of its interval, meet the deadline. `days`: with the interval."""
     found, _, most = days
-    if budget.deadline is None or found is None or most is None:
+    if budget.deadline is None:
         return ""
     if found > budget.deadline:
         return f", longer than --deadline {duration(budget.deadline)}: --sweep shows how many devices would do"

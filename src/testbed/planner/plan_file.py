@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -15,6 +15,7 @@ from testbed.memory_model.memory import largest_micro_batch
 from testbed.planner.calibration import Amount, NotNegative
 from testbed.planner.command import command_of
 from testbed.planner.plan import Budget, PlannedRun, name_of
+from testbed.planner.step_time import StepTime
 from testbed.typed_json import check, check_finite
 
 NAME, FORMAT = "plan.json", 1
@@ -81,28 +82,20 @@ class Prediction:
     """A plan's prediction of one run."""
 
     job: Job
-    seconds: float
-    low: float
-    high: float
-    parts: Mapping[str, float]
+    time: StepTime
     allocated_bytes: float
     reserved_bytes: float
     needs_bytes: float
-    label: str
 
 
 def prediction_of(run: PlannedRun) -> Prediction:
     """Return the same of a run that was planned in this process."""
     return Prediction(
         job=run.job,
-        seconds=run.time.seconds,
-        low=run.time.low,
-        high=run.time.high,
-        parts=dict(run.time.parts),
+        time=run.time,
         allocated_bytes=run.memory.allocated,
         reserved_bytes=run.memory.reserved,
         needs_bytes=run.needs_bytes,
-        label=run.time.label,
     )
 
 
@@ -144,17 +137,15 @@ def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
             raise InputError("a step lies outside of its own interval")
     except InputError as error:
         raise InputError(f"{path} is not a plan ({error}); make it again with plan.py --json") from None
-    return plan["machine"], [
-        Prediction(
-            job=run["job"],
-            seconds=run["step_s"]["estimate"],
-            low=run["step_s"]["low"],
-            high=run["step_s"]["high"],
-            parts=run["parts_s"],
-            allocated_bytes=run["allocated_bytes"],
-            reserved_bytes=run["reserved_bytes"],
-            needs_bytes=run["needs_bytes"],
-            label=plan["label"],
-        )
-        for run in plan["runs"]
-    ]
+    return plan["machine"], [_prediction(run, plan["label"]) for run in plan["runs"]]
+
+
+def _prediction(run: _Run, label: str) -> Prediction:
+    step = run["step_s"]
+    return Prediction(
+        job=run["job"],
+        time=StepTime(run["parts_s"], step["estimate"], step["low"], step["high"], label),
+        allocated_bytes=run["allocated_bytes"],
+        reserved_bytes=run["reserved_bytes"],
+        needs_bytes=run["needs_bytes"],
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from testbed.memory_model.memory import START, smallest_number_of_devices
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
+from testbed.planner.constants import Constants
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
 from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, advice, duration, name_of, plan, settings_of, three
-from testbed.planner.step_time import BETWEEN, WITHIN, StepTime
+from testbed.planner.step_time import BETWEEN, WITHIN
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
 DEFAULT_WORK = {
@@ -67,7 +69,6 @@ class Question:
     Attributes:
         work: words of the flags that all commands share; None where no command of src/gpt2.py trains the model.
         given: flags of src/gpt2.py that all candidates have.
-        time_of: the step time of a job on a machine.
         data: the training file that the vocabulary is of; None: it was typed, or there is none.
         other: a model that src/gpt2.py does not train; its strategies are planned for it. None: the GPT-2 of `shape`.
         name: of `other`, as it was typed.
@@ -77,7 +78,7 @@ class Question:
     seq_length: int
     global_batch: int
     machine: Machine
-    time_of: Callable[[Job, Machine], StepTime]
+    constants: Constants
     budget: Budget = field(default_factory=Budget)
     work: tuple[str, ...] | None = ()
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class Question:
     def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
         """Return all candidates with their estimates, and why run types have none."""
         jobs, refused = self._possible(self.machine, self.given)
-        return plan(jobs, self.machine, lambda job: self.time_of(job, self.machine)), refused
+        return plan(jobs, self.machine, self.constants), refused
 
     def _possible(self, machine: Machine, given: Mapping[str, Any]) -> tuple[list[Job], dict[str, str]]:
         return possible(self.shape, self.seq_length, self.global_batch, machine, given, self.other)
@@ -140,31 +141,27 @@ class Question:
         found += [self._unused_offload(best)]
         return [hint for hint in found if hint]
 
-    def _without_8_bits(self, best: PlannedRun) -> str | None:
-        """Return that a run is as fast without --matmul fp8, or that compiling makes up for the casts."""
-        if self.given.get("matmul") != "fp8":
-            return None
-        others = {"--compile on": self._asked(compile=True), "leaving --matmul fp8 out": self._without("matmul")}
-        for words, other in others.items():
-            found = other.best()
-            if not isinstance(found, str) and best.time.seconds > WORTH_SAYING * found.time.seconds:
-                return (
-                    f"{words} would be {three(best.time.seconds / found.time.seconds)} times as fast "
-                    f"({name_of(found.job)})"
-                )
-        return None
-
-    def _unused_offload(self, best: PlannedRun) -> str | None:
-        """Return why no run offloads where that was asked for."""
-        if self.given.get("offload") in (None, "none") or best.job.offload != "none" or "run_type" in self.given:
-            return None
-        found = self._asked(run_type="optimized").best()
-        why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
-        return f"--offload {self.given['offload']} is ZeRO's alone, and this run does without: with it, {why}"
+    def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
+        """Return the same question with another batch, or with more flags."""
+        return dataclasses.replace(self, global_batch=global_batch or self.global_batch, given={**self.given, **given})
 
     def _without(self, *names: str) -> Question:
         """Return the same question without some of its flags."""
         return dataclasses.replace(self, given={name: value for name, value in self.given.items() if name not in names})
+
+    def _narrower_precision(self, best: PlannedRun) -> str | None:
+        """Return the speed-up of --precision fp16 on a device without native bf16; None if there is none."""
+        peaks = self.machine.device.peak_flops
+        if self.given.get("precision") not in (None, "auto", "bf16") or "fp16" not in peaks or "bf16" in peaks:
+            return None
+        other = self._asked(precision="fp16")
+        fp16 = other.fitting()
+        if fp16 is None or best.time.seconds < WORTH_SAYING * fp16.time.seconds:
+            return None
+        words = f"--precision fp16 would be about {best.time.seconds / fp16.time.seconds:.1f} times as fast"
+        words += f" ({name_of(fp16.job)}{', tight' * fp16.is_tight})"
+        offloaded = other._with_offload(fp16) if fp16.is_tight else None
+        return words + (f"; with it {offloaded}" if offloaded else "")
 
     def _batch_that_divides(self, best: PlannedRun) -> str | None:
         """Return a batch that lets data parallelism use all devices, and what it gains."""
@@ -173,8 +170,8 @@ class Question:
         if devices > self.global_batch or not self.global_batch % devices or is_asked or devices > MOST_TRIED:
             return None
         batch = _rounded(self.global_batch, [devices * (self.given.get("micro_batch_size_per_gpu") or 1)])
-        other = self._asked(batch).best()
-        if isinstance(other, str) or other.job.layout.data < devices:
+        other = self._asked(batch).fitting()
+        if other is None or other.job.layout.data < devices:
             return None
         gain = other.tokens_per_s / best.tokens_per_s
         if gain < GAIN:
@@ -184,24 +181,6 @@ class Question:
             f"ddp, ZeRO and fsdp on all of them; --global_batch_size {batch} lets them run, {three(gain)} times the "
             "tokens/s"
         )
-
-    def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
-        """Return the same question with another batch, or with more flags."""
-        return dataclasses.replace(self, global_batch=global_batch or self.global_batch, given={**self.given, **given})
-
-    def _narrower_precision(self, best: PlannedRun) -> str | None:
-        """Return the speed-up of --precision fp16 on a device without native bf16; None if there is none."""
-        peaks = self.machine.device.peak_flops
-        if self.given.get("precision") not in (None, "auto", "bf16") or "fp16" not in peaks or "bf16" in peaks:
-            return None
-        other = self._asked(precision="fp16")
-        fp16 = other.best()
-        if isinstance(fp16, str) or best.time.seconds < WORTH_SAYING * fp16.time.seconds:
-            return None
-        words = f"--precision fp16 would be about {best.time.seconds / fp16.time.seconds:.1f} times as fast"
-        words += f" ({name_of(fp16.job)}{', tight' * fp16.is_tight})"
-        offloaded = other._with_offload(fp16) if fp16.is_tight else None
-        return words + (f"; with it {offloaded}" if offloaded else "")
 
     def _fewer_devices(self, best: PlannedRun) -> str | None:
         """Return how much faster fewer devices are: where the network costs much of a step, one device or fewer nodes;
@@ -221,9 +200,8 @@ class Question:
         if self.global_batch % machine.devices:
             numbers.add(max(number for number in whole if self.global_batch % number == 0))
         of_one = self._without("run_type", *STRATEGIES[self.given.get("run_type", REFERENCE)].options)
-        asked = ((of_one if number == 1 else self).on(number) for number in sorted(numbers))
-        found = [run for run in (each.best() for each in asked) if isinstance(run, PlannedRun)]
-        first = min(found, key=lambda run: (run.is_tight, run.time.seconds), default=best)
+        asked = ((of_one if number == 1 else self).on(number).fitting() for number in sorted(numbers))
+        first = min(filter(None, asked), key=lambda run: (run.is_tight, run.time.seconds), default=best)
         gain = best.time.seconds / first.time.seconds
         if gain < GAIN:
             return None
@@ -238,19 +216,37 @@ class Question:
         asks = {"run_type": "optimized", "offload": "optimizer"}
         if self.machine.device.kind == "cpu" or self.work is None or any(name in self.given for name in asks):
             return None
-        found = self._asked(None, **asks).best()
-        if isinstance(found, str) or found.is_tight:
-            return None
-        if best.fits and found.time.seconds > WORTH_A_TRY * best.time.seconds:
+        found = self._asked(None, **asks).fitting()
+        if found is None or found.is_tight or (best.fits and found.time.seconds > WORTH_A_TRY * best.time.seconds):
             return None
         flags = " ".join(f"--{name} {value}" for name, value in asks.items())
         return f"{flags} has room: {name_of(found.job)}, {three(found.time.seconds)} s a step"
 
+    def _without_8_bits(self, best: PlannedRun) -> str | None:
+        """Return that a run is as fast without --matmul fp8, or that compiling makes up for the casts."""
+        if self.given.get("matmul") != "fp8":
+            return None
+        others = {"--compile on": self._asked(compile=True), "leaving --matmul fp8 out": self._without("matmul")}
+        for words, other in others.items():
+            found = other.fitting()
+            if found is not None and best.time.seconds > WORTH_SAYING * found.time.seconds:
+                gain = three(best.time.seconds / found.time.seconds)
+                return f"{words} would be {gain} times as fast ({name_of(found.job)})"
+        return None
+
+    def _unused_offload(self, best: PlannedRun) -> str | None:
+        """Return why no run offloads where that was asked for."""
+        if self.given.get("offload") in (None, "none") or best.job.offload != "none" or "run_type" in self.given:
+            return None
+        found = self._asked(run_type="optimized").best()
+        why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
+        return f"--offload {self.given['offload']} is ZeRO's alone, and this run does without: with it, {why}"
+
     def _with_another_schedule(self) -> str | None:
         """Return that a pipeline has room under another schedule than the typed one."""
         schedule = self.given.get("pipeline_schedule")
-        found = self._without("pipeline_schedule").best() if schedule else ""
-        if isinstance(found, str):
+        found = self._without("pipeline_schedule").fitting() if schedule else None
+        if found is None:
             return None
         return f"Without --pipeline_schedule {schedule} there is room: {name_of(found.job)}, {settings_of(found.job)}"
 
@@ -269,12 +265,15 @@ class Question:
 
     def best(self) -> PlannedRun | str:
         """Return the best run, or why there is none."""
-        if self.machine.devices > self.machine.per_node and self.machine.devices % self.machine.per_node:
-            return f"not a whole number of nodes of {self.machine.per_node}"
         runs, refused = self.runs()
         if not runs:
             return next(iter(refused.values()), "nothing is possible")
         return runs[0] if runs[0].fits else f"does not fit: {self._lack(runs[0])}"
+
+    def fitting(self) -> PlannedRun | None:
+        """Return the best run; None where there is none."""
+        run = self.best()
+        return None if isinstance(run, str) else run
 
     def _lack(self, run: PlannedRun) -> str:
         gib, has = run.needs_bytes / 2**30, self.machine.device.memory_bytes / 2**30
@@ -311,19 +310,21 @@ class Choice:
         return cls(on, on.best())
 
     @property
-    def days(self) -> float | None:
-        return None if isinstance(self.best, str) else self.question.budget.days(self.best)
+    def days(self) -> float:
+        """Wall time of the whole run; infinite where nothing fits, or it is not known how long the run is."""
+        days = self.question.budget.days(self.best) if isinstance(self.best, PlannedRun) else None
+        return math.inf if days is None else days
 
     @property
     def cost(self) -> float | None:
-        return None if isinstance(self.best, str) else self.question.budget.cost(self.best)
+        return self.question.budget.cost(self.best) if isinstance(self.best, PlannedRun) else None
 
     def said(self) -> str:
         """Return devices, strategy, the time of the whole run and its cost."""
-        run, budget, machine = self.best, self.question.budget, self.question.machine
-        assert isinstance(run, PlannedRun) and self.days is not None
-        words = f"{machine.devices} x {machine.device.name}, {name_of(run.job)}: "
-        words += duration(self.days, *(budget.days(run, end) or 0.0 for end in (run.time.low, run.time.high)))
+        run, budget = self.best, self.question.budget
+        assert isinstance(run, PlannedRun)
+        ends = (budget.days(run, end) or 0.0 for end in (run.time.low, run.time.high))
+        words = f"{self.question.devices_in_words}, {name_of(run.job)}: {duration(self.days, *ends)}"
         return words + ("" if self.cost is None else f", cost {three(self.cost)}")
 
 
@@ -334,24 +335,22 @@ def answers_of(choices: Sequence[Choice]) -> list[str]:
 
 def _winners(choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
     """Return what each answer says, and the choice that it names."""
-    done = [choice for choice in choices if choice.days is not None and math.isfinite(choice.days)]
+    done = [choice for choice in choices if math.isfinite(choice.days)]
     if not done:
         return []
-    priced = all(choice.cost is not None for choice in done)
-    by_cost: Callable[[Choice], tuple[float, ...]] = lambda choice: (  # noqa: E731
-        (choice.cost or 0.0,) if priced else (choice.question.machine.devices, choice.days or 0.0)
-    )
-    found: list[tuple[str, Choice | None]] = [("Fastest", min(done, key=lambda choice: choice.days or 0.0))]
-    found += [("Cheapest", min(done, key=by_cost))] if priced else []
+    is_priced = all(choice.cost is not None for choice in done)
+
+    def price(choice: Choice) -> tuple[float, ...]:
+        return (choice.cost or 0.0,) if is_priced else (choice.question.machine.devices, choice.days)
+
+    found: list[tuple[str, Choice | None]] = [("Fastest", min(done, key=lambda choice: choice.days))]
+    found += [("Cheapest", min(done, key=price))] if is_priced else []
     deadline = choices[0].question.budget.deadline
     if deadline is not None:
-        within = [choice for choice in done if (choice.days or 0.0) <= deadline]
-        what, limit = "Cheapest" if priced else "Fewest devices", f"within --deadline {duration(deadline)}"
-        found.append(
-            (f"{what} {limit}", min(within, key=by_cost))
-            if within
-            else (f"Nothing is done {limit}: take more devices or faster ones, or train on fewer tokens", None)
-        )
+        limit = f"within --deadline {duration(deadline)}"
+        least = min((choice for choice in done if choice.days <= deadline), key=price, default=None)
+        nothing = f"Nothing is done {limit}: take more devices or faster ones, or train on fewer tokens"
+        found.append((f"{'Cheapest' if is_priced else 'Fewest devices'} {limit}" if least else nothing, least))
     return found
 
 
@@ -375,7 +374,7 @@ def question(
     typed: Mapping[str, Any],
     machine: Machine,
     budget: Budget,
-    time_of: Callable[[Job, Machine], StepTime],
+    constants: Constants,
     devices: Sequence[int] = (1,),
 ) -> Question:
     """Return the question that flags ask.
@@ -409,7 +408,7 @@ def question(
         seq_length=values["seq_length"],
         global_batch=values["global_batch_size"],
         machine=machine,
-        time_of=time_of,
+        constants=constants,
         budget=budget,
         work=tuple(work) if other is None else None,
         given={name: value for name, value in typed.items() if name not in (*NOT_FIXED, *OF_OTHERS)},
@@ -507,26 +506,18 @@ def deadline_of(text: str) -> float:
 
 
 def numbers_of_sweep(text: str) -> list[int]:
-    """Return the numbers in `gpus=8,16,...,256`: the dots go on by the step, or the factor, of the two before them.
+    """Return the numbers in `gpus=8,16,...,256`: the dots go on by the factor, or the step, of the two before them.
 
     Raises:
         InputError: names --sweep.
     """
-    name, _, rest = text.partition("=")
-    words = [word.strip() for word in rest.split(",")]
-    fault = InputError(f"--sweep {text}: it is not a list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
-    if name.strip() != "gpus" or not all(word == "..." or re.fullmatch("0*[1-9][0-9]{0,8}", word) for word in words):
-        raise fault
-    numbers: list[int] = []
-    for place, word in enumerate(words):
-        if word != "...":
-            numbers.append(int(word))
-            continue
-        if len(numbers) < 2 or place + 2 != len(words) or words[place + 1] == "...":
-            raise fault
-        numbers += _between(numbers[-2], numbers[-1], int(words[place + 1]))
-    if numbers != sorted(set(numbers)):
-        raise fault
+    words = re.sub(r"\s", "", text)
+    match = re.fullmatch(r"gpus=([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*?)(,\.\.\.,([1-9][0-9]{0,8}))?", words)
+    numbers = [int(word) for word in match[1].split(",")] if match else []
+    if match and match[3] and len(numbers) > 1:
+        numbers += _going_on(numbers[-2], numbers[-1], int(match[3]))
+    if not match or (match[3] and len(numbers) < 3) or numbers != sorted(set(numbers)):
+        raise InputError(f"--sweep {text}: it is not a list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
     if numbers[-1] > MOST_DEVICES:
         raise InputError(f"--sweep {text}: a plan has at most {MOST_DEVICES:,} devices")
     if len(numbers) > MOST_IN_SWEEP:
@@ -534,14 +525,12 @@ def numbers_of_sweep(text: str) -> list[int]:
     return numbers
 
 
-def _between(before: int, last: int, end: int) -> list[int]:
-    """Return what comes after `last` and before `end`: by the same factor where it is whole and above 1 and meets
-    the end, else by the same step."""
-    factor, numbers = last // before if last % before == 0 else 0, [last]
-    if factor > 1:
-        while numbers[-1] * factor < end:
-            numbers.append(numbers[-1] * factor)
-        if numbers[-1] * factor == end:
-            return numbers[1:]
-    step = last - before
-    return list(range(last + step, end, step)[: MOST_IN_SWEEP + 1]) if step > 0 else []
+def _going_on(before: int, last: int, end: int) -> list[int]:
+    """Return what comes after `last`, up to `end`: by the same factor where that is whole and meets the end, else by
+    the same step."""
+    factor = last // before if last % before == 0 else 1
+    numbers = list(itertools.takewhile(lambda number: number < end, (last * factor**power for power in range(1, 64))))
+    if factor > 1 and [last, *numbers][-1] * factor == end:
+        return [*numbers, end]
+    step = max(1, last - before)
+    return [*range(last + step, end, step)[:MOST_IN_SWEEP], end]

@@ -12,8 +12,8 @@ from testbed.memory_model.buffers import casts_weights, keeps_casts
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine, framework_of
 from testbed.planner.collectives import Traffic
-from testbed.planner.parts import Pass, layer_widths
 
+Pass = tuple[float, float]  # seconds of matrix products: at the speed of their units, and moving their operands
 # Of the peak of its units, in large matrix products: the newer the units, the more power limits them.
 # AMD's: 620 of 1,307 TFLOP/s of an MI300X, as SemiAnalysis measured in December 2024, before what a program loses.
 PRODUCT_SHARE = {"volta": 0.72, "turing": 0.5, "ampere": 0.84, "ada": 0.7, "hopper": 0.72, "blackwell": 0.72}
@@ -41,11 +41,15 @@ SHARD_HOOKS = 50  # kernels that take the host as long as gathering a block, fre
 FUSED = ("megatron", "llm.c")  # frameworks whose kernels join several elementwise steps
 # Times as many bytes where the maximum, the scale, the clamp and the cast are kernels of their own: a count
 EAGER_CASTS = 6.0
+OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5, "fp4": 0.5}  # per element, where it is not as in the product
 CAST_BYTES = {"fp8": 5.0, "mxfp8": 7.0, "nvfp4": 8.0, "fp4": 8.0}  # to bring an operand to few bits, both ways round
 
 
-class DataSheetRates:
-    """`Rates` of a device from its data sheet."""
+class Rates:
+    """Speed of a device from its data sheet. `MeasuredRates` has the same methods.
+
+    Seconds are of one device and one micro batch. `straggling`: share of a pass by which a device varies.
+    """
 
     straggling = 0.01
 
@@ -53,14 +57,16 @@ class DataSheetRates:
         self.device = device
 
     def layer_seconds(self, tokens: float, inputs: float, outputs: float, job: Job) -> tuple[Pass, Pass]:
+        """Return the seconds of a linear layer, forward and backward."""
         share = NARROW_SHARE.get(job.precision, PRODUCT_SHARE.get(self.device.architecture, OTHER_SHARE))
-        width = _width(job.precision)
+        width = OPERAND_BYTES.get(job.precision, job.product_bytes)
         moved = width * (tokens * inputs + inputs * outputs) + max(2.0, width) * tokens * outputs
         at_peak = 2 * tokens * inputs * outputs / (share * self.device.peak_of(job.precision))
         operands = self._moving_seconds(moved)
         return (at_peak, operands), (2 * at_peak, 2 * operands)
 
     def attention_seconds(self, job: Job) -> tuple[float, float]:
+        """Return the seconds of one block's causal attention, forward and backward."""
         precision = job.precision if job.precision in ("fp32", "tf32", "fp16") else "bf16"
         share = ATTENTION_SHARE.get(self.device.architecture, OTHER_SHARE)
         model, head_dim = job.model, job.model.head_dim
@@ -75,19 +81,22 @@ class DataSheetRates:
         return forward, ATTENTION_BACKWARD * forward
 
     def elementwise_seconds(self, job: Job) -> float:
-        tokens = job.micro_batch * job.model.seq_length / job.layout.context
+        """Return the seconds of one block's other kernels, both passes."""
         casts = CAST_BYTES.get(job.precision, 0.0) * sum(map(sum, layer_widths(job)))
         if not job.compiled and framework_of(job.stack) not in FUSED:
             casts *= EAGER_CASTS
-        return self._moving_seconds(tokens * (elementwise_bytes(job) + casts))
+        return self._moving_seconds(job.tokens_per_pass * (elementwise_bytes(job) + casts))
 
     def weights_seconds(self, matrices: float, table: float, job: Job) -> float:
+        """Return the seconds of a micro batch for casts of so many weights and for sums of their gradients."""
         return self._moving_seconds(weight_bytes(matrices, table, job))
 
     def loss_seconds(self, logits: float, job: Job) -> float:
+        """Return the seconds of the loss of so many logits, both passes."""
         return self._moving_seconds(logits * (10.0 if _is_fused(job) else 20.0))
 
     def optimizer_seconds(self, elements: float, job: Job) -> float:
+        """Return the seconds to update so many elements."""
         moving = self._moving_seconds(OPTIMIZER_BYTES * elements)
         if job.optimizer != "muon":
             return moving
@@ -96,19 +105,38 @@ class DataSheetRates:
         return moving + orthogonalisation_flops(job) / (share * self.device.peak_of(dtype))
 
     def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
+        """Return the seconds that the host adds to what the device computes in both passes of so many blocks."""
         kernels = KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
         if job.strategy is not None and job.layout.zero_stage == 3:
             kernels += SHARD_HOOKS
         return max(0.0, blocks * kernels * LAUNCH - computing)
 
     def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
+        """Return the seconds of a collective that nothing hides: the rank's own work, and what it waits for the link.
+
+        `computing`: of a micro batch's passes, among which its messages lie.
+        """
         return 0.0, link_seconds(traffic, machine)
 
     def window(self, traffic: Traffic) -> float:
+        """Return the share of the passes' time in which a collective runs behind them."""
         return 0.8
 
     def _moving_seconds(self, moved: float) -> float:
         return moved / (MEMORY_SHARE * self.device.memory_bytes_per_s)
+
+
+def layer_widths(job: Job) -> list[tuple[float, float]]:
+    """Return inputs and outputs of each linear layer of a block, as one tensor rank has them."""
+    model, tensor = job.model, job.layout.tensor
+    heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    gates = 2 if model.mlp == "swiglu" else 1
+    return [
+        (model.hidden, (heads + 2 * kv) / tensor),
+        (heads / tensor, model.hidden),
+        (model.hidden, gates * model.ffn / tensor),
+        (model.ffn / tensor, model.hidden),
+    ]
 
 
 def orthogonalisation_flops(job: Job) -> float:
@@ -133,8 +161,7 @@ def elementwise_bytes(job: Job) -> float:
     kv = 2 * model.kv_heads * model.head_dim
     inner = (24.0 if model.mlp == "swiglu" else 16.0) * model.ffn / layout.tensor
     eager = 70.0 * model.hidden / across + 16.0 * (model.heads * model.head_dim + kv) / layout.tensor + inner
-    width = 2.0 if job.precision in ("fp32", "tf32") else 1.0
-    return eager * width * (0.55 if _is_fused(job) else 1.0)
+    return eager * job.product_bytes / 2 * (0.55 if _is_fused(job) else 1.0)
 
 
 def weight_bytes(matrices: float, table: float, job: Job) -> float:
@@ -195,9 +222,3 @@ def _hops_s(traffic: Traffic, machine: Machine, neighbours: int) -> float:
     if traffic.kind != "all_reduce":
         return ring
     return min(2 * ring, 2 * (within + math.ceil(math.log2(nodes)) * between))
-
-
-def _width(precision: str) -> float:
-    if precision in ("fp32", "tf32"):
-        return 4.0
-    return {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5, "fp4": 0.5}.get(precision, 2.0)

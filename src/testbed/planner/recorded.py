@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,8 @@ def prediction_for(record: Mapping[str, Any], path: Path) -> Prediction | None:
             with holding_together(folder / CALIBRATION):
                 constants = constants_of_calibration(calibration, CALIBRATION)
                 return _estimated(job, calibration.machine(job.layout.devices), constants)
-    machine = _machine_of_record(record, job)
-    return None if machine is None else _estimated(job, machine, published_constants())
+    machine = _machine_of_record(record["hardware"])
+    return _estimated(job, machine, published_constants()) if machine.device.name else None
 
 
 def job_of_record(record: Mapping[str, Any]) -> Job | None:
@@ -75,36 +76,26 @@ def job_of_record(record: Mapping[str, Any]) -> Job | None:
     if not all(isinstance(size, int) for size in shape):
         return None
     values |= {"compile": bool(config.get("compile")), "device": hardware.get("device_type"), **batch}
-    device = _device_of(hardware)
-    values["precision"] = precision_of(values["precision"], device)
+    machine = _machine_of_record(hardware)
+    values["precision"] = precision_of(values["precision"], machine.device)
     ranks = devices if STRATEGIES[values["run_type"]].is_distributed else 1
     try:
         values = {**values, **options_of_run_type(values, frozenset())}
         settled, mesh = spread_over_ranks(values, ranks)
     except (InputError, KeyError, TypeError):
         return None  # of a version with other rules
-    return job_of(settled, mesh, ModelShape(*shape), machine_of(device, devices, devices, None))
+    return job_of(settled, mesh, ModelShape(*shape), machine)
 
 
-def _device_of(hardware: Mapping[str, Any]) -> Device:
-    """Return the device that a record names; where it is not known, one of its kind with no figures of its own."""
-    if hardware.get("gpu_name"):
-        try:
-            return device_named(str(hardware["gpu_name"]))
-        except InputError:
-            pass
+def _machine_of_record(hardware: Mapping[str, Any]) -> Machine:
+    """Return the devices that a run had, with the links of such nodes. A CPU, and a GPU of no data sheet, is one of its
+    kind without a name and with no figures of its own."""
     kind = "cpu" if hardware.get("device_type") == "cpu" else "cuda"
-    return Device(name="", memory_bytes=0.0, peak_flops={"fp32": 1.0}, memory_bytes_per_s=1.0, kind=kind)
-
-
-def _machine_of_record(record: Mapping[str, Any], job: Job) -> Machine | None:
-    """Return the GPUs that a run had, with the links of such nodes; None for a CPU and for a GPU of no data sheet."""
-    hardware = record["hardware"]
-    device, devices = _device_of(hardware), job.layout.devices
-    if not device.name:
-        return None
-    nodes = hardware.get("num_nodes") or 1
-    return machine_of(device, devices, max(1, devices // nodes), None)
+    device = Device(name="", memory_bytes=0.0, peak_flops={"fp32": 1.0}, memory_bytes_per_s=1.0, kind=kind)
+    with contextlib.suppress(InputError):
+        device = device_named(str(hardware.get("gpu_name")))
+    devices, nodes = hardware["num_devices"], hardware.get("num_nodes") or 1
+    return machine_of(device, devices, devices if devices % nodes else devices // nodes, None)
 
 
 def _estimated(job: Job, machine: Machine, constants: Constants) -> Prediction:

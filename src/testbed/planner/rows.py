@@ -105,15 +105,6 @@ class RowForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     source: dict[str, Any] | None = None
 
 
-class ImpossibleRow(Exception):
-    """A row that cannot be true or be read, with the reason as a sentence."""
-
-    def __init__(self, reason: str, id: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.id = id
-
-
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A run that can be true, as the formulas see it."""
@@ -154,10 +145,10 @@ class Row:
 @cache
 def own_rows() -> tuple[Row, ...]:
     """Return the rows of the project's own copy."""
-    return tuple(one for one in rows_of(read_json(OWN_COPY)["rows"]) if isinstance(one, Row))
+    return tuple(row for _, row in read_rows(OWN_COPY, "--score") if isinstance(row, Row))
 
 
-def read_rows(path: Path, flag: str) -> list[Row | ImpossibleRow]:
+def read_rows(path: Path, flag: str) -> list[tuple[str, Row | str]]:
     """Read a file `{"rows": [...]}`. InputError names the flag where it is another kind of file."""
     content = read_json(path, f"{flag} {path}")
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
@@ -165,20 +156,18 @@ def read_rows(path: Path, flag: str) -> list[Row | ImpossibleRow]:
     return list(rows_of(content["rows"]))
 
 
-def rows_of(raw_rows: list[Any]) -> Iterator[Row | ImpossibleRow]:
-    """Read each row; one that cannot be read or be true comes back as the reason."""
+def rows_of(raw_rows: list[Any]) -> Iterator[tuple[str, Row | str]]:
+    """Yield each row with its id; in place of one that cannot be read or be true the reason."""
     for number, raw in enumerate(raw_rows):
         name = raw["id"] if isinstance(raw, dict) and isinstance(raw.get("id"), str) else f"row {number}"
         try:
-            yield row_of(msgspec.convert({"id": name, **raw} if isinstance(raw, dict) else raw, RowForm))
-        except ImpossibleRow as error:
-            yield ImpossibleRow(error.reason, name)
+            yield name, row_of(msgspec.convert({"id": name, **raw} if isinstance(raw, dict) else raw, RowForm))
         except (InputError, ArithmeticError, msgspec.ValidationError) as error:
-            yield ImpossibleRow(str(error), name)
+            yield name, str(error)
 
 
 def row_of(form: RowForm) -> Row:
-    """Return the run that a row describes. ImpossibleRow with the reason where it cannot be true."""
+    """Return the run that a row describes. InputError with the reason where it cannot be true."""
     device = device_named(form.device)
     model, layout = _model(form.model), _layout(form)
     _check_sizes(model, layout)
@@ -204,13 +193,14 @@ def row_of(form: RowForm) -> Row:
         overlap=form.overlap is not False,
         tensor_overlap=bool(form.tensor_overlap),
     )
-    per_node = min(form.devices_per_node or device.per_node, 2**20)
-    within, between = device.within_node, device.between_nodes
-    if form.network_gbit:
-        between = network(f"{form.network_gbit:.9f}gbit")
-    assert within and between  # each device of devices.json has them
+    between = network(f"{form.network_gbit:.9f}gbit") if form.network_gbit else device.between_nodes
+    assert device.within_node and between  # each device of devices.json has them
     machine = Machine(
-        device=device, devices=layout.devices, per_node=per_node, within_node=within, between_nodes=between
+        device=device,
+        devices=layout.devices,
+        per_node=min(form.devices_per_node or device.per_node, 2**20),
+        within_node=device.within_node,
+        between_nodes=between,
     )
     row = Row(form=form, job=_likely(job, machine, form), machine=machine)
     _check_measured(row)
@@ -219,7 +209,7 @@ def row_of(form: RowForm) -> Row:
 
 def _one_of(key: str, word: str, words: tuple[str, ...]) -> str:
     if word not in words:
-        raise ImpossibleRow(f"{key} is {word!r}, and can be {', '.join(words)} or null")
+        raise InputError(f"{key} is {word!r}, and can be {', '.join(words)} or null")
     return word
 
 
@@ -227,21 +217,11 @@ def _model(form: RowModel) -> DenseModel:
     heads = form.heads or max(1, form.hidden // (form.head_dim or (128 if form.hidden >= 2048 else 64)))
     kv_heads = form.kv_heads or heads
     if heads % kv_heads:
-        raise ImpossibleRow(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+        raise InputError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
     if form.head_dim is None and form.heads is not None and form.hidden % heads:
-        raise ImpossibleRow(f"{heads} heads cannot share a width of {form.hidden}")
-    return DenseModel.of_sizes(
-        layers=form.layers,
-        hidden=form.hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=form.head_dim,
-        ffn=form.ffn,
-        vocab=form.vocab,
-        seq_length=form.seq_length,
-        gated=bool(form.gated),
-        tied=form.tied,
-    )
+        raise InputError(f"{heads} heads cannot share a width of {form.hidden}")
+    stated = msgspec.structs.asdict(form)
+    return DenseModel.of_sizes(**{**stated, "heads": heads, "gated": bool(form.gated)})
 
 
 def _layout(form: RowForm) -> Layout:
@@ -251,12 +231,12 @@ def _layout(form: RowForm) -> Layout:
     data = stated.data or max(1, form.devices // others)
     if data * others != form.devices:
         product = f"data {data} x tensor {tensor} x pipeline {pipeline} x context {context}"
-        raise ImpossibleRow(f"{product} is {data * others}, not {form.devices} devices")
+        raise InputError(f"{product} is {data * others}, not {form.devices} devices")
     ranks = data * context
     stage = stated.zero_stage if stated.zero_stage is not None else 3 if (stated.shard or 1) > 1 else 0
     shard = stated.shard or ranks
     if stage and ranks % shard:
-        raise ImpossibleRow(f"shards of {shard} ranks do not divide {ranks} data and context ranks")
+        raise InputError(f"shards of {shard} ranks do not divide {ranks} data and context ranks")
     return Layout(
         data=data,
         zero_stage=stage,
@@ -272,11 +252,11 @@ def _layout(form: RowForm) -> Layout:
 def _check_sizes(model: DenseModel, layout: Layout) -> None:
     if layout.pipeline * layout.virtual_stages > model.layers + 2:
         stages = f"{layout.pipeline} x {layout.virtual_stages}"
-        raise ImpossibleRow(f"{stages} pipeline stages are more than the {model.layers} layers, embedding and head")
+        raise InputError(f"{stages} pipeline stages are more than the {model.layers} layers, embedding and head")
     if model.heads % layout.tensor:
-        raise ImpossibleRow(f"{layout.tensor} tensor ranks cannot share {model.heads} heads")
+        raise InputError(f"{layout.tensor} tensor ranks cannot share {model.heads} heads")
     if model.seq_length % layout.context:
-        raise ImpossibleRow(f"{layout.context} context ranks cannot share sequences of {model.seq_length} tokens")
+        raise InputError(f"{layout.context} context ranks cannot share sequences of {model.seq_length} tokens")
 
 
 def _batch(form: RowForm, layout: Layout, model: DenseModel) -> tuple[float, float]:
@@ -286,10 +266,10 @@ def _batch(form: RowForm, layout: Layout, model: DenseModel) -> tuple[float, flo
         return form.micro_batch or most, layout.pipeline
     share, rest = divmod(form.global_batch, layout.data)
     if rest:
-        raise ImpossibleRow(f"a global batch of {form.global_batch} does not divide among {layout.data} data ranks")
+        raise InputError(f"a global batch of {form.global_batch} does not divide among {layout.data} data ranks")
     micro = form.micro_batch or max(size for size in range(1, min(most, share) + 1) if share % size == 0)
     if share % micro:
-        raise ImpossibleRow(
+        raise InputError(
             f"micro batch {micro} x {layout.data} data ranks does not divide the global batch {form.global_batch}"
         )
     return micro, share // micro
@@ -324,8 +304,6 @@ def _likely(job: Job, machine: Machine, form: RowForm) -> Job:
     if form.layout.zero_stage is None and form.layout.shard is None and ranks > 1:
         sharded = replace(job.layout, zero_stage=3, shard=ranks)
         guesses += [replace(guess, layout=sharded) for guess in guesses]
-    if len(guesses) == 1:
-        return job
     return next((guess for guess in guesses if fits(memory_of(guess), machine.device)), job)
 
 
@@ -334,23 +312,21 @@ def _check_measured(row: Row) -> None:
     job, device = row.job, row.machine.device
     layout = job.layout
     shards = layout.shard if layout.zero_stage == 3 else 1
-    width = 4.0 if job.precision in ("fp32", "tf32") else 2.0
-    weights = width * job.model.parameters / (layout.tensor * layout.pipeline * shards)
+    weights = job.product_bytes * job.model.parameters / (layout.tensor * layout.pipeline * shards)
     if weights > device.memory_bytes and job.offload != "parameters":
-        raise ImpossibleRow(
+        raise InputError(
             f"the weights alone take {weights / GIB:.1f} GiB on each device, which has {device.memory_bytes / GIB:.1f}"
         )
-    measured = row.form.measured or Measured()
     if row.step_time_s is not None:
         reached, peak = row.model_flops_per_device / row.step_time_s, device.peak_of(job.precision)
         if reached > peak:
-            raise ImpossibleRow(
+            raise InputError(
                 f"step_time_s means {reached / 1e12:.0f} TFLOP/s on each device, above its peak of {peak / 1e12:.0f} "
                 f"in {job.precision}"
             )
     for key in ("peak_allocated_gib", "peak_reserved_gib", "steady_allocated_gib"):
-        stated = getattr(measured, key)
+        stated = getattr(row.form.measured, key, None)
         if stated is not None and stated * GIB > 1.02 * device.memory_bytes:
-            raise ImpossibleRow(f"{key} of {stated:g} is more than the device has")
+            raise InputError(f"{key} of {stated:g} is more than the device has")
     if not math.isfinite(row.model_flops_per_device):
-        raise ImpossibleRow("its sizes give no number of FLOPs")
+        raise InputError("its sizes give no number of FLOPs")

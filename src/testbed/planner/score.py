@@ -19,7 +19,7 @@ from testbed.memory_model.devices import GIB
 from testbed.memory_model.memory import fits, memory_of
 from testbed.planner.constants import Constants, conformal_quantile, published_constants
 from testbed.planner.fit import Fit, measured
-from testbed.planner.rows import ImpossibleRow, Row, read_rows
+from testbed.planner.rows import Row, read_rows
 from testbed.planner.step_time import step_time
 
 LEAST_ROWS, LEAST_SUB_BLOCKS = 3, 2  # of a block whose median counts
@@ -29,17 +29,22 @@ LEFT_OUT: dict[str, Callable[[Row], Hashable]] = {
     "device": lambda row: row.machine.device.name,
     "program": lambda row: row.job.stack,
 }
-TITLES = {
+FOR_WIDTH = {
     "block": "(a) without its block",
     "sub_block": "(b) without its sub_block",
-    "device": "without its kind of device",
     "program": "(c) without its program",
 }
-FOR_WIDTH = ("block", "sub_block", "program")
+TITLES = {**FOR_WIDTH, "device": "without its kind of device"}
 # what a row states of memory -> attribute of MemoryEstimate
 MEMORY = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "steady_allocated_gib": "steady"}
-HEAD = ("rows", "median", "90th percentile", "constant MFU: median", "90th percentile", "covered")
-FIELDS = ("rows", "median", "p90", "control_median", "control_p90", "covered")
+COLUMNS = (
+    ("rows", "rows"),
+    ("median", "median"),
+    ("90th percentile", "p90"),
+    ("constant MFU: median", "control_median"),
+    ("90th percentile", "control_p90"),
+    ("covered", "covered"),
+)
 
 
 @dataclass(frozen=True)
@@ -80,20 +85,20 @@ def constant_mfu(row: Row, others: Sequence[Row]) -> float:
     Like it: the same kind of device, precision and checkpointing; where there is none, without checkpointing, then of
     the architecture in place of the kind, then any row.
     """
-    keys: list[Callable[[Row], Hashable]] = [
-        lambda one: (one.machine.device.name, one.job.precision, one.job.recompute),
-        lambda one: (one.machine.device.name, one.job.precision),
-        lambda one: (one.machine.device.architecture, one.job.precision, one.job.recompute),
-        lambda one: (one.machine.device.architecture, one.job.precision),
-        lambda one: one.machine.device.name,
-        lambda one: one.machine.device.architecture,
-        lambda one: None,
-    ]
-    for key in keys:
-        alike = [_log_ideal(one) - math.log(one.step_time_s or math.nan) for one in others if key(one) == key(row)]
+    for place, key in enumerate(_likeness(row)):
+        alike = [one for one in others if _likeness(one)[place] == key]
         if alike:
-            return _log_ideal(row) - float(np.median(alike))
+            mfus = [_log_ideal(one) - math.log(one.step_time_s or math.nan) for one in alike]
+            return _log_ideal(row) - float(np.median(mfus))
     return _log_ideal(row) + math.log(2)  # half of the peak
+
+
+def _likeness(row: Row) -> list[Hashable]:
+    """Return what rows may have in common, the most first."""
+    device, precision, recompute = row.machine.device, row.job.precision, row.job.recompute
+    kinds = (device.name, device.architecture)
+    narrow = [key for kind in kinds for key in ((kind, precision, recompute), (kind, precision))]
+    return [*narrow, *kinds, None]
 
 
 def _log_ideal(row: Row) -> float:
@@ -116,8 +121,8 @@ def width_of(found: Sequence[HeldOut], without: str | None = None) -> float:
 def score_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the score of a file of rows, as Markdown and as numbers. InputError where it is another kind of file."""
     found = read_rows(path, "--score")
-    rows = [one for one in found if isinstance(one, Row)]
-    rejected = {one.id: one.reason for one in found if isinstance(one, ImpossibleRow)}
+    rows = [row for _, row in found if isinstance(row, Row)]
+    rejected = {id: row for id, row in found if isinstance(row, str)}
     if len({row.form.block for row in rows if row.step_time_s}) < 2:
         reasons = "".join(f"; {id}: {reason}" for id, reason in list(rejected.items())[:3])
         raise InputError(f"--score {path}: rows of at least two blocks with a measured time are needed{reasons}")
@@ -210,10 +215,10 @@ def page_of(result: dict[str, Any]) -> str:
 
 
 def _table(first: str, entries: Any) -> Iterator[str]:
-    yield f"| {first} | {' | '.join(HEAD)} |"
-    yield f"|---|{'---:|' * len(HEAD)}"
+    yield f"| {first} | {' | '.join(title for title, _ in COLUMNS)} |"
+    yield f"|---|{'---:|' * len(COLUMNS)}"
     for name, errors in entries:
-        cells = [errors[field] for field in FIELDS]
+        cells = [errors[field] for _, field in COLUMNS]
         yield f"| {name.replace('|', ', ')} | {' | '.join('' if cell is None else f'{cell:g}' for cell in cells)} |"
 
 
@@ -239,8 +244,8 @@ def predict_file(path: Path, out: Path) -> dict[str, Any]:
     """Predict every row of a file and write the predictions by id. InputError where it is not a file of rows."""
     constants = published_constants()
     predictions = {
-        one.id: {"rejected": one.reason} if isinstance(one, ImpossibleRow) else _prediction(one, constants)
-        for one in read_rows(path, "--predict")
+        id: {"rejected": row} if isinstance(row, str) else _prediction(row, constants)
+        for id, row in read_rows(path, "--predict")
     }
     write_json(out, predictions, f"--out {out}")
     return predictions

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from testbed.memory_model.job import Job, Machine
-from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
+from testbed.planner.collectives import context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants
 from testbed.planner.fit import nominal_of
 from testbed.planner.parts import PARTS, step_parts
-from testbed.planner.rates import DataSheetRates
+from testbed.planner.rates import Rates
 
 WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
 SHOWN = {  # under which name a part is shown; "... links" are named by the link that they cross
@@ -50,37 +52,38 @@ class StepTime:
 def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     """Predict one step of a job on a machine."""
     calibrated = constants.calibrated
+    rates = Rates(machine.device) if calibrated is None else calibrated.rates(job)
+    by_part, idle, uneven = step_parts(job, machine, rates)
+    whole = sum(by_part.values()) + idle
     if calibrated is not None:
-        by_name, idle, uneven = step_parts(job, machine, calibrated.rates(job))
-        taken, seconds = list(by_name.values()), sum(by_name.values()) + idle
+        taken, seconds = np.array(list(by_part.values())), whole
         low, high = (end * seconds for end in calibrated.residuals.interval())
-        idle_share = idle / seconds
-        uneven_share = uneven / seconds
     else:
-        nominal = nominal_of(job, machine, DataSheetRates(machine.device))
+        nominal = nominal_of(by_part, idle, job, machine)
+        taken, _ = constants.fit.parts(nominal)
         log_time, deviation = constants.fit.predict(nominal)
         seconds, half = math.exp(log_time), constants.width * deviation
         low, high = math.exp(log_time - half), math.exp(log_time + half)
-        taken = list(constants.fit.parts(nominal))
-        whole = nominal.idle + float(nominal.seconds.sum())
-        idle_share, uneven_share = nominal.idle / whole, nominal.uneven / whole
-    scale = seconds * (1 - idle_share) / sum(taken)
+    bubble = seconds * idle / whole
+    taken = taken * ((seconds - bubble) / taken.sum())
     parts: dict[str, float] = {}
+    shown = {**SHOWN, **_links(job, machine)}
     for part, took in zip(PARTS, taken, strict=True):
-        shown = SHOWN.get(part) or _link_of(part, job, machine)
-        parts[shown] = parts.get(shown, 0.0) + float(took) * scale
-    parts[BUBBLE] = idle_share * seconds
+        parts[shown[part]] = parts.get(shown[part], 0.0) + float(took)
+    parts[BUBBLE] = bubble
     kept = {part: took for part, took in parts.items() if took > 0}
-    return StepTime(kept, seconds, low, high, constants.label, uneven_share * seconds)
+    return StepTime(kept, seconds, low, high, constants.label, seconds * uneven / whole)
 
 
-def _link_of(part: str, job: Job, machine: Machine) -> str:
-    """Return the link that the ranks of an axis reach each other by."""
+def _links(job: Job, machine: Machine) -> dict[str, str]:
+    """Return for each axis of ranks the link that they reach each other by."""
     blocks = job.model.layers / job.layout.pipeline
-    traffic: list[Traffic] = {
-        "tensor links": lambda: tensor_traffic(job, blocks),
-        "context links": lambda: context_traffic(job, blocks),
-        "pipeline links": lambda: pipeline_traffic(job),
-        "data links": lambda: data_traffic(job, blocks),
-    }[part]()
-    return BETWEEN if any(one.crosses_nodes(machine) for one in traffic) else WITHIN
+    traffic = {
+        "tensor links": tensor_traffic(job, blocks),
+        "context links": context_traffic(job, blocks),
+        "pipeline links": pipeline_traffic(job),
+        "data links": data_traffic(job),
+    }
+    return {
+        part: BETWEEN if any(one.crosses_nodes(machine) for one in found) else WITHIN for part, found in traffic.items()
+    }

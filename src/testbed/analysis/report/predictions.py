@@ -39,10 +39,10 @@ class Judged:
 
     @property
     def is_inside(self) -> bool:
-        return self.prediction.low <= self.step_s <= self.prediction.high
+        return self.prediction.time.low <= self.step_s <= self.prediction.time.high
 
     def error(self) -> float:
-        return self.prediction.seconds / self.step_s - 1
+        return self.prediction.time.seconds / self.step_s - 1
 
 
 def predictions(subject: Subject) -> Section | None:
@@ -52,8 +52,8 @@ def predictions(subject: Subject) -> Section | None:
         return None
     columns: dict[str, Callable[[Judged], Cell]] = {
         "configuration": lambda each: link_to(each.entry),
-        "predicted step (ms)": lambda each: _ms(each.prediction.seconds),
-        "90 % interval": lambda each: f"{_ms(each.prediction.low)} to {_ms(each.prediction.high)}",
+        "predicted step (ms)": lambda each: _ms(each.prediction.time.seconds),
+        "90 % interval": lambda each: f"{_ms(each.prediction.time.low)} to {_ms(each.prediction.time.high)}",
         "measured (ms)": lambda each: _ms(each.step_s),
         "off by": lambda each: f"{each.error():+.0%}",
         "the plan": lambda each: "holds" if each.is_inside else "is wrong",
@@ -61,7 +61,7 @@ def predictions(subject: Subject) -> Section | None:
         "memory (MiB)": lambda each: _mib(each, 1),
         "memory off by": lambda each: UNKNOWN if each.memory is None else f"{each.memory[0] / each.memory[1] - 1:+.0%}",
     }
-    labels = "; ".join(dict.fromkeys(each.prediction.label for each in judged))
+    labels = "; ".join(dict.fromkeys(each.prediction.time.label for each in judged))
     table = table_of(judged, columns, note=f"Predictions are {labels}.", text=("configuration", "the plan"))
     blocks: list[Block] = [ABOUT, table, *(_where_wrong(each) for each in judged if not each.is_inside)]
     return Section("Predicted against measured", blocks, "predicted")
@@ -103,15 +103,19 @@ def _growth(run: Run) -> float | None:
 def _where_wrong(judged: Judged) -> str:
     """Return a sentence: how far off the plan is, and the part of the step that is furthest off, if that is known."""
     prediction, name = judged.prediction, judged.entry.name
-    direction = "slower" if judged.step_s > prediction.high else "faster"
-    said = f"{name} is {direction} than planned: {_ms(judged.step_s)} ms, and {_ms(prediction.high)} ms was the most"
+    direction = "slower" if judged.step_s > prediction.time.high else "faster"
+    said = (
+        f"{name} is {direction} than planned: {_ms(judged.step_s)} ms, and {_ms(prediction.time.high)} ms was the most"
+    )
     if direction == "faster":
-        said = f"{name} is faster than planned: {_ms(judged.step_s)} ms, and {_ms(prediction.low)} ms was the least"
+        said = (
+            f"{name} is faster than planned: {_ms(judged.step_s)} ms, and {_ms(prediction.time.low)} ms was the least"
+        )
     parts = judged.parts
     if parts is None or not parts.is_attributed:
         return f"{said}. Which part is off is not known without --profile."
     predicted, measured = (
-        _grouped(prediction.parts, PREDICTED_AS, COMPUTING),
+        _grouped(prediction.time.parts, PREDICTED_AS, COMPUTING),
         _grouped(parts.seconds, MEASURED_AS, IDLE),
     )
     # the profiler slows a step: its shares are taken of the step that was measured without it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -18,13 +19,12 @@ from typing import Any
 from testbed.distributed.launch import Launch, read_launch, usable_cores
 from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure
-from testbed.experiments.calibration import sizes
+from testbed.experiments.calibration.sizes import BY_NAME
 from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Work
 from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.io import SOURCE, now_utc
 from testbed.memory_model.devices import Device, Link
-from testbed.planner.calibration import TABLES, Calibration, check_machine, from_json, read_calibration
-from testbed.planner.here import facts_here
+from testbed.planner.calibration import OPERATIONS, Calibration, check_machine, facts_here, from_json, read_calibration
 from testbed.sweep.request import facts_of_machine
 from testbed.sweep.runner import reason_of_failure
 
@@ -34,7 +34,7 @@ VOCABULARY = 1000  # of the made-up tokens: the smallest of the models that are 
 SPARE_S = 20.0  # to start and to end
 LONGEST_S = 600.0
 PASSES = 3  # over everything that is measured: a machine that others share is slow for minutes at a time
-MEASURED = ("seconds", "forward_s", "backward_s", "low", "high", "sent_bytes")  # of the rows of a calibration
+MEASURED = ("seconds", "low", "high", "sent_bytes")  # of the rows of a calibration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def calibrate_here(out: Path, minutes: float, precision: str | None, is_quick: b
             return stop.exit_code or 1
     out.parent.mkdir(parents=True, exist_ok=True)
     calibration.write(out)
-    say(f"{out}: {sum(len(getattr(calibration, name)) for name in TABLES)} operations and collectives, "
+    say(f"{out}: {len(calibration.timings)} operations and collectives, "
         f"{len(calibration.steps)} whole steps, in {calibration.made['seconds']} s")  # fmt: skip
     return 0
 
@@ -128,8 +128,7 @@ def _calibrate_link(out: Path, is_quick: bool, launch: Launch, say: Callable[[st
         device=device,
         precision=next(iter(before.device.peak_flops)),
         seconds=LONGEST_S,
-        blocks=3 if is_quick else 7,
-        message_bytes=sizes.QUICK_MESSAGES if is_quick else sizes.MESSAGES[device],
+        sizes="quick" if is_quick else device,
         link=BETWEEN,
     )
     answer = carry_out(work, launch)
@@ -142,22 +141,15 @@ def _calibrate_link(out: Path, is_quick: bool, launch: Launch, say: Callable[[st
 
 def work_of(asked: CalibrationRequest, folder: Path, ranks: int, seconds: float, number: int = 0) -> Work:
     """Return what one start measures. `number`: of the pass."""
-    of_device = sizes.CPU if asked.device == "cpu" else sizes.GPU
-    messages = sizes.QUICK_MESSAGES if asked.is_quick else sizes.MESSAGES[asked.device]
-    settings = sizes.QUICK_SETTINGS if asked.is_quick else sizes.SETTINGS[asked.device]
+    name = "quick" if asked.is_quick else asked.device
     return Work(
         out=str(folder / f"answer_{ranks}.json"),
         data=str(folder),
         device=asked.device,
         precision=asked.precision,
         seconds=seconds,
-        blocks=3,
-        sizes=dataclasses.asdict(sizes.QUICK if asked.is_quick else of_device),
-        message_bytes=messages if ranks > 1 else (),
-        kinds=tuple(FLAGS_OF_KIND),
-        settings=settings,
-        first=number * len(FLAGS_OF_KIND) * len(settings) // PASSES,
-        steps=3 if asked.is_quick else 5,
+        sizes=name,
+        first=number * len(FLAGS_OF_KIND) * len(BY_NAME[name].settings) // PASSES,
     )
 
 
@@ -187,7 +179,7 @@ def together(asked: CalibrationRequest, answers: Sequence[dict[str, Any]], secon
     facts = answers[0]["machine"]
     whole = from_json(
         {
-            **{name: medians([row for each in answers for row in each.get(name, ())]) for name in (*TABLES, "steps")},
+            **{name: medians([row for each in answers for row in each[name]]) for name in ("timings", "steps")},
             "backend": "nccl" if asked.device == "cuda" else "gloo",
             "overlap": statistics.median([each["overlap"] for each in answers if "overlap" in each] or [1.0]),
             "memory": memory,
@@ -195,7 +187,7 @@ def together(asked: CalibrationRequest, answers: Sequence[dict[str, Any]], secon
             "made": {"date_utc": now_utc(), "commit": answers[0]["commit"], "seconds": round(seconds)},
         }
     )
-    links = (link_of(whole),) if whole.collectives else ()
+    links = (link_of(whole),) if any(each.link for each in whole.timings) else ()
     return dataclasses.replace(whole, device=device_of(asked, whole, facts), links=links)
 
 
@@ -216,8 +208,12 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def device_of(asked: CalibrationRequest, measured: Calibration, facts: dict[str, Any]) -> Device:
     """Return one rank's share of the machine, at the best rates that were measured."""
-    peak = max(2 * each.m * each.n * each.k / each.seconds for each in measured.products)
-    copied = max(2 * each.num_bytes / each.seconds for each in measured.moving if each.kind == "copy")
+    peak = max(
+        2 * math.prod(each.size) / each.seconds
+        for each in measured.timings
+        if OPERATIONS.get(each.operation) == "m, n, k"
+    )
+    copied = max(2 * each.size[0] / each.seconds for each in measured.timings if each.operation == "copy")
     return Device(
         name=facts["device"],
         memory_bytes=facts["memory_bytes"] / (asked.devices if asked.device == "cpu" else 1),
@@ -230,15 +226,15 @@ def device_of(asked: CalibrationRequest, measured: Calibration, facts: dict[str,
 
 def link_of(measured: Calibration, name: str = WITHIN) -> Link:
     """Return a link by its fastest and its smallest all-reduce."""
-    rows = [each for each in measured.collectives if each.kind == "all_reduce" and each.link == name]
-    rate = max(2 * (each.ranks - 1) / each.ranks * each.num_bytes / each.seconds for each in rows)
+    rows = [each for each in measured.timings if each.operation == "all_reduce" and each.link == name]
+    rate = max(2 * (each.ranks - 1) / each.ranks * each.size[0] / each.seconds for each in rows)
     return Link(name=name, latency_s=min(each.seconds for each in rows), bytes_per_s=rate, source="measured")
 
 
 def with_link(calibration: Calibration, answer: dict[str, Any]) -> Calibration:
     """Return a calibration with the collectives that were measured between nodes."""
-    rows = [*(row for row in calibration.collectives if row.link != BETWEEN), *answer["collectives"]]
-    changed = dataclasses.replace(calibration, collectives=tuple(rows))
+    rows = (*(row for row in calibration.timings if row.link != BETWEEN), *answer["timings"])
+    changed = dataclasses.replace(calibration, timings=rows)
     links = (*(each for each in calibration.links if each.name != BETWEEN), link_of(changed, BETWEEN))
     return dataclasses.replace(changed, links=links)
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from testbed.experiments.calibration.operations import Stopwatch
-from testbed.planner.calibration import Collective
+from testbed.planner.calibration import Timing
 from testbed.profiling.step_clock import synchronize
 
 LEAST_SHARE = 0.01  # cores that compute and send at once hide nothing
 
 
-def collectives(watch: Stopwatch, sizes: Iterable[int], link: str) -> list[Collective]:
+def collectives(watch: Stopwatch, sizes: Iterable[int], link: str) -> Iterator[Timing]:
     """Time all_reduce, all_gather, reduce_scatter and p2p by the bytes of the whole tensor.
 
     p2p is a message and one of the same size back, halved: what one stage of a pipeline waits for.
     """
-    found = []
     for size in sizes:
         for name, call in _calls(size, watch.device).items():
             seconds = watch.seconds_of(call) / (2 if name == "p2p" else 1)
-            found.append(Collective(kind=name, link=link, ranks=watch.ranks, num_bytes=size, seconds=seconds))
-    return found
+            yield replace(watch.row(name, [size], seconds), link=link)
 
 
 def _calls(size: int, device: torch.device) -> dict[str, Callable[[], object]]:

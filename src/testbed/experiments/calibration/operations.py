@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,22 +12,22 @@ import torch
 from torch.nn import functional as F
 
 from testbed.distributed import process_group
+from testbed.experiments.calibration.sizes import Sizes
 from testbed.model.gpt2 import GPT2, token_loss_sum
 from testbed.model.shape import ModelShape
 from testbed.optim.optimizer import clip_gradients_, global_grad_norm, gradient_of
-from testbed.planner.calibration import AttentionTime, Moving, Product, SmallStep, Update
+from testbed.planner.calibration import Timing
 from testbed.profiling.device_limits import DTYPES
 from testbed.profiling.step_clock import synchronize
 
 SHORTEST_S = 0.004  # of a block of calls that is timed at once
-BLOCKS = 7
 FP32 = 4  # bytes
 
 
 class Stopwatch:
     """Times calls on one device; the ranks begin each measurement together, and the slowest one counts."""
 
-    def __init__(self, device: torch.device, precision: str, ranks: int, blocks: int = BLOCKS):
+    def __init__(self, device: torch.device, precision: str, ranks: int, blocks: int):
         self.device, self.precision, self.ranks, self.blocks = device, precision, ranks, blocks
         self.dtype = DTYPES[precision]
 
@@ -48,53 +48,35 @@ class Stopwatch:
         synchronize(self.device)
         return time.perf_counter() - start_s
 
+    def timing(self, operation: str, size: Sequence[float], call: Callable[[], object]) -> Timing:
+        """Time a call, as an operation of that size."""
+        return self.row(operation, size, self.seconds_of(call))
+
+    def row(self, operation: str, size: Sequence[float], seconds: float) -> Timing:
+        return Timing(operation=operation, size=tuple(size), seconds=seconds, ranks=self.ranks)
+
     def random(self, *size: int, is_leaf: bool = False) -> torch.Tensor:
         return torch.randn(size, device=self.device).to(self.dtype).requires_grad_(is_leaf)
 
 
-def products(watch: Stopwatch, layers: Iterable[tuple[int, int, int]]) -> list[Product]:
+def products(watch: Stopwatch, layers: Iterable[tuple[int, int, int]]) -> Iterator[Timing]:
     """Time a linear layer's three products by (tokens, inputs, outputs)."""
-    found = []
     for tokens, inputs, outputs in layers:
         x, weight, gradient = watch.random(tokens, inputs), watch.random(outputs, inputs), watch.random(tokens, outputs)
         bias = watch.random(outputs)
-        calls: dict[str, tuple[tuple[int, int, int], Callable[[], object]]] = {
-            "forward": ((tokens, outputs, inputs), partial(F.linear, x, weight, bias)),
-            "input_gradient": ((tokens, inputs, outputs), partial(torch.matmul, gradient, weight)),
-            "weight_gradient": ((outputs, inputs, tokens), partial(torch.matmul, gradient.t(), x)),
-        }
-        for role, ((m, n, k), call) in calls.items():
-            seconds = watch.seconds_of(call)
-            found.append(
-                Product(m=m, n=n, k=k, seconds=seconds, role=role, precision=watch.precision, ranks=watch.ranks)
-            )
-    return found
+        yield watch.timing("forward", (tokens, outputs, inputs), partial(F.linear, x, weight, bias))
+        yield watch.timing("input_gradient", (tokens, inputs, outputs), partial(torch.matmul, gradient, weight))
+        yield watch.timing("weight_gradient", (outputs, inputs, tokens), partial(torch.matmul, gradient.t(), x))
 
 
-def attention(watch: Stopwatch, sizes: Iterable[tuple[int, int, int, int]]) -> list[AttentionTime]:
+def attention(watch: Stopwatch, sizes: Iterable[tuple[int, int, int, int]]) -> Iterator[Timing]:
     """Time causal attention by (batch, heads, length, head_dim)."""
-    rows = []
-    for size in sizes:
-        batch, heads, length, head_dim = size
-        query, key, value = (watch.random(*size, is_leaf=True) for _ in range(3))
-
-        def forward(q=query, k=key, v=value) -> torch.Tensor:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-        forward_s, backward_s = _both_ways(watch, forward, (query, key, value))
-        rows.append(
-            AttentionTime(
-                batch=batch,
-                heads=heads,
-                seq_length=length,
-                head_dim=head_dim,
-                forward_s=forward_s,
-                backward_s=backward_s,
-                precision=watch.precision,
-                ranks=watch.ranks,
-            )
-        )
-    return rows
+    for batch, heads, length, head_dim in sizes:
+        query, key, value = (watch.random(batch, heads, length, head_dim, is_leaf=True) for _ in range(3))
+        forward = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
+        size = (batch * heads, length, head_dim)
+        for way, seconds in zip(("forward", "backward"), _both_ways(watch, forward, (query, key, value)), strict=True):
+            yield watch.row(f"attention_{way}", size, seconds)
 
 
 def _both_ways(
@@ -110,9 +92,8 @@ def _both_ways(
     return forward_s, max(both_s - forward_s, 0.1 * forward_s)
 
 
-def elementwise(watch: Stopwatch, kind: str, sizes: Iterable[tuple[int, int]]) -> list[Moving]:
-    """Time forward and backward of "layer_norm", "gelu" or "add" by (rows, width)."""
-    rows = []
+def elementwise(watch: Stopwatch, sizes: Iterable[tuple[int, int]]) -> Iterator[Timing]:
+    """Time forward and backward of LayerNorm, GELU and a residual's sum by (rows, width)."""
     for count, width in sizes:
         # residual stream and LayerNorm stay in fp32 under autocast
         x = torch.randn(count, width, device=watch.device, requires_grad=True)
@@ -123,14 +104,12 @@ def elementwise(watch: Stopwatch, kind: str, sizes: Iterable[tuple[int, int]]) -
             "gelu": (partial(F.gelu, x, approximate="tanh"), (x,)),
             "add": (partial(torch.add, x, other), (x, other)),
         }
-        seconds = sum(_both_ways(watch, *calls[kind]))
-        rows.append(Moving(num_bytes=FP32 * count * width, seconds=seconds, kind=kind, ranks=watch.ranks))
-    return rows
+        for kind, call in calls.items():
+            yield watch.row(kind, [FP32 * count * width], sum(_both_ways(watch, *call)))
 
 
-def cross_entropy(watch: Stopwatch, sizes: Iterable[tuple[int, int]]) -> list[Moving]:
+def cross_entropy(watch: Stopwatch, sizes: Iterable[tuple[int, int]]) -> Iterator[Timing]:
     """Time the loss of logits and its gradient by (tokens, vocabulary)."""
-    rows = []
     for tokens, vocabulary in sizes:
         logits = watch.random(1, tokens, vocabulary, is_leaf=True)
         targets = torch.randint(vocabulary, (1, tokens), device=watch.device)
@@ -138,14 +117,11 @@ def cross_entropy(watch: Stopwatch, sizes: Iterable[tuple[int, int]]) -> list[Mo
         def step(logits=logits, targets=targets) -> None:
             torch.autograd.grad(token_loss_sum(logits, targets), logits)
 
-        size, seconds = FP32 * tokens * vocabulary, watch.seconds_of(step)
-        rows.append(Moving(num_bytes=size, seconds=seconds, kind="cross_entropy", ranks=watch.ranks))
-    return rows
+        yield watch.timing("cross_entropy", [FP32 * tokens * vocabulary], step)
 
 
-def update(watch: Stopwatch, shapes: Iterable[ModelShape]) -> list[Update]:
+def update(watch: Stopwatch, shapes: Iterable[ModelShape]) -> Iterator[Timing]:
     """Time the norm, the clipping and fused AdamW of whole models."""
-    rows = []
     for shape in shapes:
         parameters = [torch.nn.Parameter(p.detach().to(watch.device)) for p in GPT2(shape).parameters()]
         for parameter in parameters:
@@ -157,24 +133,18 @@ def update(watch: Stopwatch, shapes: Iterable[ModelShape]) -> list[Update]:
             clip_gradients_(parameters, 1.0, norm)
             optimizer.step()
 
-        elements = sum(parameter.numel() for parameter in parameters)
-        rows.append(Update(elements=elements, seconds=watch.seconds_of(step), ranks=watch.ranks))
-    return rows
+        yield watch.timing("update", [sum(parameter.numel() for parameter in parameters)], step)
 
 
-def copy(watch: Stopwatch, sizes: Iterable[int]) -> list[Moving]:
+def copy(watch: Stopwatch, sizes: Iterable[int]) -> Iterator[Timing]:
     """Time copies within the device's memory by elements of fp32."""
-    rows = []
     for size in sizes:
         source, target = (torch.ones(size, device=watch.device) for _ in range(2))
-        seconds = watch.seconds_of(partial(target.copy_, source))
-        rows.append(Moving(num_bytes=FP32 * size, seconds=seconds, kind="copy", ranks=watch.ranks))
-    return rows
+        yield watch.timing("copy", [FP32 * size], partial(target.copy_, source))
 
 
-def small_steps(watch: Stopwatch, layers: Iterable[int]) -> list[SmallStep]:
+def small_steps(watch: Stopwatch, layers: Iterable[int]) -> Iterator[Timing]:
     """Time forward and backward of a model so small that it is all the host's work, by number of layers."""
-    rows = []
     for number in layers:
         model = GPT2(ModelShape(number, 1, 16, 128, 16)).to(watch.device)
         tokens = torch.zeros((1, 8), dtype=torch.int64, device=watch.device)
@@ -182,5 +152,17 @@ def small_steps(watch: Stopwatch, layers: Iterable[int]) -> list[SmallStep]:
         def step(model: Any = model, tokens: torch.Tensor = tokens) -> None:
             model(tokens, tokens).backward()
 
-        rows.append(SmallStep(layers=number, seconds=watch.seconds_of(step), ranks=watch.ranks))
-    return rows
+        yield watch.timing("small_step", [number], step)
+
+
+def every_operation(watch: Stopwatch, sizes: Sizes) -> list[Timing]:
+    """Time each of OPERATIONS."""
+    return [
+        *products(watch, sizes.products),
+        *attention(watch, sizes.attention),
+        *elementwise(watch, sizes.elementwise),
+        *cross_entropy(watch, sizes.logits),
+        *copy(watch, sizes.copies),
+        *update(watch, sizes.shapes),
+        *small_steps(watch, sizes.small_layers),
+    ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from testbed.experiments.calibration.work import Setting
 from testbed.model.shape import ModelShape
 
 KIB, MIB = 2**10, 2**20
@@ -20,14 +21,13 @@ class Sizes:
     logits: tuple[tuple[int, int], ...]  # tokens, vocabulary
     models: tuple[tuple[int, int, int, int], ...]  # layers, heads, hidden, vocabulary: of the optimizer
     copies: tuple[int, ...]
+    messages: tuple[int, ...]  # bytes, of the collectives
+    settings: tuple[Setting, ...]  # of whole steps
     small_layers: tuple[int, int] = (1, 5)
 
     @property
     def shapes(self) -> list[ModelShape]:
         return [ModelShape(*each, max_position_embeddings=128) for each in self.models]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _layers(widths: tuple[int, ...], tokens: tuple[int, ...], heads: tuple[tuple[int, int, int], ...]) -> Any:
@@ -36,6 +36,20 @@ def _layers(widths: tuple[int, ...], tokens: tuple[int, ...], heads: tuple[tuple
     return (*blocks, *heads)
 
 
+def _setting(layers: int, hidden: int, vocab: int, seq_length: int, micro: int, accumulation: int) -> Setting:
+    return Setting(
+        layers=layers,
+        heads=max(2, hidden // (64 if hidden >= 512 else 32)),
+        hidden=hidden,
+        vocab=vocab,
+        seq_length=seq_length,
+        micro_batch=micro,
+        accumulation=accumulation,
+    )
+
+
+# Of whole steps depth, width, batch and accumulation each differ between some two, else no factor could be told from
+# another. Four micro batches, as interleaved pipelines on two ranks need them.
 CPU = Sizes(
     products=_layers(
         (64, 128, 256),
@@ -47,6 +61,14 @@ CPU = Sizes(
     logits=((64, 1024), (256, 2048), (512, 8192), (1024, 8192)),
     models=((1, 2, 64, 1024), (2, 4, 128, 4096), (4, 4, 128, 16384), (4, 8, 256, 16384)),
     copies=(2**12, 2**16, 2**20, 2**23),
+    messages=(KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB),
+    settings=(
+        _setting(2, 128, 8192, 128, 2, 1),
+        _setting(6, 128, 2048, 128, 1, 4),
+        _setting(2, 256, 4096, 64, 4, 4),
+        _setting(6, 64, 8192, 64, 4, 4),
+        _setting(3, 128, 4096, 128, 8, 1),
+    ),
 )
 GPU = Sizes(
     products=_layers(
@@ -59,6 +81,13 @@ GPU = Sizes(
     logits=((1024, 50304), (8192, 50304)),
     models=((2, 12, 768, 50304), (12, 12, 768, 50304), (12, 16, 2048, 50304)),
     copies=(2**16, 2**20, 2**24, 2**28),
+    messages=(KIB, 16 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB),
+    settings=(
+        _setting(12, 768, 50304, 1024, 2, 4),
+        _setting(12, 768, 50304, 1024, 8, 4),
+        _setting(6, 1024, 50304, 1024, 4, 4),
+        _setting(24, 1024, 50304, 512, 4, 4),
+    ),
 )
 QUICK = Sizes(
     products=_layers((32, 64), (64, 256), ((64, 32, 512),)),
@@ -67,41 +96,7 @@ QUICK = Sizes(
     logits=((64, 512), (256, 512)),
     models=((1, 2, 32, 512), (2, 2, 64, 512)),
     copies=(2**12, 2**16),
+    messages=(KIB, 64 * KIB),
+    settings=(_setting(2, 64, 1024, 32, 1, 4), _setting(4, 64, 1024, 32, 2, 4)),
 )
-MESSAGES = {
-    "cpu": (KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB),
-    "cuda": (KIB, 16 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB),
-}
-QUICK_MESSAGES = (KIB, 64 * KIB)
-
-
-def _setting(layers: int, hidden: int, vocab: int, seq_length: int, micro: int, accumulation: int) -> dict[str, int]:
-    return {
-        "layers": layers,
-        "heads": max(2, hidden // (64 if hidden >= 512 else 32)),
-        "hidden": hidden,
-        "vocab": vocab,
-        "seq_length": seq_length,
-        "micro_batch": micro,
-        "accumulation": accumulation,
-    }
-
-
-# Whole steps: depth, width, batch and accumulation each differ between some two of them, else no factor could be told
-# from another. Four micro batches, as interleaved pipelines on two ranks need them.
-SETTINGS = {
-    "cpu": (
-        _setting(2, 128, 8192, 128, 2, 1),
-        _setting(6, 128, 2048, 128, 1, 4),
-        _setting(2, 256, 4096, 64, 4, 4),
-        _setting(6, 64, 8192, 64, 4, 4),
-        _setting(3, 128, 4096, 128, 8, 1),
-    ),
-    "cuda": (
-        _setting(12, 768, 50304, 1024, 2, 4),
-        _setting(12, 768, 50304, 1024, 8, 4),
-        _setting(6, 1024, 50304, 1024, 4, 4),
-        _setting(24, 1024, 50304, 512, 4, 4),
-    ),
-}
-QUICK_SETTINGS = (_setting(2, 64, 1024, 32, 1, 4), _setting(4, 64, 1024, 32, 2, 4))
+BY_NAME = {"cpu": CPU, "cuda": GPU, "quick": QUICK}

@@ -6,7 +6,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from testbed.config.settings import CheckedRun
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
-from testbed.experiments.calibration.work import Setting
+from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting
+from testbed.memory_model.job import job_of_settings
 from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.planner.calibration import WholeStep
@@ -27,32 +28,44 @@ from testbed.strategies import build_strategy
 from testbed.train.batches import TrainingBatches
 
 INTERFACES = Path("/proc/net/dev")
-WARMUP_STEPS = 2
+TIMED_STEPS, WARMUP_STEPS = 5, 2
+
+
+def accepted_runs(settings: Sequence[Setting], flags: Sequence[str], data: Path, launch: Launch) -> list[CheckedRun]:
+    """Return each kind of run at each setting, as far as gpt2.py trains it on so many ranks.
+
+    Args:
+        flags: that all of them have besides.
+        data: folder of the token files.
+    """
+    found = []
+    for setting in settings:
+        for kind in FLAGS_OF_KIND:
+            with contextlib.suppress(InputError):
+                words = [*setting.arguments(kind, data, TIMED_STEPS + WARMUP_STEPS), *flags]
+                found.append(check_run(parse_command_line(words), launch))
+    return found
 
 
 def time_steps(
-    work: Sequence[tuple[str, Setting]],
-    launch: Launch,
-    device: torch.device,
-    common: Mapping[str, Any],
-    deadline_s: float = math.inf,
+    runs: Sequence[CheckedRun], device: torch.device, link: str, deadline_s: float = math.inf
 ) -> list[WholeStep]:
-    """Train a few steps of each (kind, setting).
+    """Train a few steps of each run.
 
     Args:
-        common: "data", the folder of token files; "precision"; "link"; "steps" of each, two or more.
+        link: name of the link between the ranks.
         deadline_s: of time.perf_counter() on rank 0; what has not begun by then is left out.
     """
     found = []
-    for kind, setting in work:
+    for checked in runs:
         if process_group.gather_objects(time.perf_counter() > deadline_s)[0]:
             break
-        seconds, sent = _train(kind, setting, launch, device, common)
+        seconds, sent = _train(checked, device)
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
         found.append(
             WholeStep(
-                job=setting.job(kind, launch.world_size, common["precision"]),
-                link=common["link"],
+                job=job_of_settings(checked.settings.with_values(compile=False)),
+                link=link,
                 seconds=median,
                 low=low,
                 high=high,
@@ -63,25 +76,12 @@ def time_steps(
     return found
 
 
-def check_setting(kind: str, setting: Setting, ranks: int, data: Path) -> str | None:
-    """Return why gpt2.py would refuse to train this; None where it would not."""
-    try:
-        check_run(parse_command_line(setting.arguments(kind, data, 2)), Launch(0, 0, ranks, ranks))
-    except InputError as error:
-        return str(error)
-    return None
-
-
-def _train(
-    kind: str, setting: Setting, launch: Launch, device: torch.device, common: Mapping[str, Any]
-) -> tuple[list[float], list[float]]:
-    steps = common["steps"] + WARMUP_STEPS
-    words = [*setting.arguments(kind, Path(common["data"]), steps), "--precision", common["precision"]]
-    checked = check_run(parse_command_line([*words, "--device", device.type]), launch)
+def _train(checked: CheckedRun, device: torch.device) -> tuple[list[float], list[float]]:
+    """Return the seconds of each step of the slowest rank, and the bytes that this machine sent in it."""
     seconds, sent = [], []
     with _built(checked, device) as (strategy, batches):
         clock = StepClock(device)
-        for step in range(steps):
+        for step in range(checked.settings.last_step):
             process_group.wait_for_everyone()
             before = _bytes_sent()
             process_group.wait_for_everyone()

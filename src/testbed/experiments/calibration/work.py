@@ -7,10 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.config.mesh import STAGES_PER_RANK
 from testbed.io import write_text
-from testbed.memory_model.job import DenseModel, Job, Layout
-from testbed.model.shape import ModelShape
 
 WITHIN, BETWEEN = "within a node", "between nodes"
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")
@@ -57,44 +54,18 @@ class Setting:
         words = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
         return [*FLAGS_OF_KIND[kind], *words]
 
-    def job(self, kind: str, ranks: int, precision: str) -> Job:
-        """Return the run that this is on `ranks` ranks, for the formulas."""
-        run_type, _, variant = kind.partition(" ")
-        is_cut, is_tensor = run_type in ("pipeline", "model_parallel"), run_type == "tensor"
-        data = 1 if is_cut or is_tensor else ranks
-        layout = Layout(
-            data=data,
-            zero_stage=int(variant) if run_type == "optimized" else 3 if run_type == "fsdp" else 0,
-            shard=data if run_type == "fsdp" else 1,
-            tensor=ranks if is_tensor else 1,
-            pipeline=ranks if is_cut else 1,
-            virtual_stages=STAGES_PER_RANK.get(variant, 1),
-        )
-        shape = ModelShape(self.layers, self.heads, self.hidden, self.vocab, self.seq_length)
-        return Job(
-            model=DenseModel.of_gpt2(shape, self.seq_length),
-            layout=layout,
-            micro_batch=self.micro_batch,
-            accumulation=self.accumulation,
-            run_type=run_type,
-            precision=precision,
-            schedule=variant if run_type == "pipeline" else None,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A start. `kinds` are trained at each of `settings`; no whole step begins after `seconds`.
+    """A start.
 
     Attributes:
         out: file in which rank 0 leaves the answer.
         data: folder of train.bin and val.bin.
-        blocks: repeats of each operation.
-        sizes: of the operations, as in `Sizes`; None: none are timed.
-        message_bytes: of the collectives; empty: none are timed.
+        seconds: after which no whole step begins.
+        sizes: of everything that is measured, by name in sizes.BY_NAME.
         first: number of the whole step to begin with; those before it come last.
-        steps: optimizer steps of each whole step that is timed.
-        link: name of the link between the ranks.
+        link: between the ranks; BETWEEN: only collectives are timed.
     """
 
     out: str
@@ -102,13 +73,8 @@ class Work:
     device: str
     precision: str
     seconds: float
-    blocks: int
-    sizes: dict[str, Any] | None = None
-    message_bytes: tuple[int, ...] = ()
-    kinds: tuple[str, ...] = ()
-    settings: tuple[dict[str, int], ...] = ()
+    sizes: str
     first: int = 0
-    steps: int = 6
     link: str = WITHIN
 
     def write(self, path: Path) -> None:

@@ -21,39 +21,36 @@ from testbed.autotune.device import keep_freed_memory
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, usable_cores
 from testbed.experiments.calibration import collectives, operations
-from testbed.experiments.calibration.sizes import Sizes
-from testbed.experiments.calibration.whole_steps import check_setting, time_steps
-from testbed.experiments.calibration.work import Setting, Work
+from testbed.experiments.calibration.sizes import BY_NAME
+from testbed.experiments.calibration.whole_steps import accepted_runs, time_steps
+from testbed.experiments.calibration.work import BETWEEN, Work
 from testbed.io import write_text
 from testbed.metrics import environment
-from testbed.planner.here import facts_here
+from testbed.planner.calibration import facts_here
 
 
 def measure(work: Work, launch: Launch) -> dict[str, Any]:
     """Return what this start contributes to calibration.json. All ranks call it, with a process group."""
     started_s = time.perf_counter()
-    device = device_of(work.device, launch)
-    watch = operations.Stopwatch(device, work.precision, launch.world_size, work.blocks)
+    device, sizes, is_link = device_of(work.device, launch), BY_NAME[work.sizes], work.link == BETWEEN
+    # what has passes has several medians of its own
+    watch = operations.Stopwatch(device, work.precision, launch.world_size, blocks=7 if is_link else 3)
     answer: dict[str, Any] = {
-        "ranks": launch.world_size,
         "machine": facts(device),
         "commit": environment.commit()[0],
         "memory": {"plain": held_bytes(device)},
+        "timings": [] if is_link else operations.every_operation(watch, sizes),
     }
-    if work.sizes is not None:
-        answer |= operations_of(watch, Sizes(**work.sizes))
-    if work.message_bytes and launch.is_distributed:
+    if launch.is_distributed:
         side = 4096 if device.type == "cuda" else 256
-        answer["collectives"] = collectives.collectives(watch, work.message_bytes, work.link)
-        answer["overlap"] = collectives.overlap(watch, work.message_bytes[len(work.message_bytes) // 2], side)
-    settings = [Setting(**each) for each in work.settings]
-    data = Path(work.data)
-    tasks = [(kind, setting) for setting in settings for kind in work.kinds]
-    tasks = [task for task in tasks if check_setting(*task, launch.world_size, data) is None]
-    first = work.first % max(1, len(tasks))
-    tasks = tasks[first:] + tasks[:first]
-    common = {"data": data, "precision": work.precision, "steps": work.steps, "link": work.link}
-    answer["steps"] = time_steps(tasks, launch, device, common, started_s + work.seconds)
+        answer["timings"] += collectives.collectives(watch, sizes.messages, work.link)
+        answer["overlap"] = collectives.overlap(watch, sizes.messages[len(sizes.messages) // 2], side)
+    if is_link:
+        return answer
+    flags = ["--precision", work.precision, "--device", work.device]
+    runs = accepted_runs(sizes.settings, flags, Path(work.data), launch)
+    first = work.first % max(1, len(runs))
+    answer["steps"] = time_steps([*runs[first:], *runs[:first]], device, work.link, started_s + work.seconds)
     if "deepspeed" in sys.modules:
         answer["memory"]["deepspeed"] = held_bytes(device)
     return answer
@@ -95,23 +92,6 @@ def held_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return total - free - torch.cuda.memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def operations_of(watch: operations.Stopwatch, sizes: Sizes) -> dict[str, Any]:
-    """Return tables of a Calibration."""
-    kinds = ("layer_norm", "gelu", "add")
-    elementwise = [each for kind in kinds for each in operations.elementwise(watch, kind, sizes.elementwise)]
-    return {
-        "products": operations.products(watch, sizes.products),
-        "attention": operations.attention(watch, sizes.attention),
-        "moving": [
-            *elementwise,
-            *operations.cross_entropy(watch, sizes.logits),
-            *operations.copy(watch, sizes.copies),
-        ],
-        "updates": operations.update(watch, sizes.shapes),
-        "small_steps": operations.small_steps(watch, sizes.small_layers),
-    }
 
 
 def carry_out(work: Work, launch: Launch) -> dict[str, Any] | None:
