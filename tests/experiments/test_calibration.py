@@ -67,7 +67,9 @@ def test_a_larger_product_is_timed_as_slower():
 def test_whole_steps_of_a_run_type_are_timed(tmp_path, monkeypatch):
     write_made_up_tokens(tmp_path, 1000)
     monkeypatch.setattr("testbed.experiments.calibration.whole_steps.TIMED_STEPS", 2)
-    runs = accepted_runs([TINY], ["--precision", "fp32", "--device", "cpu"], tmp_path, Launch(0, 0, 1, 1))
+    runs = accepted_runs(
+        [TINY], ["baseline", "ddp"], ["--precision", "fp32", "--device", "cpu"], tmp_path, Launch(0, 0, 1, 1)
+    )
     assert runs[0].settings.training.run_type == "baseline"
     (found,) = time_steps(runs[:1], CPU, WITHIN)
     assert found.steps == 2 and 0 < found.low <= found.seconds <= found.high
@@ -79,7 +81,8 @@ def test_whole_steps_of_a_run_type_are_timed(tmp_path, monkeypatch):
 def test_every_kind_is_calibrated_at_five_settings_or_more(tmp_path, ranks, kinds):
     write_made_up_tokens(tmp_path, 1000)
     settings = [*sizes.CPU.settings, *sizes.QUICK.settings]
-    found = [kind_of(job_of_settings(run.settings)) for run in accepted_runs(settings, [], tmp_path, launch(ranks))]
+    runs = accepted_runs(settings, list(FLAGS_OF_KIND), [], tmp_path, launch(ranks))
+    found = [kind_of(job_of_settings(run.settings)) for run in runs]
     assert all(found.count(kind) >= 5 for kind in kinds), found
 
 
@@ -150,7 +153,10 @@ def test_links_between_nodes_are_added_to_the_file():
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_machine_is_calibrated_and_planned_with(tmp_path):
+def test_a_machine_is_calibrated_and_planned_with(ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run", ranks.in_place_of_launches(tmp_path))
+    kinds = {name: FLAGS_OF_KIND[name] for name in ("baseline", "ddp", "pipeline 1f1b", "tensor")}
+    monkeypatch.setattr(module, "FLAGS_OF_KIND", kinds)
     said: list[str] = []
     asked = CalibrationRequest(device="cpu", devices=2, precision="fp32", seconds=300, is_quick=True)
     with Stop() as stop:
@@ -158,7 +164,7 @@ def test_a_machine_is_calibrated_and_planned_with(tmp_path):
     calibration = read_calibration(tmp_path / "calibration.json")
     assert len(said) == 2 and {each.ranks for each in calibration.timings} == {1, 2}
     made = {(kind_of(step.job), step.job.layout.devices): step.job for step in calibration.steps}
-    assert made.keys() >= {("baseline", 1), ("ddp", 1), ("ddp", 2), ("optimized 1", 2), ("pipeline 1f1b", 2)}
+    assert made.keys() == {("baseline", 1), ("ddp", 1), ("ddp", 2), ("pipeline 1f1b", 2), ("tensor", 2)}
     assert calibration.memory["plain"] > 50e6 and calibration.machine_facts["cores"]
     for (_, number), job in made.items():
         time = step_time(job, calibration.machine(number), constants_of_calibration(calibration))

@@ -129,6 +129,7 @@ def _calibrate_link(out: Path, is_quick: bool, launch: Launch, say: Callable[[st
         precision=next(iter(before.device.peak_flops)),
         seconds=LONGEST_S,
         sizes="quick" if is_quick else device,
+        kinds=[],
         link=BETWEEN,
     )
     answer = carry_out(work, launch)
@@ -149,6 +150,7 @@ def work_of(asked: CalibrationRequest, folder: Path, ranks: int, seconds: float,
         precision=asked.precision,
         seconds=seconds,
         sizes=name,
+        kinds=list(FLAGS_OF_KIND),
         first=number * len(FLAGS_OF_KIND) * len(BY_NAME[name].settings) // PASSES,
     )
 

@@ -18,7 +18,7 @@ from testbed.config.settings import CheckedRun
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
-from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting
+from testbed.experiments.calibration.work import Setting
 from testbed.memory_model.job import job_of_settings
 from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.optim.lr_schedule import learning_rate_at
@@ -31,16 +31,19 @@ INTERFACES = Path("/proc/net/dev")
 TIMED_STEPS, WARMUP_STEPS = 5, 2
 
 
-def accepted_runs(settings: Sequence[Setting], flags: Sequence[str], data: Path, launch: Launch) -> list[CheckedRun]:
+def accepted_runs(
+    settings: Sequence[Setting], kinds: Sequence[str], flags: Sequence[str], data: Path, launch: Launch
+) -> list[CheckedRun]:
     """Return each kind of run at each setting, as far as gpt2.py trains it on so many ranks.
 
     Args:
+        kinds: of FLAGS_OF_KIND.
         flags: that all of them have besides.
         data: folder of the token files.
     """
     found = []
     for setting in settings:
-        for kind in FLAGS_OF_KIND:
+        for kind in kinds:
             with contextlib.suppress(InputError):
                 words = [*setting.arguments(kind, data, TIMED_STEPS + WARMUP_STEPS), *flags]
                 found.append(check_run(parse_command_line(words), launch))

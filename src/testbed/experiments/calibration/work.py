@@ -64,6 +64,7 @@ class Work:
         data: folder of train.bin and val.bin.
         seconds: after which no whole step begins.
         sizes: of everything that is measured, by name in sizes.BY_NAME.
+        kinds: of runs whose whole steps are timed, from FLAGS_OF_KIND.
         first: number of the whole step to begin with; those before it come last.
         link: between the ranks; BETWEEN: only collectives are timed.
     """
@@ -74,6 +75,7 @@ class Work:
     precision: str
     seconds: float
     sizes: str
+    kinds: list[str]
     first: int = 0
     link: str = WITHIN
 

@@ -48,7 +48,7 @@ def measure(work: Work, launch: Launch) -> dict[str, Any]:
     if is_link:
         return answer
     flags = ["--precision", work.precision, "--device", work.device]
-    runs = accepted_runs(sizes.settings, flags, Path(work.data), launch)
+    runs = accepted_runs(sizes.settings, work.kinds, flags, Path(work.data), launch)
     first = work.first % max(1, len(runs))
     answer["steps"] = time_steps([*runs[first:], *runs[:first]], device, work.link, started_s + work.seconds)
     if "deepspeed" in sys.modules:
