@@ -95,6 +95,13 @@ def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, ranks, t
         assert disagreements(expected[clipping], actual) == [], (name, clipping)
 
 
+def test_a_command_starts_in_the_folder_where_it_was_typed(two_hosts, tmp_path, monkeypatch):
+    """So that `network.py run -- torchrun src/gpt2.py` finds the program."""
+    monkeypatch.chdir(tmp_path)
+    ends, said = run(two_hosts, ["pwd"], tmp_path)
+    assert codes(ends) == [0, 0] and said.count(str(tmp_path)) == 2
+
+
 def test_a_process_per_host_trains_as_one_alone(two_hosts, token_files, tmp_path, baseline_losses):
     command = [sys.executable, *training(token_files, tmp_path / "run", "--run_type", "ddp")]
     ends, said = run(two_hosts, command, tmp_path / "logs")

@@ -165,7 +165,7 @@ class Host:
         """Return the words before a command that put it on this host."""
         place = self._holder.pid
         namespaces = ["--net", "--uts", "--mount", f"--pid=/proc/{place}/ns/pid_for_children"]
-        return ["nsenter", f"--target={place}", *namespaces]
+        return ["nsenter", f"--target={place}", *namespaces, f"--wdns={Path.cwd()}"]  # else in the root folder
 
     def tool(self, *words: str) -> None:
         """Run ip or tc in this host's network alone, so that it may name other hosts by their processes."""
