@@ -46,6 +46,8 @@ RUNS = {
     "ZeRO 0, Muon": (2, f"--run_type optimized {DROPOUT} --zero_stage 0 --optimizer muon"),
     "ZeRO 2": (2, f"--run_type optimized {DROPOUT} --zero_stage 2"),
     "ZeRO 3": (2, f"--run_type optimized {DROPOUT} --zero_stage 3"),
+    "fsdp, 3 ranks": (3, "--run_type fsdp"),  # shards of unlike sizes
+    "ZeRO 3, 3 ranks": (3, "--run_type optimized --zero_stage 3"),
     "ZeRO 2, native": (2, f"--run_type optimized {DROPOUT} --zero_stage 2 --precision bf16 --mixed_precision native"),
     "ZeRO 3, native": (2, f"--run_type optimized {DROPOUT} --zero_stage 3 --precision bf16 --mixed_precision native"),
     "ZeRO 1, offloaded": (2, f"--run_type optimized {DROPOUT} --zero_stage 1 --offload optimizer"),
@@ -72,10 +74,8 @@ READERS = {
     "ddp, 1 rank": (1, "--run_type ddp"),
     "ddp, 3 ranks": (3, "--run_type ddp"),
     "fsdp, 1 rank": (1, "--run_type fsdp"),
-    "fsdp, 3 ranks": (3, "--run_type fsdp"),
     "ZeRO 2, 3 ranks": (3, "--run_type optimized --zero_stage 2"),
     "ZeRO 3, 1 rank": (1, "--run_type optimized --zero_stage 3"),
-    "ZeRO 3, 3 ranks": (3, "--run_type optimized --zero_stage 3"),
     "tensor, 4 ranks": (4, "--run_type tensor --num_heads 4"),
     "pipeline, 4 ranks": (4, "--run_type pipeline"),
     # three shards of what two tensor ranks have: rows that do not divide, and pieces of queries, keys and values

@@ -281,6 +281,23 @@ def test_a_foreign_calibration_is_refused(tmp_path, name, value):
     check_machine(made_up(), HERE, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("timing", "said"),
+    [
+        ({"operation": "forward", "size": [8]}, "size has 1 numbers; of forward they are m, n, k"),
+        ({"operation": "sideways", "size": [8]}, "operation is 'sideways', not one of forward"),
+        ({"operation": "all_reduce", "size": [8], "ranks": 2}, "names no link"),
+    ],
+)
+def test_a_timing_that_would_count_for_nothing_is_refused(tmp_path, timing, said):
+    path = tmp_path / "calibration.json"
+    made_up().write(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "timings": [*content["timings"], {**timing, "seconds": 1.0}]}))
+    with pytest.raises(InputError, match=f"timings.{len(content['timings'])}.*{said}"):
+        read_calibration(path)
+
+
 def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
     path = tmp_path / "calibration.json"
     made_up().write(path)

@@ -28,12 +28,19 @@ def own_builds(folder: Path) -> Iterator[None]:
 
 
 def copy_builds(source: Path, target: Path) -> None:
-    """Copy each extension that was built to its end, unless the target has it; at once, as others may copy it too."""
+    """Copy each extension that was built to its end, unless the target's is as new; at once, as others may copy it
+    too."""
     for built in {library.parent for library in source.glob("*/*.so")}:
-        if (built / "lock").exists() or (target / built.name).exists():
+        if (built / "lock").exists() or _built_at(target / built.name) >= _built_at(built):
             continue
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target) as folder:
             copy = shutil.copytree(built, Path(folder) / built.name)  # with the times, by which ninja knows it
             with contextlib.suppress(OSError):
+                if (target / built.name).exists():  # of an earlier version
+                    (target / built.name).rename(Path(folder) / "earlier")
                 copy.rename(target / built.name)
+
+
+def _built_at(folder: Path) -> float:
+    return max((library.stat().st_mtime for library in folder.glob("*.so")), default=0.0)
