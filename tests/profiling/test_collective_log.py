@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch._C import _distributed_c10d as c10d
 
-from testbed.profiling.collective_log import receive_collectives
+from testbed.distributed.launch import Launch
+from testbed.profiling import collective_log
+from testbed.profiling.collective_log import CollectiveLog, receive_collectives
 
 TENSOR = torch.ones(4)
+WAIT = c10d.Work.wait
 
 
 class Told:
@@ -84,9 +89,49 @@ def test_of_what_has_no_end_the_wait_is_told(told, call):
     assert told.events[-1][0] == "done", "what came between is told in between"
 
 
+def test_the_wait_for_one_is_not_taken_for_that_for_another(told):
+    work = dist.reduce_scatter_tensor(torch.empty(4), TENSOR.clone(), async_op=True)
+    functional_sum()
+    functional_scatter()
+    scattered = [event for event, name in told.events if "reduce_scatter" in name]
+    assert scattered == ["enter", "started", "enter", "started", "waits", "done"]
+    work.wait()
+    work.wait()
+    assert [event for event, _ in told.events[-2:]] == ["waits", "done"], "and once"
+
+
+def test_a_wait_that_fails_is_over(told, monkeypatch):
+    def fail(work, *arguments):
+        raise RuntimeError("a rank is gone")
+
+    work = dist.reduce_scatter_tensor(torch.empty(4), TENSOR.clone(), async_op=True)
+    monkeypatch.setattr(collective_log, "_wait", fail)
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        work.wait()
+    assert [event for event, _ in told.events[-2:]] == ["waits", "done"]
+
+
+def test_what_nobody_waits_for_is_forgotten(told, monkeypatch):
+    monkeypatch.setattr(collective_log, "MOST_WAITED_FOR", 3)
+    works = [dist.reduce_scatter_tensor(torch.empty(4), TENSOR.clone(), async_op=True) for _ in range(5)]
+    assert len(collective_log._waited_for) == 3
+    for work in works:
+        work.wait()
+    assert not collective_log._waited_for
+
+
+def test_a_full_disk_ends_the_log_and_no_collective(told, tmp_path, capsys):
+    log = CollectiveLog(tmp_path, Launch(0, 0, 1, 1), "gloo")
+    log._file = os.open("/dev/full", os.O_WRONLY)
+    receive_collectives([log], "gloo")
+    for _ in range(2):
+        dist.all_reduce(TENSOR.clone())
+    assert capsys.readouterr().err.count("ends here: No space left on device") == 1
+
+
 def test_nothing_is_registered_for_nobody(told):
     receive_collectives([], "gloo")
-    assert c10d.Work.wait.__name__ == "wait" and "testbed" not in str(c10d.Work.wait)
+    assert c10d.Work.wait is WAIT
     dist.all_reduce(TENSOR.clone())
     scatter()
     assert not told.events

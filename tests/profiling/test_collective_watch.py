@@ -194,6 +194,19 @@ def test_steps_are_left_out_where_watching_would_cost_more_than_is_allowed(clock
     assert switched[-1] is False, "none are left after the training"
 
 
+def test_a_group_that_cannot_be_made_leaves_the_phase_as_it_was(watch, clocks, monkeypatch):
+    def fail(*_):
+        clocks.sleep(1.0)
+        raise ValueError("no such rank")
+
+    monkeypatch.setattr(collective_watch.distributed_c10d, "_new_group_with_tag", fail)
+    watch.count_new_groups()
+    with pytest.raises(ValueError, match="no such rank"):
+        collective_watch.distributed_c10d._new_group_with_tag([5])
+    clocks.compute(0.5)
+    assert watch.take_step()["own_backward_s"] == 0.5
+
+
 def test_the_start_up_counts_from_the_programs_start_without_waits(clocks):
     clocks.wall_s = 10.0
     watch = CollectiveWatch()

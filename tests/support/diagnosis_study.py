@@ -179,20 +179,16 @@ def measure_overhead(pairs: int, into: Path) -> None:
 
 
 def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
-    """Return the microseconds of CPU time that watching adds to a collective and to a phase: least of the repeats.
-
-    On a group without a network, so that other work on the machine has no part in it.
-    """
+    """Return the microseconds of this thread's CPU time for a collective, a reduction that scatters, whose end only a
+    wait tells, and a phase, watched and not: least of the repeats. In a gloo group of one rank."""
     import torch
     import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     from testbed.profiling import collective_log
     from testbed.profiling.collective_watch import CollectiveWatch
     from testbed.profiling.step_clock import StepClock, phase
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    tensor, watch, cpu = torch.zeros(1000), CollectiveWatch(), torch.device("cpu")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    tensor, piece, watch, cpu = torch.zeros(1000), torch.zeros(1000), CollectiveWatch(), torch.device("cpu")
 
     def least_us(act: Callable[[], object], calls: int = calls) -> float:
         times = []
@@ -212,13 +208,14 @@ def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
         watch.limit_cost(1.0, 1.0)
 
     def switch() -> None:
-        collective_log.receive_collectives([watch], "fake")
-        collective_log.receive_collectives([], "fake")
+        collective_log.receive_collectives([watch], "gloo")
+        collective_log.receive_collectives([], "gloo")
 
     found = {"switch_us": least_us(switch, calls=20)}
     for name, watched in (("off", None), ("on", watch)):
-        collective_log.receive_collectives([watched] if watched else [], "fake")
+        collective_log.receive_collectives([watched] if watched else [], "gloo")
         found[f"collective_{name}_us"] = least_us(lambda: dist.all_reduce(tensor))
+        found[f"scatter_{name}_us"] = least_us(lambda: dist.reduce_scatter_tensor(piece, tensor))
         with StepClock(cpu, watch=watched):
             found[f"phase_{name}_us"] = least_us(pass_phase)
     return {**found, "step_us": least_us(take), "torch": torch.__version__, "commit": commit()}

@@ -165,7 +165,7 @@ class Host:
         """Return the words before a command that put it on this host."""
         place = self._holder.pid
         namespaces = ["--net", "--uts", "--mount", f"--pid=/proc/{place}/ns/pid_for_children"]
-        return ["nsenter", f"--target={place}", *namespaces, f"--wdns={Path.cwd()}"]  # else in the root folder
+        return ["nsenter", f"--target={place}", *namespaces]
 
     def tool(self, *words: str) -> None:
         """Run ip or tc in this host's network alone, so that it may name other hosts by their processes."""
@@ -397,7 +397,10 @@ def _start(number: int, host: Host, lab: Lab, command: Sequence[str], folder: Pa
     log = folder / f"host{number}.log"
     with log.open("wb") as output:
         environment = {**os.environ, "PATH": path_with_this_python(), "PYTHONUNBUFFERED": "1", **variables}
-        process = start([*host.inside, *words], output, env=environment)
+        # nsenter goes to the root folder with the namespace
+        process = start(
+            [*host.inside, "sh", "-c", 'cd "$0" && exec "$@"', str(Path.cwd()), *words], output, env=environment
+        )
     return _Running(number, process, log)
 
 

@@ -24,6 +24,7 @@ from torch._C import _distributed_c10d as c10d
 
 from testbed.config.environment_variables import EVIDENCE_DIR
 from testbed.distributed.launch import Launch
+from testbed.errors import say_if_read
 from testbed.io import now_utc
 
 FOLDER = "evidence"  # in the run's, where no launcher named another
@@ -55,6 +56,7 @@ class CollectiveLog:
     def __init__(self, folder: Path, launch: Launch, backend: str | None):
         """Raises OSError where the folder cannot be written."""
         folder.mkdir(parents=True, exist_ok=True)
+        self._file: int | None
         self._file, self.path = _new_file(folder, launch.rank)
         self._numbers = itertools.count(1)
         start = {"rank": launch.rank, "world_size": launch.world_size, "backend": backend, "process": os.getpid()}
@@ -73,7 +75,14 @@ class CollectiveLog:
         self._write({"event": event, "number": number})
 
     def _write(self, line: dict[str, Any]) -> None:
-        os.write(self._file, (json.dumps({"s": round(time.monotonic(), 6), **line}) + "\n").encode())
+        """Write a line. A full disk ends the log, not the collective that this rank is about to call."""
+        if self._file is None:
+            return
+        try:
+            os.write(self._file, (json.dumps({"s": round(time.monotonic(), 6), **line}) + "\n").encode())
+        except OSError as error:
+            self._file = None
+            say_if_read(f"note: {self.path} ends here: {error.strerror}")
 
 
 def _new_file(folder: Path, rank: int) -> tuple[int, Path]:
@@ -90,9 +99,10 @@ def _new_file(folder: Path, rank: int) -> tuple[int, Path]:
 _Numbers = Sequence[tuple[Receiver, Any]]
 _KEY = torch._C.DispatchKey.BackendSelect
 _AFTER_KEY = torch._C._dispatch_keyset_full_after(_KEY)
-_WAIT = c10d.Work.wait
+MOST_WAITED_FOR = 1000  # what nobody waits for is forgotten, with its tensors
+_wait = c10d.Work.wait
 _registered: list[torch.library.Library] = []  # as long as they live, collectives are received
-_waited_for: dict[c10d.Work, _Numbers] = {}  # what was started and does not tell its end
+_waited_for: dict[c10d.Work, tuple[set[int], _Numbers]] = {}  # what does not tell its end, with its outputs' addresses
 
 
 def log_in(directory: Path, launch: Launch, backend: str | None) -> CollectiveLog:
@@ -102,9 +112,11 @@ def log_in(directory: Path, launch: Launch, backend: str | None) -> CollectiveLo
 
 def receive_collectives(receivers: Sequence[Receiver], backend: str | None) -> None:
     """Tell the receivers of every collective of this process from now on, in place of any before; none: of nothing."""
-    global _registered, _waited_for
-    _registered, _waited_for = [], {}
-    c10d.Work.wait = _WAIT  # type: ignore[method-assign]
+    global _registered, _wait
+    _registered = []
+    _waited_for.clear()
+    if c10d.Work.wait is _wait_for_one:
+        c10d.Work.wait = _wait  # type: ignore[method-assign]
     if not receivers:
         return
     library, knows_the_end = torch.library.Library(_NAMESPACE, "IMPL"), backend == "gloo"
@@ -113,8 +125,9 @@ def receive_collectives(receivers: Sequence[Receiver], backend: str | None) -> N
     _registered.append(library)
     if knows_the_end:
         functional = torch.library.Library(_FUNCTIONAL, "IMPL")
-        functional.impl("wait_tensor", _wait_for_all, _KEY.name, with_keyset=True)
+        functional.impl("wait_tensor", _wait_for_tensor, _KEY.name, with_keyset=True)
         _registered.append(functional)
+        _wait = c10d.Work.wait
         c10d.Work.wait = _wait_for_one  # type: ignore[method-assign, assignment]
 
 
@@ -130,19 +143,29 @@ def _collectives() -> Iterable[str]:
 
 def _received(name: str, receivers: Sequence[Receiver], knows_the_end: bool) -> Callable:
     operator, plain_name = getattr(torch.ops.c10d, name).default, name.strip("_")
+    tells_its_end = knows_the_end
 
     def received(keys: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        nonlocal tells_its_end
         numbers = [(receiver, receiver.enter(plain_name, arguments)) for receiver in receivers]
         returned = operator.redispatch(keys & _AFTER_KEY, *arguments)
-        work = c10d.Work.unbox(returned[-1] if isinstance(returned, tuple | list) else returned)
         if not knows_the_end:
             _leave("return", numbers)
-        elif (future := _future_of(work)) is None:
-            _waited_for[work] = numbers
-            _leave("started", numbers)
-        else:
-            _leave("return", numbers)
-            future.add_done_callback(lambda _: _leave("done", numbers))
+            return returned
+        work = c10d.Work.unbox(returned[-1] if isinstance(returned, tuple | list) else returned)
+        if tells_its_end:
+            try:
+                future = work.get_future()
+            except RuntimeError:  # gloo's sends, receives and reductions that scatter have none
+                tells_its_end = False
+            else:
+                _leave("return", numbers)
+                future.add_done_callback(lambda _: _leave("done", numbers))
+                return returned
+        for oldest in list(_waited_for)[: len(_waited_for) + 1 - MOST_WAITED_FOR]:
+            _waited_for.pop(oldest, None)
+        _waited_for[work] = (_addresses(arguments[0]), numbers)
+        _leave("started", numbers)
         return returned
 
     return received
@@ -153,34 +176,34 @@ def _leave(event: str, numbers: _Numbers) -> None:
         receiver.leave(event, number)
 
 
-def _future_of(work: c10d.Work) -> torch.futures.Future | None:
-    """Return what knows when the work is over. None: gloo's sends, receives and reductions that scatter do not say."""
-    try:
-        return work.get_future()
-    except RuntimeError:
-        return None
+def _addresses(outputs: Any) -> set[int]:
+    tensors = outputs if isinstance(outputs, list) else [outputs]
+    return {tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)}
 
 
 def _wait_for_one(work: c10d.Work, *arguments: Any, **named: Any) -> Any:
     """Do what Work.wait does, which whoever calls torch.distributed from Python calls."""
-    return _while_waiting([work] if work in _waited_for else [], lambda: _WAIT(work, *arguments, **named))
+    return _while_waiting(work, lambda: _wait(work, *arguments, **named))
 
 
-def _wait_for_all(keys: torch._C.DispatchKeySet, tensor: torch.Tensor) -> torch.Tensor:
-    """Do what the wait of functional collectives does. It does not say for which one; hardly ever are there two."""
-    operator = torch.ops._c10d_functional.wait_tensor.default
-    return _while_waiting(list(_waited_for), lambda: operator.redispatch(keys & _AFTER_KEY, tensor))
+def _wait_for_tensor(keys: torch._C.DispatchKeySet, tensor: torch.Tensor) -> torch.Tensor:
+    """Do what the wait of functional collectives does, which names an output of the work."""
+    operator, work = torch.ops._c10d_functional.wait_tensor.default, None
+    if _waited_for:
+        address = tensor.data_ptr()
+        work = next((one for one, (outputs, _) in list(_waited_for.items()) if address in outputs), None)
+    return _while_waiting(work, lambda: operator.redispatch(keys & _AFTER_KEY, tensor))
 
 
-def _while_waiting(works: Sequence[c10d.Work], wait: Callable[[], Any]) -> Any:
-    of_works = [_waited_for.pop(work) for work in works]
-    for numbers in of_works:
-        _leave("waits", numbers)
+def _while_waiting(work: c10d.Work | None, wait: Callable[[], Any]) -> Any:
+    found = None if work is None else _waited_for.pop(work, None)
+    if found is None:  # it tells its end by itself, or another thread waits for it
+        return wait()
+    _leave("waits", found[1])
     try:
         return wait()
     finally:
-        for numbers in of_works:
-            _leave("done", numbers)
+        _leave("done", found[1])
 
 
 def group_of(arguments: tuple) -> str | None:

@@ -93,15 +93,22 @@ class CollectiveWatch:
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
-        """Count what passes here to waiting for the ranks that start later."""
+        """Count what passes here to waiting for the ranks that start later. Of other threads nothing is counted."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
         phase = self._phase
         self.enter_phase(JOINING)
-        yield
-        self.enter_phase(phase)
+        try:
+            yield
+        finally:
+            self.enter_phase(phase)
 
     def count_new_groups(self) -> None:
         """Count as joining what it takes to make a process group from now on: its ranks connect and wait in a store."""
-        make = distributed_c10d._new_group_with_tag
+        make = getattr(distributed_c10d, "_new_group_with_tag", None)  # PyTorch's own, which may be renamed
+        if make is None:
+            return
 
         @functools.wraps(make)
         def made(*arguments: Any, **named: Any) -> Any:
