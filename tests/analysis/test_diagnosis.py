@@ -349,7 +349,7 @@ def test_the_page_of_the_study_has_the_counts_of_its_cases():
     planted = [case for case in cases if case["cause"]]
     right = sum(is_right(case) == (True, True) for case in planted)
     blamed = [case for case in cases if not case["cause"] and case["findings"]]
-    counts = f"of {len(planted)} planted slow-downs it named {right} rightly, and of "
+    counts = f"of {len(planted)} planted slow-downs on two ranks it named {right} rightly, and of "
     counts += f"{len(cases) - len(planted)} undisturbed runs it blamed {len(blamed) or 'none'}"
     page = (REPOSITORY / "docs" / "diagnosis.md").read_text()
     assert counts in SHOWN and counts in " ".join(page.split())

@@ -22,6 +22,7 @@ def runs(tmp_path, monkeypatch):
     for name in ("ddp", "fsdp"):
         Path("checkpoint", name, "checkpoints", "step_000020").mkdir(parents=True)
     Path("checkpoint/empty").mkdir()
+    Path("step_by_step").mkdir()
     for name in ("ckpt.pt", "gpt2.bin", "other.txt"):
         Path(name).touch()
 
@@ -33,6 +34,8 @@ def runs(tmp_path, monkeypatch):
         ("chekpoint/ddp", ", which does not exist either); did you mean checkpoint/ddp?"),
         ("checkpoint/ddp/checkpoints/step_20", "; did you mean checkpoint/ddp/checkpoints/step_000020?"),
         ("checkpoint", "holds no checkpoint; did you mean checkpoint/ddp or checkpoint/fsdp?"),
+        ("checkpoint/ddp/checkpoints", "holds no checkpoint; did you mean checkpoint/ddp?"),
+        ("step_by_step", "holds no checkpoint; "),
         ("checkpoint/empty", "holds no checkpoint; give auto, a run's folder, or"),
         ("/nowhere/at/all", "give auto, a run's folder, or"),
         ("other.txt", "is a file, not a folder; give auto"),

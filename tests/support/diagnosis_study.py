@@ -183,6 +183,7 @@ def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
     wait tells, and a phase, watched and not: least of the repeats. In a gloo group of one rank."""
     import torch
     import torch.distributed as dist
+
     from testbed.profiling import collective_log
     from testbed.profiling.collective_watch import CollectiveWatch
     from testbed.profiling.step_clock import StepClock, phase

@@ -67,9 +67,9 @@ class BuiltRank:
 def role_ranks(job: Job) -> list[int]:
     """Return ranks that stand for all ranks of a job.
 
-    Ranks of one role hold tensors of the same shapes and are in groups of the same sizes. The first and the last are
-    taken of pipeline ranks with as many blocks, of tensor ranks with as many rows of the vocabulary, and of data and
-    context ranks.
+    The first and the last are taken of pipeline ranks with as many blocks, of tensor ranks with as many rows of the
+    vocabulary, and of data and context ranks, whose shards differ where rows do not divide. All are in groups of the
+    same sizes.
     """
     mesh = mesh_of(job)
     rows = -(-job.model.vocab // mesh.tensor)  # DTensor cuts so: the last pieces are smaller, or empty

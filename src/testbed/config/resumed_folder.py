@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 
 from testbed.config.flag_types import AUTO
@@ -37,14 +38,19 @@ def check_resumed(resume: str | None) -> None:
 
 
 def near_runs(path: Path) -> list[Path]:
-    """Return folders with a checkpoint that may be meant by a path without one: below it, or of a name like it."""
+    """Return folders with a checkpoint that may be meant by a path without one: below it, or of a name like it.
+
+    Of a run's checkpoints it is the run, which resumes from its newest valid one.
+    """
+    if path.name == CHECKPOINTS and any(map(_holds_checkpoint, _folders_in(path))):
+        return [path.parent]
     return [folder for folder in (*_folders_in(path), *_alike(path)) if _holds_checkpoint(folder)][:MOST_NEAR]
 
 
 def _holds_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint or a run's that has saved; whether they are whole is looked at later."""
-    is_checkpoint = folder.name.startswith("step_") or (folder / DESCRIPTION).exists()
-    return is_checkpoint or (folder / CHECKPOINTS).is_dir() or is_converted(folder)
+    is_checkpoint = re.fullmatch(r"step_\d+", folder.name) or (folder / DESCRIPTION).exists()
+    return bool(is_checkpoint) or (folder / CHECKPOINTS).is_dir() or is_converted(folder)
 
 
 def _alike(path: Path) -> list[Path]:
