@@ -336,6 +336,42 @@ def test_words_that_are_not_understood_and_differ_are_asked_for(tmp_path):
     assert of_rows(tmp_path, header, DDP, DDP.replace("10000 | 3.20", "29000 | 9.1")).verdict == STANDS, "a figure"
 
 
+@pytest.mark.parametrize(
+    ("text", "heading", "asked"),
+    [
+        ("Thanks to Ann for her help.", "", None),
+        ("The ZeRO-2 rows are new in this release.", "", None),
+        ("batch size 512", "", "whether what is said of one row alone: nothing against batch size 512 decides it too"),
+        ("", "clock", "whether `clock` nothing against loop decides it too"),
+    ],
+)
+def test_a_sentence_about_one_row_counts_where_it_may_decide(tmp_path, text, heading, asked):
+    header = f"{FULL} | {heading or 'date'}"
+    rows = table(header, f"{DDP} | ", f"{DDP.replace('DDP', 'ZeRO-2[^1]').replace('10000', '20000')} | loop")
+    found = answered([saved(tmp_path, f"{rows}\n[^1]: {text}\n")], 2.0, (":3", ":4"))
+    assert found is not None and (found.verdict, found.ask) == ((OPEN, (asked,)) if asked else (STANDS, ()))
+
+
+@pytest.mark.parametrize(
+    ("times", "claimed", "verdict"),
+    [
+        (("~16 min", "~8 min"), 1.9, STANDS),
+        (("16 min", "8 min"), 1.9, FALLS),
+        (("~16 min", "~8 min"), 4.0, FALLS),
+        (("~60 min", "~45 min"), None, OPEN),
+        (("60 min", "45 min"), None, STANDS),
+        (("~60 min", "~65 min"), None, OPEN),
+    ],
+)
+def test_a_rough_figure_leaves_a_ratio_open(tmp_path, times, claimed, verdict):
+    rows = [f"{name} | 4 | 124M | 16 | 1024 | bf16 | {time}" for name, time in zip(("DDP", "FSDP"), times, strict=True)]
+    header = "Strategy | GPUs | Model | Global batch size | Seq len | Precision | Time"
+    found = of_rows(tmp_path, header, *rows, claimed=claimed)
+    assert found.verdict == verdict, (found.reasons, found.ask)
+    both = [each.replace("124M", "124M | 1000") for each in rows]  # a rate that is not rough counts, whatever the time
+    assert of_rows(tmp_path, header.replace("Model", "Model | tokens/s"), *both, claimed=1.9).verdict == FALLS
+
+
 def test_a_time_to_one_loss_is_of_any_number_of_steps(tmp_path):
     path = written(
         tmp_path,

@@ -31,6 +31,7 @@ class Measure:
     ratio: float
     low: float | None = None
     high: float | None = None
+    rough: float = 1.0  # factor by which the ratio may be off either way, of figures that are written as "~8 min"
 
     @property
     def ratio_in_words(self) -> str:
@@ -48,8 +49,17 @@ def measures(claim: Claim) -> Iterator[Measure]:
     else:
         yield from _of_rates(claim)
     if one.is_of_iteration == two.is_of_iteration and _is_one_time(one, two):
-        yield from _of_times(one.time_meaning, times)
+        yield from _of_times(one.time_meaning, times, _roughness(claim, "time_s"))
     yield from _to_one_loss(one, two)
+
+
+def _roughness(claim: Claim, quantity: str | None = None) -> float:
+    """Return by what factor the ratio of two rows may be off for their rough figures: rates, or the times of steps."""
+    rough = 1.0
+    for item in claim.firsts:
+        figure = item.details.get("figures", {}).get(quantity or ("rate" if item.rate else "time_s"))
+        rough *= math.sqrt(figure.high / figure.low) if figure and figure.is_rough else 1.0
+    return rough
 
 
 def of_one_device(ratios: Iterable[Measure]) -> Measure | None:
@@ -77,12 +87,12 @@ def _of_rates(claim: Claim) -> Iterator[Measure]:
     # speed-ups of two tables are relative to two things
     if unit != other_unit or (unit == SPEED_UP and base.first.details.get("table") != other.first.details.get("table")):
         return
-    yield from _of_rate(_named(ALL, unit), base, other, (a, b))
+    yield from _of_rate(_named(ALL, unit), claim, (a, b))
     sizes = base.first.world_size, other.first.world_size
     of_one = [rate / size if rate and size else None for rate, size in zip((a, b), sizes, strict=True)]
     if None in (a, b) and base.first.rate_is_per_rank and other.first.rate_is_per_rank:
         of_one = [base.middle("rate"), other.middle("rate")]
-    yield from _of_rate(_named(PER_DEVICE, unit), base, other, of_one)
+    yield from _of_rate(_named(PER_DEVICE, unit), claim, of_one)
 
 
 def _rate_of_all(side: Side) -> tuple[float | None, str]:
@@ -105,22 +115,23 @@ def _named(what: str, unit: str) -> str:
     return what if unit == "throughput" else f"{what}, {unit}"
 
 
-def _of_rate(name: str, base: Side, other: Side, both: Sequence[float | None]) -> Iterator[Measure]:
+def _of_rate(name: str, claim: Claim, both: Sequence[float | None]) -> Iterator[Measure]:
     """Yield the ratio of two rates, with its interval where both sides have enough repeats."""
     a, b = both
     if not a or not b or min(a, b) <= 0 or not 1 / MOST < b / a < MOST:
         return
-    rates = [[item.rate for item in side.runs if item.rate] for side in (base, other)]
+    rates = [[item.rate for item in side.runs if item.rate] for side in claim.sides]
     ratio = compare(rates[1], rates[0]) if min(map(len, rates)) >= ENOUGH_REPEATS else None
     scale = (b / a) / ratio.ratio if ratio else 1.0
     low, high = (ratio.low, ratio.high) if ratio else (None, None)
-    yield Measure(name, a, b, b / a, low * scale if low else None, high * scale if high else None)
+    bounds = low * scale if low else None, high * scale if high else None
+    yield Measure(name, a, b, b / a, *bounds, rough=_roughness(claim))
 
 
-def _of_times(name: str, times: Sequence[float | None]) -> Iterator[Measure]:
+def _of_times(name: str, times: Sequence[float | None], rough: float = 1.0) -> Iterator[Measure]:
     a, b = times
     if a and b and min(a, b) > 0:
-        yield Measure(f"{name}, s", a, b, a / b)
+        yield Measure(f"{name}, s", a, b, a / b, rough=rough)
 
 
 def _is_one_time(one: Reported, two: Reported) -> bool:

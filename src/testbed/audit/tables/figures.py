@@ -38,6 +38,12 @@ class Figure:
     value: float
     low: float
     high: float
+    is_rough: bool = False  # written as "~8 min"
+
+    def over(self, other: Figure) -> Figure:
+        """Return how many times the other figure this one is."""
+        is_rough = self.is_rough or other.is_rough
+        return Figure(self.value / other.value, self.low / other.high, self.high / other.low, is_rough)
 
 
 def exactly(value: float) -> Figure:
@@ -80,7 +86,7 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
         return None
     if kind != "count" and (about := _ABOUT.match(text)):
         figure = figure_of(text[about.end() :], kind, scale, last_of_whole)
-        return figure and Figure(figure.value, figure.low * (1 - ROUGH), figure.high * (1 + ROUGH))
+        return figure and Figure(figure.value, figure.low * (1 - ROUGH), figure.high * (1 + ROUGH), True)
     if kind == "time" and (spoken := _spoken_time(text)):
         return spoken
     text = re.sub(r"(?<=\d) (?=\d{3}(?:\D|$))", "", text)  # 4 310

@@ -23,12 +23,13 @@ from testbed.audit.reported import (
 )
 from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
 from testbed.audit.tables.figures import plain
+from testbed.audit.tables.sentences import DECISIVE
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
 LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
 SHOWN = 12  # rows that a refusal lists
-SAID_OF_IT = "what is said of it alone"
+SAID_OF_IT = "what is said of one row alone:"
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
          "step_rate": "steps/s"}  # fmt: skip
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
@@ -74,6 +75,10 @@ def side_of(grid: Grid, row: int) -> Side:
     quality = next((name for name in ("score", "error") if value(name)), None)
     words[QUALITY] = f"{said_of(grid, quality, row)}" if quality else ""
     is_step = value("step_s") is not None and not (grid.is_to_a_loss and value("time_s"))
+    figures = {
+        "rate": grid.figure(rated or "speedup", row),
+        "time_s": grid.figure("step_s" if is_step else "time_s", row),
+    }
     ppl = value("perplexity")
     run = Reported(
         path=grid.path,
@@ -92,6 +97,7 @@ def side_of(grid: Grid, row: int) -> Side:
             "row": row,  # all rows of a turned table are of one line
             "others": _others(grid, row),
             "tokens": count("tokens"),
+            "figures": figures,
             "quality": _quality(grid, quality, value(quality)) if quality else None,
         },
         settings={str(key): text for key, text in words.items() if text},
@@ -125,13 +131,17 @@ def said_of(grid: Grid, quantity: str, row: int | None = None) -> str:
 
 
 def _others(grid: Grid, row: int) -> dict[str, str]:
-    """Return the words of a row under headings that are not understood, by heading, and what is said of it alone."""
+    """Return the words of a row under headings that are not understood, by heading, and what is said of it alone.
+
+    A sentence without a word that may decide a comparison is left out: thanks, or that the row is new.
+    """
     columns = [column for column in grid.columns[1:] if column.heading and not (column.quantity or column.word)]
     are_words = (
         column for column in columns
         if _OF_WORK.search(column.heading) or not all(map(_FIGURE.fullmatch, column.texts))
     )  # fmt: skip
-    return {column.heading: column.texts[row] for column in are_words} | {SAID_OF_IT: grid.notes[row]}
+    said = grid.notes[row] if DECISIVE.search(grid.notes[row]) else ""
+    return {f"`{column.heading}`": column.texts[row] for column in are_words} | {SAID_OF_IT: said}
 
 
 def devices_of(grid: Grid, row: int) -> int | None:

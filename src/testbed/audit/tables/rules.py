@@ -397,27 +397,28 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
     base, other = pair.claim.baseline.first, pair.claim.other.first
     added, what = many / few, "devices" if pair.grid.column("devices") else "nodes"
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
+    of_base, of_other = base.details["figures"], other.details["figures"]
     if speedup and at:
-        gain, low, high = speedup.value / at.value, speedup.low / at.high, speedup.high / at.low
+        gain = speedup.over(at)
         said = said_of(pair.grid, "speedup", pair.row)
     elif base.rate and other.rate and base.rate_unit == other.rate_unit and not base.rate_is_per_rank:
-        gain = low = high = other.rate / base.rate
-        said = f"{gain:.2f} times the {base.rate_unit}"
+        gain = of_other["rate"].over(of_base["rate"])
+        said = f"{gain.value:.2f} times the {base.rate_unit}"
     elif base.time_s and other.time_s and base.rate is None and base.time_meaning == other.time_meaning:
-        gain = low = high = base.time_s / other.time_s
+        gain = of_base["time_s"].over(of_other["time_s"])
         is_one_work = "epoch" in base.time_meaning  # else a rank may have as much to do on more devices
-        if gain < 1 and not is_one_work:
+        if gain.value < 1 and not is_one_work:
             return
-        said = f"{base.time_meaning} {gain:.2f} times as short"
+        said = f"{base.time_meaning} {gain.value:.2f} times as short"
     else:
         return
-    if low > LINEAR * added:
+    if gain.low > LINEAR * added:
         said = f"{said} on {added:g} times the {what} is more than linear"
         found = pair.finds(Rule.STEP_CLOCK, FAILS if speedup else NOTE, said)
         yield replace(found, runs=found.runs[:1]) if speedup else found
-    elif gain < SLOWER and high <= 1:
+    elif gain.value < SLOWER and gain.high <= 1:
         said = f"more {what} were slower: {said} on {many:,} {what} against {few:,}"
-        yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain / added:.0%} efficiency")
+        yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain.value / added:.0%} efficiency")
 
 
 def _is_other_work(pair: Pair) -> bool:

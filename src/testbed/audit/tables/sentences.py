@@ -65,7 +65,7 @@ def _pattern(phrases: Iterable[str]) -> str:
 
 _ABOUT = {name: re.compile(_pattern(phrases), re.I) for name, phrases in _PHRASES.items()}
 _ABOUT["devices"] = re.compile(f"{_ABOUT['devices'].pattern}|{IN_WORDS[DEVICE].pattern}", re.I)
-_OF_ANY = re.compile("|".join(pattern.pattern for pattern in _ABOUT.values()), re.I)
+DECISIVE = re.compile("|".join(pattern.pattern for pattern in _ABOUT.values()), re.I)
 _ALONE = ("where a figure is from", "whether it was measured", "a run that failed")  # that say enough of any figure
 # a row without its name
 _ROW = re.compile(
@@ -96,7 +96,7 @@ def quotes_in(text: str, grids: Sequence[Grid]) -> list[Quote]:
     found = []
     lines_of = [_lines_by_name(grid) for grid in grids]
     for line, sentence in _sentences_in(text):
-        if not _OF_ANY.search(sentence):
+        if not DECISIVE.search(sentence):
             continue
         about = {name: {match[0].lower() for match in pattern.finditer(sentence)} for name, pattern in _ABOUT.items()}
         about = {name: values for name, values in about.items() if values}
