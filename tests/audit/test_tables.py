@@ -120,6 +120,11 @@ FOUND = [
      "more devices were slower"),
     ("GPUs | Epoch time", ("1 | 60.0 min", "2 | 28.1 min"), "2.14 times as short on 2 times the devices is more than"),
     ("GPUs | Epoch time", ("1 | 60.0 min", "2 | 65.1 min"), "more devices were slower"),
+    ("Method | GPUs | tokens/s | Speedup", ("DDP | 4 | 1000 | 1.0x", "A | 4 | 800 | 1.5x", "B | 4 | 700 | 1.8x"),
+     "Speedup 1.8x does not follow"),
+    ("Method | GPUs | tokens/s | Speedup",
+     ("DDP | 4 | 1000 | 1.0x", "A | 4 | 810 | 1.5x", "B | 4 | 700 | 1.8x", "C | 4 | 1200 | 1.2x"),
+     "Speedup 1.5x does not follow"),
     ("GPUs | vs 1 GPU | tokens/s", ("1 | 1.00x | 503,225", "4 | 4.32x | 1,921,000"), "4.32x does not follow"),
     ("GPUs | Speed\N{NON-BREAKING HYPHEN}up | tokens/s", ("1 | 1,00x | 503,225", "4 | 4,32x | 1,921,000"),
      "4,32x does not follow"),
@@ -199,9 +204,13 @@ def test_a_row_of_other_work_is_noted(tmp_path):
         ("per_node", ("gpus_per_node",)),
         ("micro_batch", ("bsz/gpu", "micro-bs / GPU")),
         ("batch", ("**Global batch size**", "GlobalBatchSize", "global_bs")),
-        ("step_s", ("Step time (ms)", "TimePerIter (s)", "mean_step_ms", "train time (s/iter)", "s / update")),
+        ("device_sample_rate", ("images per second per GPU",)),
+        ("step_s", ("batch time (s)", "Step time (ms)", "TimePerIter (s)", "mean_step_ms", "train time (s/iter)",
+                    "s / update")),
         ("time_s", ("train_hours", "Epoch (s)", "Seconds", "time to 300B tokens", "Minutes per epoch")),
-        ("token_rate", ("Throughput (tokens/s)", "Training Speed (tok/s)")),
+        ("sample_rate", ("examples/s", "Throughput images/sec")),
+        ("token_rate", ("Throughput tokens/s", "Throughput, tokens/s", "Throughput (tokens/s)",
+                        "Training Speed (tok/s)")),
         ("device_token_rate", ("tokens/sec/GPU", "kTok/s/GPU")),
         ("val_loss", ("Val. loss",)),
         ("train_loss", ("loss @ 20B tokens",)),
@@ -225,6 +234,20 @@ def test_headings_are_known_by_their_words(quantity, headings):
 def test_a_table_without_a_known_result_is_refused(tmp_path, text):
     with pytest.raises(InputError, match="--columns"):
         audit([saved(tmp_path, text)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.md", table("GPUs | Training time", "1 | 10-12 h", "4 | 3-4 h")),
+        ("a.csv", "GPUs,Training time\n1,10-12 h\n4,3-4 h\n"),
+        ("a.tsv", "GPUs\tTraining time\n1\t10-12 h\n4\t3-4 h\n"),
+    ],
+)
+def test_cells_that_are_no_single_figures_are_said_to_be_none(tmp_path, name, text):
+    words = "a table whose cells under 'Training time' are no single figures, as '10-12 h'"
+    with pytest.raises(InputError, match=words):
+        audit([saved(tmp_path, text, name)])
 
 
 def test_columns_are_named_where_headings_leave_a_doubt(tmp_path):

@@ -15,13 +15,12 @@ from testbed.audit import curves, earlier, logs
 from testbed.audit.printed_setup import ranks_in_name
 from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
-from testbed.audit.tables.read import SUFFIXES, tables_in
+from testbed.audit.tables.read import SUFFIXES, no_table_in, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 from testbed.sweep.state import SWEEP_FILE
 
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
-NO_TABLE = "no table with a heading that is known of a time, a rate or a speed-up (--columns names them)"
 _BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
 # of a terminal: colours, moves of the cursor, titles; and colours of which a copy has lost the first byte
@@ -154,7 +153,8 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
         found = earlier.wandb_log_runs(path, text)
     else:
         raise InputError(
-            f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {NO_TABLE}; {EXPORT}"
+            f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {no_table_in(path, text)}; "
+            f"{EXPORT}"
         )
     named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
     runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
@@ -198,7 +198,9 @@ def read_csv(path: Path) -> list[Reported]:
         return curves.read_curves_csv(path, header, rows[1:])
     if found:
         return found
-    raise InputError(f"{path} is not CSV that is known: no 'step' with the name of a curve, and {NO_TABLE}")
+    raise InputError(
+        f"{path} is not CSV that is known: it has no 'step' with the name of a curve, and {no_table_in(path, text)}"
+    )
 
 
 def _rises(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -215,9 +217,10 @@ def read_table(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
     Raises:
         InputError: there is no table with a known result.
     """
-    if found := tables_in(path, text_of(path), named):
+    text = text_of(path)
+    if found := tables_in(path, text, named):
         return found
-    raise InputError(f"{path} has {NO_TABLE}")
+    raise InputError(f"{path} has {no_table_in(path, text)}")
 
 
 def text_of(path: Path) -> str:

@@ -61,7 +61,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed", "tokens seen",
                           "tokens trained", "trained tokens")),
     "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "s/step", "ms/step", "step duration",
-                        "step ms", "iter ms", "step time ms", "iter time ms")),
+                        "step ms", "iter ms", "step time ms", "iter time ms", "batch time", "time/batch")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
                         "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
                         "wall clock", "epoch", "train", "training", "total", "training time/epoch",
@@ -70,7 +70,10 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                         "total pre training time")),
     "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
     "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs", "tps/gpu")),
-    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "seq/s", "train samples/s")),
+    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "seq/s", "train samples/s",
+                               "examples/s")),
+    "device_sample_rate": ("number", ("samples/s/gpu", "sequences/s/gpu", "images/s/gpu", "img/s/gpu", "seq/s/gpu",
+                                      "examples/s/gpu")),
     "step_rate": ("number", ("steps/s", "it/s", "iter/s", "iters/s", "iterations/s")),
     "rate": ("number", ("throughput",)),
     "mfu": ("share", ("mfu",)),
@@ -114,9 +117,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop",
                  "train res", "train resolution", "res"),
 }  # fmt: skip
-RATES = ("token_rate", "device_token_rate", "sample_rate", "step_rate", "rate")
-RESULTS = ("step_s", "time_s", "token_rate", "device_token_rate", "sample_rate", "step_rate", "rate", "mfu", "tflops",
-           "speedup", "efficiency")  # fmt: skip
+RATES = ("token_rate", "device_token_rate", "sample_rate", "device_sample_rate", "step_rate", "rate")
+RESULTS = ("step_s", "time_s", *RATES, "mfu", "tflops", "speedup", "efficiency")
 # what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
 COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
 # what a row may say in its words; a quantity or a setting -> its value in a group
@@ -191,6 +193,7 @@ _SPELLINGS = {
     r"\b(?:batch size|batchsize|bsz|bs)\b": "batch",
     r"/(?:device|accelerator|rank|card|chip)\b": "/gpu",
 }
+_OF_A_UNIT = re.compile(r"(?:throughput|rate|(?:training |train )?(?:speed|time)),? (\S.*)")
 _OF_SOME_RUN = re.compile(r"^(?:avg\.?|average|mean|median|measured|achieved|overall|final|best|max\.?) ")
 
 
@@ -383,8 +386,8 @@ def quantity_of(heading: str) -> str | None:
         return "step_s"
     if (name in OF_TIME_ALONE and unit not in SECONDS) or (unit == "%" and _HEADING.get(name) == "devices"):
         return None
-    if re.fullmatch("throughput|rate|(training |train )?(speed|time)", name) and unit in _HEADING:
-        return _HEADING[unit]
+    if (named := _OF_A_UNIT.fullmatch(f"{name} {unit}".strip())) and named[1] in _HEADING:  # Throughput, tokens/s
+        return _HEADING[named[1]]
     return _HEADING.get(name)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.audit.reported import TABLE, Reported
 from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, quantity_of
-from testbed.audit.tables.figures import is_number, plain
+from testbed.audit.tables.figures import LONGEST, is_number, plain
 from testbed.audit.tables.grid import Row, Table, csv_tables, page_tables
 from testbed.audit.tables.sentences import quotes_in
 from testbed.errors import InputError
@@ -53,6 +53,16 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
         "quotes": quotes_in(text, grids) if path.suffix.lower() not in (".csv", ".tsv") else [],
     }
     return [Reported(path=path, name=str(path), form=TABLE, details=details)]
+
+
+def no_table_in(path: Path, text: str) -> str:
+    """Return why no table of a file is read: its cells under a known heading hold no figures, or none is known."""
+    for table in SUFFIXES.get(path.suffix.lower(), page_tables)(text):
+        for column in grid_of(path, _turned(table), {}).columns:
+            words = next((text for text in column.texts if re.search(r"\d", text)), "")[:LONGEST]
+            if column.quantity in RESULTS and words and not any(column.figures):
+                return f"a table whose cells under '{column.heading}' are no single figures, as '{words}'"
+    return "no table with a heading that is known of a time, a rate or a speed-up (--columns names them)"
 
 
 def columns_named(typed: Sequence[str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
 SHOWN = 12  # rows that a refusal lists
 SAID_OF_IT = "what is said of one row alone:"
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
-         "step_rate": "steps/s"}  # fmt: skip
+         "device_sample_rate": "samples/s", "step_rate": "steps/s"}  # fmt: skip
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
           "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip
 _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
@@ -60,9 +60,9 @@ def side_of(grid: Grid, row: int) -> Side:
 
     rated = next((name for name in RATES if value(name)), None)
     unit = RATES.get(rated or "", "tokens/s")
-    if rated == "sample_rate" and re.search("im(?:age|g)", _heading_of(grid, rated)):
+    if rated and rated.endswith("sample_rate") and re.search("im(?:age|g)", _heading_of(grid, rated)):
         unit = "images/s"
-    rate, is_per_rank = (value(rated), rated == "device_token_rate") if rated else (value("speedup"), False)
+    rate, is_per_rank = (value(rated), rated.startswith("device_")) if rated else (value("speedup"), False)
     words = {column.word: column.texts[row] for column in grid.columns if column.word and column.texts[row]}
     if (size := _SIZE.search(words.get(MODEL, ""))) and size[0] != words[MODEL]:  # "350M with Adam": a model and a run
         words.setdefault(STRATEGY, words[MODEL])

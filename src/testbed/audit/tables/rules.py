@@ -32,7 +32,7 @@ from testbed.audit.conditions import (
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import measures, of_one_device
 from testbed.audit.reported import MODEL, PASS, STATUS, Claim
-from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
+from testbed.audit.tables.columns import IN_WORDS, RATES, RESULTS, Grid
 from testbed.audit.tables.figures import Figure, exactly, is_reference
 from testbed.audit.tables.rows import RATIOS, claim_of, devices_of, failure_of, said_of, side_of
 from testbed.errors import InputError
@@ -45,7 +45,7 @@ LINEAR = 1.05  # caches and the noise of single runs give as much
 DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline ranks)
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
 POWERS = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
-          "step_s": -1, "time_s": -1}  # fmt: skip
+          "device_sample_rate": 1, "step_s": -1, "time_s": -1}  # fmt: skip
 SLOWER = 0.95  # as in comparison_rules.py
 OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "instrumentation", "warm-up")
 MOST_METHODS = 8  # rows of a table that sets methods side by side
@@ -77,7 +77,7 @@ def _ratio_formula(name: str) -> Formula:
     for quantity, power in POWERS.items():
         ratio = {name: -1, quantity: power, FIRST + quantity: -power}
         by_devices = [(0, 1), (-1, 0)][name == "efficiency"]
-        if quantity == "device_token_rate":
+        if quantity.startswith("device_"):
             by_devices = by_devices[::-1]
         variants += [{**ratio, "devices": each, FIRST + "devices": -each} if each else ratio for each in by_devices]
     if name == "efficiency":
@@ -91,6 +91,8 @@ FORMULAS = (
     Formula("devices = data x tensor x pipeline ranks", ({"devices": -1, "dp": 1, "tp": 1, "pp": 1},)),
     Formula("tokens/s of all = tokens/s of one device x devices",
             ({"token_rate": -1, "device_token_rate": 1, "devices": 1},)),
+    Formula("samples/s of all = samples/s of one device x devices",
+            ({"sample_rate": -1, "device_sample_rate": 1, "devices": 1},)),
     Formula("tokens/s x time of a step = global batch x length",
             _of_any_scope({"token_rate": 1, "step_s": 1, "batch": -1, "length": -1})),
     Formula("samples/s x time of a step = global batch",
@@ -135,10 +137,26 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
             said = f"each {formula.ratio} is relative to line {grid.lines[others]}, and the 1 stands here"
             yield _fails(grid, reference, Rule.FOLLOWS, said)
         # of a ratio one row against one is enough: the two do not go together
-        elif len(apart) < holding or (is_ratio and len(apart) == max(holding, 1)):
+        else:
+            is_told = len(apart) < holding or (is_ratio and len(apart) == max(holding, 1))
             for row, product in apart.items():
+                if not is_told and not _is_opposite(grid, row, formula, reference):
+                    continue
                 said, instead = _does_not_follow(grid, row, formula, product, reference)
                 yield _fails(grid, row, Rule.FOLLOWS, said, instead)
+
+
+def _is_opposite(grid: Grid, row: int, formula: Formula, reference: int | None) -> bool:
+    """Return whether a speed-up says faster, and a rate on equal devices slower, or the other way round."""
+    stated = grid.figure("speedup", row) if formula.ratio == "speedup" else None
+    if stated is None or reference is None or _size(grid, row) != _size(grid, reference):
+        return False
+    for name in RATES:
+        rate, before = grid.figure(name, row), grid.figure(name, reference)
+        gain = rate.over(before) if rate and before else None
+        if gain and ((stated.low > 1 and gain.high < 1) or (stated.high < 1 and gain.low > 1)):
+            return True
+    return False
 
 
 def _other_reference(grid: Grid, formula: Formula, stated: int | None) -> int | None:
