@@ -216,7 +216,7 @@ def test_cores_are_what_a_cpu_has_more_of(tmp_path):
 def test_what_a_file_does_not_hold_is_said(tmp_path):
     found = audit([foreign.pipeline_files(tmp_path)])
     assert [f.severity for f in found] == [NOTE]
-    assert {"time", "global batch"} <= {*found[0].unknown}
+    assert {"time of a step", "global batch size"} <= {*found[0].unknown}
 
 
 def test_a_run_that_is_not_complete_is_left_out(tmp_path):

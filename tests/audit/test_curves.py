@@ -68,6 +68,36 @@ def test_each_run_of_a_chart_that_wandb_exports_is_a_run(tmp_path):
     assert (two.world_size, two.losses) == (2, ((1, 8.5),))
 
 
+def test_charts_of_one_folder_are_joined_by_the_names_of_their_runs(tmp_path):
+    """W&B exports one chart for each metric: loss and time of a run are in two files."""
+    for metric, one, two in (("loss", 2.3, 2.4), ("throughput", 10.0, 9.5), ("iteration-time", 0.8, 0.4)):
+        lines = [f"Step,ddp 1GPU - {metric},ddp 2GPU - {metric}", *(f"{step},{one},{two}" for step in range(3)), ""]
+        saved(tmp_path, "\n".join(lines), f"{metric}.csv")
+    runs = read_reported([tmp_path])
+    told = [(run.name.partition("#")[2], run.train_loss, run.rate, run.rate_unit, run.time_s) for run in runs]
+    assert told == [("ddp 1GPU", 2.3, 10.0, "throughput", 0.8), ("ddp 2GPU", 2.4, 9.5, "throughput", 0.4)]
+    typed = read_reported([tmp_path / "loss.csv", tmp_path / "throughput.csv"])
+    assert [(run.world_size, run.train_loss, run.rate, run.optimizer_steps) for run in typed] == [
+        (1, 2.3, 10.0, 2), (2, 2.4, 9.5, 2)]  # fmt: skip
+    said = [finding.message for finding in audit([tmp_path / "throughput.csv"])]
+    assert not any("efficiency" in message for message in said), "nothing says whether it is of one device or of all"
+    (tmp_path / "other").mkdir()
+    other = (tmp_path / "loss.csv").rename(tmp_path / "other" / "loss.csv")
+    assert len(read_reported([other, tmp_path / "throughput.csv"])) == 4, "of two folders"
+    saved(tmp_path, other.read_text(), "loss.csv")
+    saved(tmp_path, other.read_text(), "loss again.csv")
+    assert len(read_reported([tmp_path / "loss.csv", tmp_path / "loss again.csv"])) == 4, "of one metric"
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [("step,velocity", "no metric beside 'step' is known; known are loss, train/loss,"), ("a,b", "no column 'step'")],
+)
+def test_a_csv_without_a_known_curve_is_refused_with_those_that_are(tmp_path, header, words):
+    with pytest.raises(InputError, match=words):
+        read_reported([saved(tmp_path, f"{header}\n1,2\n2,3\n", "a.csv")])
+
+
 def test_event_files_of_a_folder_are_one_run(tmp_path):
     writers = pytest.importorskip("torch.utils.tensorboard")
     for first, losses in ((1, (9.0, 8.0, 7.0)), (3, (6.5, 6.0))):  # a restart from step 2

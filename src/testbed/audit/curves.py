@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,12 +30,14 @@ CURVES: dict[str, tuple[str, ...]] = {
                  "lm loss validation", "validation_metrics/global_avg_loss"),
     "token_rate": ("tokens_per_sec", "tokens/s", "train/tok_per_sec", "throughput/tokens_per_sec"),
     "rank_token_rate": ("throughput(tps)", "throughput/device/tokens_per_sec", "tokens/s/gpu", "tokens/s per gpu"),
+    "rate": ("throughput",),  # of which nothing says the unit
     "iteration_s": ("iteration-time", "time_metrics/end_to_end(s)", "train/dt", "step_time_s", "step time (s)"),
     "tflops": ("tflops",),
     "mfu_percent": ("mfu(%)", "train/mfu"),
     "device_name": ("device",),
 }  # fmt: skip
 QUANTITY_OF = {name: quantity for quantity, names in CURVES.items() for name in names}
+OF_CHARTS = ("time_s", "rate", "train_loss", "val_loss", "tflops", "mfu", "losses")  # what metrics tell of a run
 MOST_STEPS = 1e15
 Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
 
@@ -114,6 +117,13 @@ def is_curves(header: Sequence[str]) -> bool:
     """Return whether the first line of a CSV names steps and at least one curve that is known."""
     names = [_metric(name) for name in header]
     return any(name in STEP for name in names) and any(name in QUANTITY_OF for name in names)
+
+
+def no_curves_in(header: Sequence[str]) -> str:
+    """Return why a CSV has no curves: it has no column of steps, or no metric beside it that is known."""
+    if not any(_metric(name) in STEP for name in header):
+        return "it has no column 'step'"
+    return f"no metric beside '{header[0]}' is known; known are {', '.join(QUANTITY_OF)}"
 
 
 def _metric(heading: str) -> str:
@@ -198,14 +208,17 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
     def last(quantity: str) -> float | None:
         return next((value for _, value in reversed(curves.get(quantity, [])) if math.isfinite(value)), None)
 
-    rate, rank_rate, percent = middle("token_rate"), middle("rank_token_rate"), middle("mfu_percent")
+    rates = {quantity: middle(quantity) for quantity in ("token_rate", "rank_token_rate", "rate")}
+    rated = next((quantity for quantity, value in rates.items() if value is not None), "token_rate")
+    percent = middle("mfu_percent")
     losses = curves.get("train_loss", [])
     seconds = middle("iteration_s")
     fields: dict[str, Any] = {
         "time_s": last("total_s") if seconds is None else seconds,
         "time_meaning": "time of one iteration",
-        "rate": rank_rate if rate is None else rate,
-        "rate_is_per_rank": rate is None and rank_rate is not None,
+        "rate": rates[rated],
+        "rate_unit": "throughput" if rated == "rate" else "tokens/s",
+        "rate_is_per_rank": rated == "rank_token_rate",
         "optimizer_steps": losses[-1][0] if losses and losses[-1][0] > 0 else None,
         "train_loss": last("train_loss"),
         "val_loss": last("val_loss"),
@@ -231,11 +244,35 @@ def number(value: object, nan_too: bool = False) -> float | None:
 
 
 def one_per_run(found: Sequence[Reported]) -> list[Reported]:
-    """Return the runs without the states of earlier checkpoints: a state holds the whole run until then."""
+    """Return the runs without the states of earlier checkpoints: a state holds the whole run until then.
+
+    Charts of a folder that W&B exported, one for each metric, are joined by the name of their run.
+    """
     states = [item for item in found if item.form == STATE]
     states.sort(key=lambda item: (item.optimizer_steps or 0, -len(item.path.parts)))
     last = {_home(item.path): item for item in states}
-    return [item for item in found if item.form != STATE or last[_home(item.path)] is item]
+    kept = [item for item in found if item.form != STATE or last[_home(item.path)] is item]
+    charts: dict[tuple[Path, str], list[Reported]] = {}
+    for item in kept:
+        charts.setdefault((item.path.parent, item.name.removeprefix(f"{item.path}#")), []).append(item)
+    return [each for items in charts.values() for each in ([_joined(items)] if _are_of_one_run(items) else items)]
+
+
+def _are_of_one_run(items: Sequence[Reported]) -> bool:
+    """Return whether all are charts of a run, and no two of them of one metric."""
+    told = [name for item in items for name in OF_CHARTS if getattr(item, name) not in (None, ())]
+    return all(item.form == CSV for item in items) and len(told) == len({*told})
+
+
+def _joined(charts: Sequence[Reported]) -> Reported:
+    """Return a run with the metrics of all its charts, under the name that it has in the first."""
+    told: dict[str, Any] = {
+        name: value for item in charts for name in OF_CHARTS if (value := getattr(item, name)) not in (None, ())
+    }
+    steps = [item.optimizer_steps for item in charts if item.optimizer_steps]
+    rated = next((item for item in charts if item.rate is not None), charts[0])
+    unit: dict[str, Any] = {"rate_unit": rated.rate_unit, "rate_is_per_rank": rated.rate_is_per_rank}
+    return replace(charts[0], **told, **unit, optimizer_steps=max(steps, default=None))
 
 
 def _home(path: Path) -> Path:

@@ -14,9 +14,9 @@ from testbed.model.flops import PEAK_FLOPS_PER_S
 
 LOOKED_FOR = {
     "number of ranks": "world_size",
-    "global batch": "global_batch_size",
+    "global batch size": "global_batch_size",
     "sequence length": "sequence_length",
-    "time": "time_s",
+    "time of a step": "time_s",
     "throughput": "rate",
     "training loss": "train_loss",
     "validation loss": "val_loss",

@@ -87,8 +87,10 @@ def _of_rates(claim: Claim) -> Iterator[Measure]:
     # speed-ups of two tables are relative to two things
     if unit != other_unit or (unit == SPEED_UP and base.first.details.get("table") != other.first.details.get("table")):
         return
-    yield from _of_rate(_named(ALL, unit), claim, (a, b))
     sizes = base.first.world_size, other.first.world_size
+    if unit == "throughput" and sizes[0] != sizes[1] and ROW not in (base.first.form, other.first.form):
+        return  # a metric of which nothing says whether it is of one device or of all
+    yield from _of_rate(_named(ALL, unit), claim, (a, b))
     of_one = [rate / size if rate and size else None for rate, size in zip((a, b), sizes, strict=True)]
     if None in (a, b) and base.first.rate_is_per_rank and other.first.rate_is_per_rank:
         of_one = [base.middle("rate"), other.middle("rate")]

@@ -199,7 +199,7 @@ def read_csv(path: Path) -> list[Reported]:
     if found:
         return found
     raise InputError(
-        f"{path} is not CSV that is known: it has no 'step' with the name of a curve, and {no_table_in(path, text)}"
+        f"{path} is not CSV that is known: {curves.no_curves_in(header)}, and it has {no_table_in(path, text)}"
     )
 
 
