@@ -386,8 +386,9 @@ def quantity_of(heading: str) -> str | None:
         return "step_s"
     if (name in OF_TIME_ALONE and unit not in SECONDS) or (unit == "%" and _HEADING.get(name) == "devices"):
         return None
-    if (named := _OF_A_UNIT.fullmatch(f"{name} {unit}".strip())) and named[1] in _HEADING:  # Throughput, tokens/s
-        return _HEADING[named[1]]
+    of_a_unit = _OF_A_UNIT.fullmatch(f"{name} {unit}".strip())  # Throughput, tokens/s
+    if of_a_unit and (named := _HEADING.get(of_a_unit[1])) in RESULTS:
+        return named
     return _HEADING.get(name)
 
 

@@ -149,8 +149,8 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
 def _is_opposite(grid: Grid, row: int, formula: Formula, reference: int | None) -> bool:
     """Return whether a speed-up says faster, and a rate on equal devices slower, or the other way round."""
     stated = grid.figure("speedup", row) if formula.ratio == "speedup" else None
-    if stated is None or reference is None or _size(grid, row) != _size(grid, reference):
-        return False
+    if stated is None or reference is None or _size(grid, row) != _size(grid, reference) or grid.is_to_a_loss:
+        return False  # fewer steps to one loss may be faster at a lower rate
     for name in RATES:
         rate, before = grid.figure(name, row), grid.figure(name, reference)
         gain = rate.over(before) if rate and before else None
