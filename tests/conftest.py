@@ -113,7 +113,7 @@ def quiet_environment(tmp_path_factory):
 
 
 @pytest.fixture
-def other():
+def other_process():
     """A process that can be stopped and killed in a rank's stead."""
     process = subprocess.Popen(["sleep", "600"])
     yield process

@@ -231,6 +231,7 @@ def test_the_program_skips_what_is_damaged_and_ends_with_the_same_weights(ranks,
 @pytest.mark.launches
 def test_a_refusal_reaches_all_ranks(ranks, token_files, tmp_path):
     """One sentence, no traceback, no rank left waiting."""
+    (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)  # without a file
     flags = flags_of(token_files, tmp_path / "run", "--run_type", "ddp", "--resume", str(tmp_path))
     done = ranks.run_program(flags, tmp_path / "ranks", 2)
     assert done.returncode == 2 and "Traceback" not in done.stderr

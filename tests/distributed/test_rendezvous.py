@@ -97,26 +97,26 @@ def watch_of(rank: int, *processes: int, elsewhere: bool = False) -> StartupWatc
 
 
 @pytest.mark.launches
-def test_a_dead_rank_is_named_after_seconds_and_a_stopped_one_after_the_timeout(other):
-    watch = watch_of(0, os.getpid(), other.pid)
+def test_a_dead_rank_is_named_after_seconds_and_a_stopped_one_after_the_timeout(other_process):
+    watch = watch_of(0, os.getpid(), other_process.pid)
     assert [watch.look(1.0) for _ in range(100)] == [None] * 100, "slow, but it lives"
-    os.kill(other.pid, signal.SIGSTOP)
-    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
+    os.kill(other_process.pid, signal.SIGSTOP)
+    wait_for(lambda: psutil.Process(other_process.pid).status() == psutil.STATUS_STOPPED)
     assert [watch.look(1.0) for _ in range(9)] == [None] * 9
     assert watch.look(1.0).startswith("rank 1 is stopped (SIGSTOP): for --collective_timeout 10 s")
     assert watch.dead_rank() is None
-    other.kill()  # its exit code is not asked for: a zombie is dead too
-    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE)
+    other_process.kill()  # its exit code is not asked for: a zombie is dead too
+    wait_for(lambda: psutil.Process(other_process.pid).status() == psutil.STATUS_ZOMBIE)
     assert [watch.look(1.0), watch.look(1.0)] == [None, None], "the main thread may know more, and is first"
     assert watch.look(1.0).startswith("rank 1 is dead: killed from outside")
-    assert watch_of(0, os.getpid(), other.pid, elsewhere=True).dead_rank() is None
+    assert watch_of(0, os.getpid(), other_process.pid, elsewhere=True).dead_rank() is None
 
 
 @pytest.mark.launches
-def test_of_several_dead_ranks_the_first_to_die_is_named(other, monkeypatch):
-    dead = {other.pid}
+def test_of_several_dead_ranks_the_first_to_die_is_named(other_process, monkeypatch):
+    dead = {other_process.pid}
     monkeypatch.setattr(rendezvous, "is_process_alive", lambda process: process not in dead)
-    watch = watch_of(2, 1, other.pid, os.getpid())
+    watch = watch_of(2, 1, other_process.pid, os.getpid())
     watch.look(1.0)
     dead.add(1)  # rank 0 ends because of it
     assert watch.look(1.0) is None and watch.look(1.0).startswith("rank 1 is dead")

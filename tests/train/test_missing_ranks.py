@@ -124,9 +124,9 @@ def place_of(folder: Path, rank: int, phase: str, step: int, process: int | None
 
 
 @pytest.mark.launches
-def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_path, other):
+def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_path, other_process):
     place_of(tmp_path, 0, "exchange", 12)
-    file = place_of(tmp_path, 1, "exchange", 12, other.pid)
+    file = place_of(tmp_path, 1, "exchange", 12, other_process.pid)
     missing = lambda: watchdog.missing_ranks(tmp_path, 2, 0)  # noqa: E731
     assert missing() is None, "both wait at one place"
     assert watchdog.longest_waiting_at_same_place(tmp_path, 2, 0).startswith(
@@ -137,11 +137,11 @@ def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_p
     file.enter("forward", 13)
     assert missing() is None is watchdog.longest_waiting_at_same_place(tmp_path, 2, 0), "ahead is not missing"
     file.enter("backward", 12)
-    os.kill(other.pid, signal.SIGSTOP)
-    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
+    os.kill(other_process.pid, signal.SIGSTOP)
+    wait_for(lambda: psutil.Process(other_process.pid).status() == psutil.STATUS_STOPPED)
     assert re.fullmatch(r"rank 1 is stopped \(SIGSTOP\): it is in backward of step 12 since \d s", missing())
-    other.kill()  # and nobody has asked for its exit code: a zombie is dead too
-    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE)
+    other_process.kill()  # and nobody has asked for its exit code: a zombie is dead too
+    wait_for(lambda: psutil.Process(other_process.pid).status() == psutil.STATUS_ZOMBIE)
     assert missing().startswith("rank 1 is dead, its last sign was from backward of step 12")
     file.enter("ended")
     assert missing() == "rank 1 has ended itself, its own message says why"
@@ -163,9 +163,9 @@ BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by pee
 
 
 @pytest.mark.launches
-def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp_path, other, monkeypatch):
+def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp_path, other_process, monkeypatch):
     """Its connections break before. A table of processes that shows the death at the third look."""
-    ending, _ = waiting_for_rank_1(files, tmp_path, other.pid)
+    ending, _ = waiting_for_rank_1(files, tmp_path, other_process.pid)
     shown = iter([psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING])
     monkeypatch.setattr(watchdog, "_status", lambda process: next(shown, psutil.STATUS_ZOMBIE))
     reason = ending.reason_and_code(BROKEN)[0]
@@ -173,8 +173,8 @@ def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp
 
 
 @pytest.mark.launches
-def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, other, monkeypatch):
-    ending, file = waiting_for_rank_1(files, tmp_path, other.pid)
+def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, other_process, monkeypatch):
+    ending, file = waiting_for_rank_1(files, tmp_path, other_process.pid)
     looks = []
     monkeypatch.setattr(other_ranks.time, "sleep", lambda seconds: looks.append(seconds) or file.beat())
     reason = ending.reason_and_code(BROKEN)[0]
@@ -184,12 +184,14 @@ def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, oth
 
 @pytest.mark.launches
 @pytest.mark.parametrize(("flags", "lives"), [(0x400040, True), (0x400044, False)])
-def test_a_process_that_the_kernel_takes_apart_is_dead(tmp_path, other, monkeypatch, flags, lives):
+def test_a_process_that_the_kernel_takes_apart_is_dead(tmp_path, other_process, monkeypatch, flags, lives):
     """It is listed as running while its memory goes, after its connections have broken. Names may hold brackets."""
-    (tmp_path / str(other.pid)).mkdir()
-    (tmp_path / str(other.pid) / "stat").write_text(f"{other.pid} (a) R (b)) R 1 2 3 0 -1 {flags} 101 0 0 0\n")
+    (tmp_path / str(other_process.pid)).mkdir()
+    (tmp_path / str(other_process.pid) / "stat").write_text(
+        f"{other_process.pid} (a) R (b)) R 1 2 3 0 -1 {flags} 101 0 0 0\n"
+    )
     monkeypatch.setattr(watchdog, "PROCESSES", tmp_path)
-    assert watchdog.is_process_alive(other.pid) is lives
+    assert watchdog.is_process_alive(other_process.pid) is lives
 
 
 @pytest.fixture
@@ -198,8 +200,8 @@ def without_threads(monkeypatch) -> None:
 
 
 @pytest.mark.launches
-def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other, without_threads):
-    mine, file = place_of(tmp_path, 0, "exchange", 3), place_of(tmp_path, 1, "backward", 3, other.pid)
+def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other_process, without_threads):
+    mine, file = place_of(tmp_path, 0, "exchange", 3), place_of(tmp_path, 1, "backward", 3, other_process.pid)
     watch = watchdog.Watch(tmp_path, 0, 2, timeout_s=10, on_stuck=print)
     for _ in range(30):
         file.beat()
@@ -293,9 +295,9 @@ def test_the_ranks_that_wait_for_a_stopped_one_say_so_and_go_on_with_it(files, t
 
 
 @pytest.mark.launches
-def test_a_gpu_that_hangs_is_found_by_the_rank_itself(tmp_path, other, without_threads):
+def test_a_gpu_that_hangs_is_found_by_the_rank_itself(tmp_path, other_process, without_threads):
     """All ranks live and stand at one place, as they do when a collective hangs. NCCL would leave no mark."""
-    mine, file = place_of(tmp_path, 0, "forward", 1), place_of(tmp_path, 1, "device", 1, other.pid)
+    mine, file = place_of(tmp_path, 0, "forward", 1), place_of(tmp_path, 1, "device", 1, other_process.pid)
     watches = [watchdog.Watch(tmp_path, 0, 2, timeout_s=10, on_stuck=print, is_cuda=is_cuda) for is_cuda in (0, 1)]
 
     def looks(number: int) -> list[list[str | None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,8 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
 
 def _of_run(item: Reported, is_compared: bool) -> int:
     """Return the figures of a run that a rule compares. What it quotes once needs another run beside it."""
-    rows = [len(item.run.record.get(section) or ()) for section in OF_OUR_RUN] if item.run else [len(item.losses)]
+    sections = [item.run.record.get(name) for name in OF_OUR_RUN] if item.run else [item.losses]
+    rows = [len(one) for one in sections if isinstance(one, Sized)]  # an earlier file may hold anything there
     ranks = (len(getattr(item, name)) for name in OF_EACH_RANK)
     quoted = sum(getattr(item, name) is not None for name in QUOTED) if is_compared or item.run else 0
     return sum(rows) + sum(number for number in ranks if number > 1) + quoted
