@@ -166,7 +166,11 @@ def beginning(tokenizer: Tokenizer) -> list[int]:
 
 
 def cropped_to_fit(prompt: list[int], asked: int | None, positions: int) -> tuple[list[int], str | None]:
-    """Return the end of a prompt that fills all positions, with room for the new tokens, and a line that says so."""
+    """Crop a prompt of `positions` tokens or more to its last ones, leaving room for new tokens.
+
+    Returns:
+        The tokens to continue, and a note if it was cropped.
+    """
     if len(prompt) < positions:
         return prompt, None
     kept = max(1, positions - (asked or min(DEFAULT_NEW_TOKENS, positions // 2)))

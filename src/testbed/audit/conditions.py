@@ -440,7 +440,7 @@ FACTS: tuple[Fact, ...] = (
          spoils=lambda claim: not _is_of_precisions(claim)),
     Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
-    Fact("training tokens", _each(lambda side: side.first.details.get("tokens")), "a shorter training is no faster one",
+    Fact("training tokens", _each(lambda side: side.first.details.get("tokens")), "fewer tokens take less time",
          spoils=_steps_decide,
          differs=lambda claim, a, b: abs(float(a) / float(b) - 1) > 0.05),  # type: ignore[arg-type]
     Fact("data", _setting(DATA), "other data are other work", is_work=True),

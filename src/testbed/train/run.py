@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -317,15 +318,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         console.say(line)
     if is_rank_0:
         _write_how_it_was_started(directory, launch, settings, start.sha256, facts["git_commit"])
-    tracked = TrackedRun(
-        run_id=facts["run_id"],
-        name=directory.resolve().name,
-        curves=by_handle(directory) / run_folder.TENSORBOARD,  # the library opens it again at every flush
-        folder=directory / run_folder.TRACKERS,
-        first_step=start.step,
-        config={**facts["settings"], **{name: facts[name] for name in ("git_commit", "env", "host", "hardware")}},
-    )
-    trackers = ending.trackers = Trackers(settings, tracked, is_writer=is_rank_0, say=console.say)
+    trackers = ending.trackers = _begin_trackers(settings, facts, start.step, is_rank_0, console)
     tokenizer_text = tokenizer_of_data(checked.train_file) if is_rank_0 else None
     if tokenizer_text is not None:  # now, as a run that is stopped leaves checkpoints alone
         write_text(directory / run_folder.TOKENIZER, tokenizer_text)
@@ -371,6 +364,21 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         is_validated=start.is_validated,
         last_step=settings.last_step,
     )
+
+
+def _begin_trackers(
+    settings: RunSettings, facts: Mapping[str, Any], first_step: int, is_writer: bool, console: Console
+) -> Trackers:
+    directory = Path(settings.checkpointing.checkpoint_path)
+    tracked = TrackedRun(
+        run_id=facts["run_id"],
+        name=directory.resolve().name,
+        curves=by_handle(directory) / run_folder.TENSORBOARD,  # the library opens it again at every flush
+        folder=directory / run_folder.TRACKERS,
+        first_step=first_step,
+        config={**facts["settings"], **{name: facts[name] for name in ("git_commit", "env", "host", "hardware")}},
+    )
+    return Trackers(settings, tracked, is_writer=is_writer, say=console.say)
 
 
 def build(settings: RunSettings, launch: Launch, device: torch.device, weights: Weights | None) -> Strategy:

@@ -13,8 +13,8 @@ from testbed.inference.perplexity import TokenWindow, scored_bytes
 def bytes_per_token(windows: Windows, num_sequences: int, tokenizer_text: str | None) -> float | None:
     """Return how many bytes of text each target of the first `num_sequences` windows stands for, on average.
 
-    None where that cannot be said or takes more than a moment: of pairs, of tokens without bytes of their own, and
-    where the tokenizer is not at hand.
+    Returns None for pairs, for a tokenizer whose tokens have no bytes of their own, and for one whose files are not on
+    this machine.
 
     Args:
         tokenizer_text: what the file of the data's BPE holds; None: the tokenizer is GPT-2's, or its file is missing.

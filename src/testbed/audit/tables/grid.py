@@ -32,7 +32,7 @@ SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 class Row:
     line: int  # of the file, from 1
     cells: tuple[str, ...]
-    said: str = ""  # footnotes, and the sentences beside the table that are about this row alone
+    said: str = ""  # its footnotes, and the sentences beside the table that name this row only
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _lines_by_name(grid: Grid) -> dict[str, int]:
 
 
 def _named(words: str, names: dict[str, int]) -> set[int]:
-    """Return the lines of the rows that a sentence names; a name within a longer one, as DDP in DDP-2, is none."""
+    """Return the lines of the rows that a sentence names. DDP is not named by DDP-2."""
     return {
         row for name, row in names.items()
         if name in words and re.search(rf"(?<![\w+-]){re.escape(name)}(?!\w|[+-]\w)", words)
