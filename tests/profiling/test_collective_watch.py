@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import os
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,16 +16,16 @@ import torch
 from testbed.metrics.watched_steps import MOST_ROWS, WatchedSteps
 from testbed.profiling import collective_watch
 from testbed.profiling.collective_log import ALL_RANKS
-from testbed.profiling.collective_watch import BETWEEN, CollectiveWatch
+from testbed.profiling.collective_watch import BETWEEN, CollectiveWatch, QueueClock
 
 AXES = {ALL_RANKS: "copies"}  # of the only group here
 
 
 class Clocks:
-    """Wall and CPU time, which pass only when they are told to."""
+    """Wall, CPU and queued time, which pass only when they are told to."""
 
     def __init__(self):
-        self.wall_s = self.cpu_s = 0.0
+        self.wall_s = self.cpu_s = self.queued_s = 0.0
 
     def compute(self, seconds: float) -> None:
         self.wall_s += seconds
@@ -30,12 +34,23 @@ class Clocks:
     def sleep(self, seconds: float) -> None:
         self.wall_s += seconds
 
+    def queue(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.queued_s += seconds
+
+    def __call__(self) -> float:
+        return self.queued_s
+
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture
 def clocks(monkeypatch) -> Clocks:
     clocks = Clocks()
     stand_in = SimpleNamespace(perf_counter=lambda: clocks.wall_s, thread_time=lambda: clocks.cpu_s)
     monkeypatch.setattr(collective_watch, "time", stand_in)
+    monkeypatch.setattr(collective_watch, "QueueClock", lambda: clocks)
     return clocks
 
 
@@ -92,6 +107,41 @@ def test_a_pause_while_nothing_is_under_way_is_the_phases_own(watch, clocks):
     clocks.sleep(1.0)
     step = watch.take_step()
     assert (step["own_backward_s"], step["cpu_backward_s"], step["blocked_s"]) == (1.0, 0.0, 0.0)
+
+
+def test_what_the_core_did_for_others_is_queued(watch, clocks):
+    clocks.compute(1.0)
+    clocks.queue(0.5)
+    call = start(watch)
+    clocks.queue(0.25)  # while it waits for others it would not have run
+    watch.leave("done", call)
+    watch.enter_phase("schedule")
+    clocks.queue(0.125)
+    step = watch.take_step()
+    assert (step["own_backward_s"], step["cpu_backward_s"], step["queued_backward_s"]) == (1.5, 1.0, 0.5)
+    assert (step["own_elsewhere_s"], step["queued_elsewhere_s"], step["blocked_s"]) == (0.125, 0.125, 0.25)
+
+
+def test_a_thread_that_shares_its_core_queues():
+    """Of this machine: two threads of equal weight on one core each wait about half of the time for it."""
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("/proc/thread-self/schedstat does not exist here")
+    clock, cores = QueueClock(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    # as long as the test, and without Python's lock
+    other = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 1_000_000))
+    other.start()
+    try:
+        before_s, began_s = clock(), time.perf_counter()
+        while (passed_s := time.perf_counter() - began_s) < 0.3:
+            pass
+        queued_s = clock() - before_s
+    finally:
+        os.sched_setaffinity(0, cores)
+        other.join()
+    assert 0.1 * passed_s < queued_s < passed_s
+    clock.close()
+    assert clock() == 0.0
 
 
 def test_a_slow_call_is_own_time_of_that_collective(watch, clocks):

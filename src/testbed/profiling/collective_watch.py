@@ -8,7 +8,10 @@ DDP. No clocks of two ranks are compared.
 back): the part in which a collective that had been called was not over, at most the time in which this thread did not
 compute. What does not tell its end, as gloo's sends and receives, counts while this thread waits for it.
 
-**Cost.** A collective costs CALL_S here. Where that is more than MOST_OF_A_STEP, steps are left out, and no hook is
+**Queued** is what Linux counts: the thread was ready to run and its core did something else (the second number of
+`/proc/thread-self/schedstat`). Of own time, what is neither computed nor queued is a pause: a sleep, a disk, a device.
+
+**Cost.** A collective costs CALL_S here, and a step PHASES_S. Where that is more than MOST_OF_A_STEP, steps are left out, and no hook is
 registered in them. Then a watched step costs SWITCH_S more. All ranks watch the same steps.
 """
 
@@ -18,6 +21,7 @@ import contextlib
 import functools
 import gc
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,12 +33,32 @@ from testbed.profiling.collective_log import ALL_RANKS, group_of, sizes_of
 from testbed.profiling.step_clock import RECORDED_PHASES
 
 BETWEEN = "between"  # from the end of a step to the beginning of the next one
+ELSEWHERE = "elsewhere"  # in the step, in none of its phases: of a pipeline, its schedule
 START_UP = "start_up"  # up to the first step
 CALL_S = 30e-6  # measured: docs/diagnosis.md
+PHASES_S = 1e-4  # of a step: its phases, and its sums
 SWITCH_S = 4e-3  # to register the hooks before a step and remove them after it; measured too
 MOST_OF_A_STEP = 0.008
 JOINING = "joining"  # parts of the start-up in which ranks wait for each other without collectives
 NUMBER = "num_calls"  # of collectives in the step; it is exchanged with the sums
+
+
+class QueueClock:
+    """The seconds in which this thread was ready to run and did not. 0 where the system does not tell them."""
+
+    def __init__(self) -> None:
+        try:
+            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = None
+
+    def __call__(self) -> float:
+        return 0.0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1]) / 1e9
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class _Call:
@@ -45,6 +69,14 @@ class _Call:
     def __init__(self, name: str, row: list[float]):
         self.name, self.row = name, row
         self.is_under_way = self.is_over = False
+
+
+def _by_phase(sums: dict[str, float]) -> dict[str, float]:
+    """Return seconds by phase, and what was in none of them as elsewhere."""
+    phases = (*RECORDED_PHASES, BETWEEN)
+    elsewhere_s = sum(seconds for name, seconds in sums.items() if name not in phases)
+    found = {**{name: sums.get(name, 0.0) for name in phases}, ELSEWHERE: elsewhere_s}
+    return {name: max(0.0, seconds) for name, seconds in found.items()}
 
 
 class CollectiveWatch:
@@ -71,14 +103,17 @@ class CollectiveWatch:
         self._phase = START_UP
         self._own_s: dict[str, float] = {}
         self._cpu_s: dict[str, float] = {}
-        self._blocked_s = self._gc_s = self._gc_of_stretch_s = self._gc_cpu_s = 0.0
+        self._queued_s: dict[str, float] = {}
+        self._blocked_s = self._calls_s = self._gc_s = self._gc_of_stretch_s = self._gc_cpu_s = 0.0
         self._num_open, self._open_since_s, self._open_s = 0, 0.0, 0.0
         self._last_row: list[float] | None = None
         self._gc_began: tuple[float, float] | None = None  # wall and CPU time
         self._began_s = self._now_s = time.perf_counter()
         self._now_cpu_s, self._now_open_s = time.thread_time(), 0.0
-        gc.callbacks.append(self._on_gc)
         self._closing = contextlib.ExitStack()
+        self._queue_clock = self._closing.enter_context(contextlib.closing(QueueClock()))
+        self._now_queued_s = self._queue_clock()
+        gc.callbacks.append(self._on_gc)
         self._closing.callback(gc.callbacks.remove, self._on_gc)
 
     def close(self) -> None:
@@ -141,9 +176,11 @@ class CollectiveWatch:
             self._close(call)
             return
         before_s = self._now_s
-        self._advance()
+        ran_s = self._advance()
         if event != "waits":
             call.row[2] += self._now_s - before_s
+            if self._phase != BETWEEN:
+                self._calls_s += ran_s
         if event != "started":
             self._open(call)
 
@@ -165,9 +202,13 @@ class CollectiveWatch:
                 if not self._num_open:
                     self._open_s += time.perf_counter() - self._open_since_s
 
-    def _advance(self) -> None:
-        """Book the stretch since the last event: blocked, in garbage collection, or the phase's own."""
-        now_s, cpu_s = time.perf_counter(), time.thread_time()
+    def _advance(self) -> float:
+        """Book the stretch since the last event: blocked, in garbage collection, or the phase's own.
+
+        Returns:
+            Its own seconds but those in which this thread waited for its core.
+        """
+        now_s, cpu_s, queued_s = time.perf_counter(), time.thread_time(), self._queue_clock()
         with self._lock:
             open_s = self._open_s + (now_s - self._open_since_s if self._num_open else 0.0)
         wall_s, computed_s = now_s - self._now_s, cpu_s - self._now_cpu_s
@@ -178,11 +219,14 @@ class CollectiveWatch:
         phase = self._phase
         self._own_s[phase] = self._own_s.get(phase, 0.0) + own_s
         self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_cpu_s
+        waited_s = min(queued_s - self._now_queued_s, max(0.0, wall_s - computed_s - blocked_s))
+        self._queued_s[phase] = self._queued_s.get(phase, 0.0) + waited_s
         if phase != BETWEEN:
             self._blocked_s += blocked_s
         self._gc_s += self._gc_of_stretch_s
         self._gc_of_stretch_s = self._gc_cpu_s = 0.0
-        self._now_s, self._now_cpu_s, self._now_open_s = now_s, cpu_s, open_s
+        self._now_s, self._now_cpu_s, self._now_queued_s, self._now_open_s = now_s, cpu_s, queued_s, open_s
+        return own_s - waited_s
 
     def _on_gc(self, moment: str, _: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread:
@@ -206,8 +250,8 @@ class CollectiveWatch:
         return own_s
 
     def _begin_sums(self) -> None:
-        self._own_s, self._cpu_s = {}, {}
-        self._blocked_s = self._gc_s = 0.0
+        self._own_s, self._cpu_s, self._queued_s = {}, {}, {}
+        self._blocked_s = self._calls_s = self._gc_s = 0.0
         self._num_calls = 0
 
     def take_step(self) -> dict[str, float]:
@@ -215,11 +259,11 @@ class CollectiveWatch:
         self.enter_phase(BETWEEN)
         found = {}
         if self._until_next == 1:
-            elsewhere_s = sum(s for name, s in self._own_s.items() if name not in (*RECORDED_PHASES, BETWEEN))
             found = {
-                **{f"own_{name}_s": max(0.0, self._own_s.get(name, 0.0)) for name in (*RECORDED_PHASES, BETWEEN)},
-                "own_elsewhere_s": max(0.0, elsewhere_s),
+                **{f"own_{name}_s": seconds for name, seconds in _by_phase(self._own_s).items()},
                 **{f"cpu_{name}_s": max(0.0, self._cpu_s.get(name, 0.0)) for name in RECORDED_PHASES},
+                **{f"queued_{name}_s": seconds for name, seconds in _by_phase(self._queued_s).items()},
+                "calls_s": max(0.0, self._calls_s),
                 "blocked_s": self._blocked_s,
                 "gc_s": self._gc_s,
                 NUMBER: float(self._num_calls),
@@ -237,7 +281,8 @@ class CollectiveWatch:
         """Decide after a watched step how many steps later the next one is. All ranks give the same numbers."""
         self._all_calls += num_calls
         self._all_steps_s += step_time_s
-        calls_s, allowed_s = self._all_calls * CALL_S, self._all_steps_s * MOST_OF_A_STEP
+        calls_s = self._all_calls * CALL_S + self.num_steps * PHASES_S
+        allowed_s = self._all_steps_s * MOST_OF_A_STEP
         self._until_next = 1
         if self._is_limited and calls_s > allowed_s > 0:
             self._until_next = math.ceil((calls_s + self.num_steps * SWITCH_S) / allowed_s)

@@ -36,8 +36,6 @@ LEAST_SHARE_OF_LINK = 0.1
 LEAST_LATENCY_S = 1e-3  # of a collective: what is allowed for each, beside what the run's smallest ones take
 START_UP_AHEAD = 0.75  # a rank's own start-up over the others', as a fraction and in seconds: one number, no interval
 START_UP_AHEAD_S = 3.0
-SPREAD = 0.3  # a slow core slows forward and backward alike: the smaller relative shift over the larger one
-SEEN = 2.0  # standard errors of the smaller one
 COMPUTING = ("forward", "backward", "optimizer")
 PHASES = ("data_wait", "forward", "backward", "synchronise", "optimizer")
 ELSEWHERE = "elsewhere"  # in the step, in none of its phases: of a pipeline, its schedule
@@ -111,34 +109,36 @@ class _Watched:
         self.step_s = float(metrics["timing"]["step_time_p50_sec"])
         self.mesh = (metrics.get("training_config") or {}).get("mesh") or {}
         self.groups = _groups(self.mesh, world_size)
-        # of a rank: CPU and idle times of phases; own and idle times of their sum; own time elsewhere; between and
+        # of a rank: CPU times and pauses of phases; calls, elsewhere; its core, by waiting and by speed; between and
         # garbage, each by mean and lowest tenth
-        of_rank = 2 * len(PHASES) + 2 + 1 + 4
+        of_rank = 2 * len(PHASES) + 2 + 2 + 4
         self.comparisons = world_size * of_rank + 3  # data, garbage and a slow link of all ranks
         self.is_pipeline = (self.mesh.get("pipeline") or 1) > 1
         # once for all ranks of a group, so that the time grows with the ranks and not with their square
         self.of, self.shifts = functools.cache(self._of), functools.cache(self._shifts)
+        self.speeds, self.queues = functools.cache(self._speeds), functools.cache(self._queues)
+        self.computed_s = np.median(sum(self.cpu(phase) for phase in PHASES), axis=0)
 
     def _of(self, name: str) -> np.ndarray:
         """Return a figure, windows x ranks."""
-        return np.array([row[f"per_rank_{name}_s"] for row in self.rows])
+        zeros = [0.0] * len(self.ranks)  # of queued times, which earlier files lack
+        return np.array([row.get(f"per_rank_{name}_s", zeros) for row in self.rows])
 
     def own(self, phase: str) -> np.ndarray:
-        """Return the own times of a phase, windows x ranks."""
-        return self.of(f"own_{phase}")
+        """Return the own times of a phase but those in which the thread waited for its core, windows x ranks."""
+        return np.maximum(0.0, self.of(f"own_{phase}") - self.queued(phase))
+
+    def queued(self, phase: str) -> np.ndarray:
+        """Return the part of own times in which the thread was ready to run and its core did something else."""
+        return self.of(f"queued_{phase}")
 
     def cpu(self, phase: str) -> np.ndarray:
         """Return the part of own times in which the thread computed."""
         return self.of(f"cpu_{phase}")
 
-    def idle(self, phase: str) -> np.ndarray:
-        """Return the part of own times in which the thread did not compute."""
+    def pause(self, phase: str) -> np.ndarray:
+        """Return the part of own times in which the thread neither computed nor could."""
         return np.maximum(0.0, self.own(phase) - self.cpu(phase))
-
-    def idle_beside(self, phase: str, rank: int) -> np.ndarray:
-        """Return `idle`, each rank's as if it computed as long as `rank`: who computes longer is disturbed more."""
-        middle = np.maximum(np.median(self.cpu(phase), axis=0), 1e-9)
-        return self.idle(phase) * (middle[rank] / middle)
 
     def group_of(self, rank: int) -> range:
         return next(group for group in self.groups if rank in group)
@@ -146,7 +146,31 @@ class _Watched:
     def _shifts(self, kind: str, phases: tuple[str, ...], group: range, quantile: float | None) -> list[Shift]:
         """Return by how much each rank of a group exceeds the others, in the sum over phases of a kind of times."""
         times = sum((getattr(self, kind)(phase) for phase in phases), np.zeros(1))
-        ahead = against_others(batches(times, quantile)[:, group])
+        return self._of_each(against_others(batches(times, quantile)[:, group]))
+
+    def _queues(self, group: range) -> list[Shift]:
+        """Return how long each rank waits for its core beyond the others. Who computes longer waits longer, so it is
+        compared for each second of computing."""
+        queued = sum((self.queued(phase) for phase in (*PHASES, ELSEWHERE)), np.zeros(1))[:, group]
+        computed_s = np.maximum(self.computed_s[group], 1e-9)
+        return self._of_each(against_others(batches(queued / computed_s, MEAN)) * computed_s)
+
+    def _speeds(self, group: range) -> tuple[list[Shift], dict[str, list[Shift]]]:
+        """Return what a slower core costs each rank, and what each phase computes beyond that.
+
+        The cores of a virtual machine change their speed, in all phases alike. So the slowness of a core is the middle
+        one of the ratios to the others' CPU times in forward, backward and optimizer: what slows one of them leaves the
+        other two.
+        """
+        cpu = {phase: np.maximum(batches(self.cpu(phase), MIDDLE)[:, group], 1e-9) for phase in PHASES}
+        others = {phase: times - against_others(times) for phase, times in cpu.items()}
+        slowness = np.median([cpu[phase] / others[phase] for phase in COMPUTING], axis=0)
+        slower = (1 - 1 / slowness) * self.computed_s[group]
+        beyond = {phase: cpu[phase] - slowness * others[phase] for phase in PHASES}
+        return self._of_each(slower), {phase: self._of_each(times) for phase, times in beyond.items()}
+
+    def _of_each(self, ahead: np.ndarray) -> list[Shift]:
+        """Return the shift of each rank, of batches x ranks."""
         return [shift_of(of_rank, self.comparisons) for of_rank in ahead.T]
 
 
@@ -167,12 +191,12 @@ def _of_ranks(watched: _Watched) -> list[Finding]:
     found = []
     for rank in watched.ranks:
         found += _of_phases(watched, rank)
-        for name, figure, least in (
-            ("writing", "own_between", LEAST_SHARE if rank else LEAST_SHARE_BETWEEN),
-            ("garbage collection", "gc", LEAST_SHARE),
+        for name, kind, phases, least in (
+            ("writing", "own", ("between",), LEAST_SHARE if rank else LEAST_SHARE_BETWEEN),
+            ("garbage collection", "of", ("gc",), LEAST_SHARE),
         ):
             for quantile in (MEAN, QUIET):  # what comes in some steps only, or in each
-                shift = watched.shifts("of", (figure,), watched.ranks, quantile)[rank]
+                shift = watched.shifts(kind, phases, watched.ranks, quantile)[rank]
                 if _is_said(watched, shift, least):
                     found.append(Finding(name, rank, shift, shift.seconds / watched.step_s))
                     break
@@ -180,82 +204,71 @@ def _of_ranks(watched: _Watched) -> list[Finding]:
 
 
 def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
-    """Return the phases in which a rank is slow, or the one finding that its core is.
+    """Return the phases in which a rank is slow, and whether its core is.
 
-    CPU times show what is computed; the speed of a core varies to both sides, so their medians are compared. Idle times
-    show a pause; other work only adds to them, so their quiet steps are.
+    CPU times show what is computed; the speed of a core varies to both sides, so their medians are compared. Pauses are
+    added to by what a rank meets now and then; so their quiet steps are.
     """
     group = watched.group_of(rank)
-    is_alone = len(group) == 1  # in its stage: how much it computes is by design, how long it idles is not
+    is_alone = len(group) == 1  # in its stage: how much it computes is by design, how long it pauses is not
     group = watched.ranks if is_alone else group
-    idle = "idle_beside" if is_alone else "idle"
 
-    def shift_in(kind: str, phases: tuple[str, ...], quantile: float | None = QUIET) -> Shift:
-        if kind != "idle_beside":
-            return watched.shifts(kind, phases, group, quantile)[group.index(rank)]
-        times = sum((watched.idle_beside(phase, rank) for phase in phases), np.zeros(1))
-        ahead = against_others(batches(times, quantile)[:, group])
-        return shift_of(ahead[:, group.index(rank)], watched.comparisons)
+    def shift_in(kind: str, phases: tuple[str, ...], quantile: float | None) -> Shift:
+        return watched.shifts(kind, phases, group, quantile)[group.index(rank)]
 
-    for kind in (idle,) if is_alone else ("own", idle):
-        if core := _slow_core(watched, rank, kind, shift_in):
-            return [core]
-    said: dict[str, Shift] = {}
-    for phase in PHASES:
-        shifts = [shift_in("own" if is_alone and phase == "data_wait" else idle, (phase,))]
-        if not is_alone:
-            shifts.append(shift_in("cpu", (phase,), MIDDLE))
+    place, said = group.index(rank), {}
+    cores = [(watched.queues(group)[place], True)]
+    if not is_alone:
+        slower, beyond = watched.speeds(group)
+        cores.append((slower[place], False))
+    found = [
+        Finding("core", rank, shift, shift.seconds / watched.step_s, {"is_waiting": is_waiting})
+        for shift, is_waiting in cores
+        if _is_said(watched, shift, LEAST_SHARE)
+    ]
+    for phase in (*PHASES, ELSEWHERE):
+        is_whole = phase == ELSEWHERE or (is_alone and phase == "data_wait")
+        shifts = [shift_in("own" if is_whole else "pause", (phase,), QUIET)]
+        if not (is_alone or is_whole):
+            shifts.append(beyond[phase][place])
         if shifts := [shift for shift in shifts if _is_said(watched, shift, LEAST_SHARE)]:
             said[phase] = max(shifts, key=lambda shift: shift.low)
-    elsewhere = shift_in("own", (ELSEWHERE,))
-    if _is_said(watched, elsewhere, LEAST_SHARE):
-        said[ELSEWHERE] = elsewhere
-    found = []
+    calls = shift_in("of", ("calls",), QUIET)
+    if is_said := _is_said(watched, calls, LEAST_SHARE):
+        details = {"phase": ELSEWHERE, **_called(watched, rank, group)}
+        found.append(Finding("collective", rank, calls, calls.seconds / watched.step_s, details))
     for phase, shift in said.items():
         called = _called(watched, rank, group, phase)
         is_call = called.get("call_s", 0.0) > shift.seconds / 2
-        cause = "collective" if is_call else CAUSE_OF_PHASE[phase]
-        found.append(Finding(cause, rank, shift, shift.seconds / watched.step_s, {"phase": phase, **called}))
+        if not (is_call and is_said):
+            cause = "collective" if is_call else CAUSE_OF_PHASE[phase]
+            found.append(Finding(cause, rank, shift, shift.seconds / watched.step_s, {"phase": phase, **called}))
     return found
-
-
-def _slow_core(watched: _Watched, rank: int, kind: str, shift_in: Callable[..., Shift]) -> Finding | None:
-    """Return that a rank's core is slow, where forward and backward are slow alike in times of this kind."""
-    total = shift_in(kind, COMPUTING, MIDDLE)
-    if not _is_said(watched, total, LEAST_SHARE):
-        return None
-    shifts = {phase: shift_in(kind, (phase,), MIDDLE) for phase in ("forward", "backward")}
-    relative = [
-        shift.seconds / max(float(np.median(watched.own(phase)[:, rank])), 1e-9) for phase, shift in shifts.items()
-    ]
-    if min(relative) < SPREAD * max(relative) or any(shift.score < SEEN for shift in shifts.values()):
-        return None
-    idle = shift_in("idle", COMPUTING, MIDDLE)
-    details = {"is_waiting": idle.seconds > total.seconds / 2}
-    return Finding("core", rank, total, total.seconds / watched.step_s, details)
 
 
 def _is_said(watched: _Watched, shift: Shift, least_share: float) -> bool:
     return shift.low > 0 and shift.seconds >= least_share * watched.step_s
 
 
-def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str) -> dict[str, Any]:
-    """Return the collective of a phase whose calls take this rank the longest beyond the others, per step."""
+def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str | None = None) -> dict[str, Any]:
+    """Return the collective, of a phase or of the step, whose calls take this rank the longest beyond the others."""
     ahead: dict[str, float] = {}
-    phases = ("step", "schedule") if phase == ELSEWHERE else (phase,)
-    per_rank: list[dict[str, float]] = []
+    per_rank: list[dict[tuple[str, str], float]] = []
     for rows in _collectives(watched):
-        calls: dict[str, float] = {}
-        for row in (row for row in rows if row["phase"] in phases):
-            calls[_named(row)] = calls.get(_named(row), 0.0) + row["call_s"]
+        calls: dict[tuple[str, str], float] = {}
+        for row in rows:
+            of_row = ELSEWHERE if row["phase"] in ("step", "schedule") else row["phase"]
+            if of_row == phase or (phase is None and of_row in (*PHASES, ELSEWHERE)):
+                place = _named(row), of_row
+                calls[place] = calls.get(place, 0.0) + row["call_s"]
         per_rank.append(calls)
-    for name in per_rank[rank]:
-        others = [per_rank[other].get(name, 0.0) for other in group if other != rank]
-        ahead[name] = (per_rank[rank][name] - float(np.median(others))) / max(1, _num_steps(watched))
+    for place in per_rank[rank]:
+        others = [per_rank[other].get(place, 0.0) for other in group if other != rank]
+        ahead[place] = (per_rank[rank][place] - float(np.median(others))) / max(1, _num_steps(watched))
     if not ahead:
         return {}
-    most = max(ahead, key=lambda name: ahead[name])
-    return {"collective": most, "call_s": ahead[most]}
+    most = max(ahead, key=lambda place: ahead[place])
+    return {"collective": most[0], "phase": most[1], "call_s": ahead[most]}
 
 
 def _named(row: dict[str, Any]) -> str:
