@@ -11,8 +11,8 @@ compute. What does not tell its end, as gloo's sends and receives, counts while 
 **Queued** is what Linux counts: the thread was ready to run and its core did something else (the second number of
 `/proc/thread-self/schedstat`). Of own time, what is neither computed nor queued is a pause: a sleep, a disk, a device.
 
-**Cost.** A collective costs CALL_S here, and a step PHASES_S. Where that is more than MOST_OF_A_STEP, steps are left out, and no hook is
-registered in them. Then a watched step costs SWITCH_S more. All ranks watch the same steps.
+**Cost.** A collective costs CALL_S here, and a step PHASES_S. Where that is more than MOST_OF_A_STEP, steps are left
+out, and no hook is registered in them. Then a watched step costs SWITCH_S more. All ranks watch the same steps.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -121,7 +121,7 @@ class _Watched:
 
     def _of(self, name: str) -> np.ndarray:
         """Return a figure, windows x ranks."""
-        zeros = [0.0] * len(self.ranks)  # of queued times, which earlier files lack
+        zeros = [0.0] * len(self.ranks)  # earlier files lack queued times and calls
         return np.array([row.get(f"per_rank_{name}_s", zeros) for row in self.rows])
 
     def own(self, phase: str) -> np.ndarray:

@@ -5,10 +5,10 @@ put into NUM_BATCHES batches in their order, and a Student interval is made of o
 Conway 1963). What the batches still have in common is measured by their lag-1 autocorrelation r: the variance of
 their mean is (1 + r) / (1 - r) times that of independent ones.
 
-The number of a batch is the rank's lowest tenth minus the median of the others': other work only ever adds time, so
-quiet steps show best what every step has. Of what comes now and then, as garbage collection does, it is of means, and
-of a core that something else uses, of medians. The interval holds at 95 % for all comparisons of a run together
-(Bonferroni).
+The number of a batch is the rank's lowest tenth minus the median of the others': what a rank meets now and then only
+ever adds to its pauses, so quiet steps show best what every step has. Of what comes in some steps only, as garbage
+collection does, it is of means, and of CPU times, which vary to both sides, of medians. The interval holds at 95 % for
+all comparisons of a run together (Bonferroni).
 """
 
 from __future__ import annotations
