@@ -73,6 +73,11 @@ def test_markup_in_a_name_is_text():
     assert {line.replace("\\|", "").count("|") for line in rows} == {5}
 
 
+def test_no_line_of_a_cell_ends_within_a_flag():
+    page = html.page(whole("--num_workers 2 <b>"))
+    assert '<span class="flag">--num_workers</span> 2 &lt;b&gt;</td>' in page and "<b>" not in page.partition("<td")[2]
+
+
 def test_what_is_said_of_runs_has_all_three_forms(tmp_path):
     """A comparison of two arms, a scaling study and a report on a folder."""
     write_sweep(tmp_path / "sweep", ("baseline", "ddp"), is_profiled=False)

@@ -4,9 +4,11 @@ policy forbids the rest."""
 from __future__ import annotations
 
 import base64
+import re
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 from testbed.analysis.document.model import Document, Link, Picture, RunLinks, Table, plain
 from testbed.analysis.document.pictures import svg
@@ -32,10 +34,15 @@ def page(document: Document) -> str:
         name: lambda value, kind=kind: isinstance(value, kind)
         for name, kind in {"link": Link, "runs": RunLinks, "table": Table, "picture": Picture}.items()
     }
-    environment.filters["plain"] = plain
+    environment.filters |= {"plain": plain, "flags_whole": _flags_whole}
     environment.globals |= {"drawn": _drawn, "ranges": ranges, "signs": SIGNS}
     template = resources.files("testbed.analysis.document").joinpath(TEMPLATE).read_text(encoding="utf-8")
     return printable(environment.from_string(template).render(document=document), kept="\n\t")
+
+
+def _flags_whole(text: str) -> Markup:
+    """Return escaped text in which no line ends within a flag, as browsers would at its hyphens."""
+    return Markup(re.sub(r"--\w+", r'<span class="flag">\g<0></span>', str(escape(text))))
 
 
 def _drawn(picture: Picture) -> str:
