@@ -72,11 +72,11 @@ def rounding() -> str:
     return "\n\n".join(tables)
 
 
-def sweep() -> str:
+def sweep(folder: Path = RESULTS / "sweep") -> str:
     from testbed.analysis.scaling.report import report_on_directory
     from testbed.analysis.scaling.tables import scaling_table
 
-    return scaling_table(report_on_directory(RESULTS / "sweep")).strip()
+    return scaling_table(report_on_directory(folder)).strip()
 
 
 def certificate() -> str:
@@ -123,6 +123,20 @@ def mesh_agreement() -> str:
     return "\n".join(table)
 
 
+def long_sequence() -> str:
+    from testbed.analysis.runs.load import load_runs
+
+    table = ["| ranks | runs | step time, median of each run (s) | resident memory of the fullest rank (GiB) |"]
+    table.append("|---:|---:|---|---:|")
+    records = [run.record for run in load_runs([RESULTS / "meshes" / "long_sequence"])]
+    for ranks in sorted({record["hardware"]["world_size"] for record in records}):
+        mine = [record for record in records if record["hardware"]["world_size"] == ranks]
+        times = ", ".join(f"{time:.1f}" for time in sorted(record["timing"]["step_time_p50_sec"] for record in mine))
+        fullest = max(row["peak_rss_bytes"] for record in mine for row in record["memory"]["per_rank"])
+        table.append(f"| {ranks} | {len(mine)} | {times} | {fullest / 2**30:.2f} |")
+    return "\n".join(table)
+
+
 def conformance() -> str:
     from testbed.experiments.conformance import results
 
@@ -152,6 +166,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "deepspeed keys": deepspeed_keys,
     "refused together": refused_together,
     "mesh agreement": mesh_agreement,
+    "mesh sweep": lambda: sweep(RESULTS / "meshes" / "sweep"),
+    "long sequence": long_sequence,
     "conformance": conformance,
     "planner score": planner_score,
 }

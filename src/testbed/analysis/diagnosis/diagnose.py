@@ -27,7 +27,8 @@ from testbed.analysis.diagnosis.shifts import (
 )
 from testbed.errors import one_line
 
-LEAST_SHARE = 0.01  # of the step: less is not said
+LEAST_SHARE = 0.005  # of the step: less is not said
+LEAST_SHARE_OF_CORE = 0.03  # what else runs on a machine is never shared out evenly
 LEAST_SHARE_BETWEEN = 0.03  # rank 0 alone keeps rows and prints, by design
 LEAST_SHARE_OF_ALL = 0.03  # of what no rank has less of: every run waits for data and collects garbage a little
 LEAST_SHARE_OF_RUN = 0.1  # of checkpoints and validation, which are asked for
@@ -224,7 +225,7 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
     found = [
         Finding("core", rank, shift, shift.seconds / watched.step_s, {"is_waiting": is_waiting})
         for shift, is_waiting in cores
-        if _is_said(watched, shift, LEAST_SHARE)
+        if _is_said(watched, shift, LEAST_SHARE_OF_CORE)
     ]
     for phase in (*PHASES, ELSEWHERE):
         is_whole = phase == ELSEWHERE or (is_alone and phase == "data_wait")
