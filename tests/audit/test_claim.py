@@ -407,6 +407,60 @@ def test_what_a_faster_run_learned_is_no_loss_alone(tmp_path, heading, a, b, wor
     assert words is None or words in found.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "heading", "title", "words"),
+    [
+        ("a.md", "Expected speedup", "", "(expected)"),
+        ("a.md", "Speedup", "## Expected performance", "('Expected performance')"),
+        ("projected_scaling.md", "Speedup", "", "('projected_scaling.md')"),
+        ("a.md", "Speedup", "## Performance", ""),
+    ],
+)
+def test_two_figures_that_nobody_measured_give_no_ratio(tmp_path, name, heading, title, words):
+    rows = table(f"Setup | GPUs | {heading}", "single | 2 | 1.0x", "DDP | 2 | 1.9x")
+    found = answered([saved(tmp_path, f"{title}\n\n{rows}", name)], 1.9, ("single", "DDP"))
+    assert found is not None and found.verdict == (FALLS if words else OPEN)
+    assert not words or f"Neither side is measured {words}" in found.reasons[0]
+
+
+def test_ranks_and_batch_of_a_file_are_in_its_name_where_it_does_not_say_them(tmp_path):
+    curve = "step,loss,samples_per_sec\n" + "".join(f"{step},3.{90 - step},{{}}\n" for step in range(40))
+    for one, other, rates, words in (
+        ("a_1gpu_bs16.csv", "b_1gpu_bs64.csv", (100, 250), "Batch size 16 against 64 (4 times)"),
+        ("a_1gpu.csv", "b_4gpu.csv", (100, 500), "5.00x (throughput of all devices) on 4 times the ranks is more than"),
+    ):
+        paths = [
+            saved(tmp_path, curve.replace("{}", str(rate)), name)
+            for name, rate in zip((one, other), rates, strict=True)
+        ]
+        found = answered(paths)
+        assert found is not None and any(reason.startswith(words) for reason in found.reasons), found.reasons
+
+
+def test_what_a_footnote_says_of_one_row_is_no_fact_of_the_other(tmp_path):
+    rows = table("Config | it/s", "eager | 2.4", "compile\N{DAGGER} | 3.9")
+    path = saved(tmp_path, f"{rows}\n\N{DAGGER} batch size 12, 8x A100 per node, on two nodes\n")
+    found = answered([path], None, ("eager", "compile"))
+    assert found is not None and states(found)["global batch size"] == states(found)["ranks"] == UNKNOWN
+
+
+TITAN = ("[rank0] Building 1-D device mesh with ['dp_shard'], [{ranks}]\n{more}"
+         "Training starts at step 1, with local batch size 1, global batch size 64, sequence length 8192\n"
+         )  # fmt: skip
+
+
+def test_a_log_without_the_compiler_of_the_other_ran_without_it(tmp_path):
+    paths = []
+    for ranks, more in ((8, ""), (64, "Compiling each TransformerBlock with torch.compile\n")):
+        lines = [
+            f"step: {step}  loss: 9.{90 - step}  memory: 1GiB(1%)  tps: 6,{step:03d}  mfu: 36.00%"
+            for step in range(1, 20)
+        ]
+        paths.append(saved(tmp_path, "\n".join([TITAN.format(ranks=ranks, more=more), *lines, ""]), f"{ranks}.log"))
+    found = answered(paths)
+    assert found is not None and "Compile off against on: the compiler's gain is in the ratio." in found.reasons
+
+
 NANO = "iter {step}: loss 3.{step:02d}00, time {ms}.{step:02d}ms, mfu 30.00%"
 MEGATRON = " iteration {step:8d}/  100 | elapsed time per iteration (ms): {ms}.{step} | lm loss: 3.{step:02d}E+00 |"
 SIZES = "  num_layers .................... {}\n  hidden_size .................... {}\n"

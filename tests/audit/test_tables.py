@@ -140,6 +140,19 @@ FOUND = [
     ("Method | GPUs | seq len | tokens/s", ("DDP | 8 | 2048 | 100", "ours | 8 | 1024 | 190"),
      "DDP and ours differ in more than their names: sequence length 2048 against 1024"),
     ("method | s/step | hours | speed-up", ("dense | 1.0 | 20 | 1.0x", "moe | 1.9 | 4.2 | 9.8x"), "does not follow"),
+    ("Variant | tok/s | Speedup", ("eager | 28,100 | 1.00x", "compile | 40,745 | 1.90x", "flash | 53,390 | 1.45x"),
+     "Speedup of lines 4 and 5 would follow from their figures if they were exchanged"),
+    ("Strategy | GPUs | tokens/s | Efficiency",
+     ("Single | 1 | 52,595 | 100%", "DDP | 2 | 39,785 | 75.6%", "FSDP | 2 | 23,378 | 22.2%"),
+     "Efficiency 75.6% is not counted as in line 5"),
+    ("Setup | Time/Epoch | Speedup", ("1 GPU | 180s | 1.0x", "4 GPUs | 60s | 3.6x"), "Speedup 3.6x does not follow"),
+    ("GPU | Precision | TFLOP/s/GPU", ("A100 | bf16 | 137", "A100 | bf16 | 410"),
+     "is more than the 312 TFLOP/s of A100"),
+    ("Version | Time/epoch | Speedup", ("Original (M1 CPU) | 31.83s | 1x", "Vectorized (A100) | 0.67s | 47x"),
+     "devices M1 CPU against A100"),
+    ("run | tokens/s | Speedup", ("bf16 (val loss 3.28) | 100 | 1.00x", "int4 (val loss 3.71) | 145 | 1.45x"),
+     "Speedup 1.45x with loss 3.71 against 3.28"),
+    ("Softmax | Valid PPL | speed-up", ("full | 18.7 | 1.0", "hashed | 29.4 | 2.5"), "with loss 3.381 against 2.929"),
 ]  # fmt: skip
 
 
@@ -183,6 +196,13 @@ SOUND = {
     "a method": f"All results are within 2 % of the expected linear scaling.\n\n{SCALED}",
     "another sentence": f"Models are described here; expected calibration error is not shown.\n\n{SCALED}",
     "another study": f"{SCALED}\n\nAnother study.\n\n{table('GPUs | Val loss', '1 | 3.0', '2 | 3.2')}",
+    "a footnote is no fact of all": table("Method | Global batch | images/s | Speedup", "plain | 64 | 100 | 1.0x",
+                                          "ours* | 64 | 190 | 1.9x") + "\n\\* batch size 8 in the decoder\n",
+    "numbers of experiments are no strategies": table("Experiment | GPUs | Time/Epoch | Speedup",
+                                                      "exp045 | 1 | 180s | 1.00x", "exp046 | 4 | 60s | 3.0x"),
+    "devices of a node": "8x A100 per node, all in bf16.\n\n" + table("Nodes | images/s | Speedup", "1 | 100 | 1.0",
+                                                                     "2 | 195 | 1.95"),
+    "an estimate of its own heading": table("GPUs | Expected speedup", "1 | 1.0x", "2 | 1.9x"),
     "a configuration is no ratio": table("Metric | Configuration A | Configuration B", "Tokens/s | 1000 | 1500",
                                          "GPUs | 1 | 1"),
 }  # fmt: skip
@@ -398,6 +418,42 @@ SEEN = {
     "a batch with what it makes in all": (table("GPUs | Batch size | Speedup", "1 | 128 | 1.0x",
                                                 "2 | 64 per GPU (256 effective) | 1.8x"),
                                           "128 against 256", ("256 effective", "128 effective")),
+    "what a sentence gives to each": (
+        table("Method | seq/s | Speedup", "Baseline | 412 | 1.00x", "CPU offload | 618 | 1.50x")
+        + "\nBaseline uses 16 sequences per GPU, CPU offload uses 64.\n",
+        "batch size 16 against 64 (4 times)", ("64.", "16.")),
+    "two slices": (table("Library | examples/s | Speedup", "PyTorch/XLA | 1310 | 1.0x", "JAX | 4716 | 3.6x")
+                   + "\nPyTorch/XLA was measured on a v4-8, JAX on a v4-32.\n",
+                   "ranks 8 against 32 (4 times)", ("v4-8", "v4-32")),
+    "two losses": (table("Compression | ms / step | Speed-up", "none | 612 | 1.00", "8-bit | 405 | 1.51")
+                   + "\nThe 8-bit run ends at a validation loss of 3.61 while the uncompressed run ends at 3.28.\n",
+                   "with loss 3.61 against 3.28", ("3.61", "3.28")),
+    "a footnote with what the others have": (
+        table("Config | it/s | relative", "eager | 2.41 | 1.0x", "compile* | 1.52 | 1.89x").replace("it/s", "memory")
+        + "\n\\* per-device batch size 12 instead of 4.\n", "batch size 4 against 12", ("12 instead", "4 instead")),
+    "rows above a number of devices": (
+        table("GPUs | tokens/s | Speedup", "8 | 33,600 | 1.0", "64 | 261,700 | 7.8", "512 | 1,980,000 | 58.9")
+        + "\nRows above 64 GPUs are extrapolated.\n", "58.9 is of a figure that its row does not call measured",
+        ("extrapolated", "medians")),
+    "the last row": (table("GPUs | tok/s | speedup", "1 | 9,100 | 1.0", "8 | 70,800 | 7.8")
+                     + "\nThe last row assumes that the efficiency carries over.\n", "does not call measured",
+                     ("assumes", "shows")),
+    "a figure from elsewhere": (
+        table("Framework | Samples/s | Speedup", "Megatron [1] | 61.8 | 1.0x", "Ours | 83.9 | 1.36x")
+        + "\n[1] Taken from their README.\n", "does not call measured", ("their README", "log 3")),
+    "a figure of older code": (table("Mode | ms/step | Speedup", "baseline | 415 | 1x", "fused | 205 | 2.0x")
+                               + "\n> `baseline` was not re-measured.\n", "does not call measured",
+                               ("not re-measured", "measured again")),
+    "a diverged run": (table("Optimizer | Tokens/s | Speedup", "AdamW | 402k | 1.00x",
+                             "Sophia\N{DOUBLE DAGGER} | 538k | 1.34x")
+                       + "\n\N{DOUBLE DAGGER} The loss diverged after 12k steps.\n", "does not call measured",
+                       ("diverged", "was logged")),
+    "a debugged reference": (table("Pipeline | img/s | Speedup", "old | 610 | 1.0x", "new | 1,037 | 1.7x")
+                             + "\nThe old pipeline was timed with CUDA_LAUNCH_BLOCKING=1.\n",
+                             "instrumentation CUDA_LAUNCH_BLOCKING against none said",
+                             ("CUDA_LAUNCH_BLOCKING=1", "care")),
+    "a model of the figures": ("The figures below come from our roofline model.\n\n" + SPEED_UP,
+                               "the text says of it: The figures below", ("roofline model", "cluster")),
     "a batch of each GPU": (table("GPUs | Batch/GPU | Time/Epoch | Speedup", "1 | 128 | 218.5s | 1.00x",
                                   "4 | 128 | 65.0s | 3.36x"), "128 against 512", ("4 | 128", "4 | 32")),
 }  # fmt: skip

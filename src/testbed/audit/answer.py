@@ -14,6 +14,7 @@ from testbed.audit.conditions import (
     LEARNS,
     MEASURED,
     OF_BOTH,
+    SAME,
     SCALING,
     UNKNOWN,
     Condition,
@@ -173,6 +174,9 @@ def _reasons(
             continue
         effect = WEAK if each.name in BATCHES and is_weak else each.effect or "it is part of the work"
         yield f"{_sentence(each.against)}: {effect}."
+    status = next(each for each in found if each.name == "figures are")
+    if status.state == SAME and status.a != MEASURED:
+        yield f"Neither side is measured ({status.a}): a ratio needs two measurements."
     is_planned = claim.protocol in ("weak", "time_to_loss") and claim.other.first.run is not None
     for each in found if question is not None and not is_planned else ():
         if each.name in LEARNS and each.state == DIFFERS and learns_worse(claim, each) == (question.ratio > 1):  # type: ignore[union-attr]

@@ -72,7 +72,7 @@ def columns_in_words(grid: Grid) -> str:
     """Return what each heading of a table was taken for, and which were not understood."""
     known = [f"`{column.heading}` as {_name(column)}" for column in grid.columns
              if (column.quantity or column.word) and not column.is_of_words]  # fmt: skip
-    in_rows = [_name(column) for column in grid.columns if column.is_of_words]
+    in_rows = dict.fromkeys(_name(column) for column in grid.columns if column.is_of_words)
     passed_over = [f"`{column.heading}`" for column in grid.columns if not column.quantity and not column.word]
     parts = [", ".join(known or ["no column"])]
     parts += [f"in the words of its rows: {', '.join(in_rows)}"] if in_rows else []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, confounders, made_first
 from testbed.analysis.runs.arms import configuration
 from testbed.analysis.runs.comparability import LOSS_NOISE, differing_validation, loss_noise
-from testbed.audit.conditions import DIFFERS, UNKNOWN, conditions
+from testbed.audit.conditions import DIFFERS, OF_BOTH, UNKNOWN, conditions, kind_of
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import gain, is_one_batch_split
 from testbed.audit.reported import DATA, OFFLOADED, Claim, Reported
@@ -167,7 +167,7 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
         claim = claim.turned
     base, other = claim.firsts
     speed_up, by = gain(claim)
-    if speed_up is None or not base.world_size or not other.world_size:
+    if speed_up is None or not base.world_size or not other.world_size or kind_of(claim) == OF_BOTH:
         return
     cores = claim.cores
     more_cores = cores[1] / cores[0] if cores[0] and cores[1] else None

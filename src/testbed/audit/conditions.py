@@ -51,7 +51,8 @@ ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none")  #
 # removed before two names of strategies are compared: devices and their number, batch and mesh sizes, brackets
 _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
-    r"|\bx ?\d+\b|\bv\d[a-z]?-\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
+    r"|\b(?:exp(?:eriment)?|run|trial|test|job|case|config|setup|version)[ _-]?\d+[a-z]?\b|\bx ?\d+\b"
+    r"|\bv\d[a-z]?-\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
 _OF_PRECISION = re.compile(r"(?i)[\s(\[-]*\b(?:bf|fp|tf|int)\d{1,2}\b[)\]]?")  # beside the name of a model
 BATCHES = ("global batch size", "batch size")
@@ -231,7 +232,7 @@ def _marked(
 ) -> Callable[[Claim], tuple[Value, Value]]:
     """Return a reader of what a row is marked as, and of what `of_file` finds in other files.
 
-    Beside a side that is marked, a row without a mark is as usual. So is a log whose program would print an instrument.
+    Beside a side that is marked, a row without a mark is as usual. So is a log whose program would print the mark.
     """
     of_files = _of_runs(of_file or (lambda item: item.settings.get(name) or usual))
 
@@ -239,8 +240,9 @@ def _marked(
         items = claim.firsts
         are_rows = items[0].form == ROW
         a, b = [item.settings.get(name) for item in items] if are_rows else of_files(claim)
-        is_one_program = name == INSTRUMENTS and items[0].form == items[1].form
-        return (a or usual, b or usual) if (a or b) and (are_rows or is_one_program) else (a, b)
+        is_one_program = name in (INSTRUMENTS, COMPILED) and items[0].form == items[1].form
+        is_told = name != COMPILED if are_rows else is_one_program
+        return (a or usual, b or usual) if (a or b) and is_told else (a, b)
 
     return read
 
@@ -448,7 +450,9 @@ FACTS: tuple[Fact, ...] = (
     Fact("kind of pass", _marked(PASS, TRAINING), "a forward pass is a third of a step", is_work=True),
     Fact("warm-up", _marked(WARM_UP, "not said", _warm_up),
          "the start-up of one side alone is in the ratio", differs=_warms_up_otherwise),
-    Fact("compile", _setting(COMPILED), "the compiler's gain is in the ratio", spoils=is_another_strategy),
+    Fact("compile", _marked(COMPILED, "off", lambda item: item.settings.get(COMPILED)),
+         "the compiler's gain is in the ratio",
+         spoils=lambda claim: is_another_strategy(claim) or kind_of(claim) == SCALING),
     Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
          spoils=is_another_strategy),
     Fact("offloading", _setting(OFFLOADED), "what offloading costs is in the ratio", spoils=False),

@@ -30,12 +30,15 @@ CURVES: dict[str, tuple[str, ...]] = {
                  "lm loss validation", "validation_metrics/global_avg_loss"),
     "token_rate": ("tokens_per_sec", "tokens/s", "train/tok_per_sec", "throughput/tokens_per_sec"),
     "rank_token_rate": ("throughput(tps)", "throughput/device/tokens_per_sec", "tokens/s/gpu", "tokens/s per gpu"),
+    "sample_rate": ("samples_per_sec", "samples/s", "samples_per_second", "train/samples_per_sec",
+                    "throughput/samples_per_sec", "images_per_sec"),
     "rate": ("throughput",),  # of which nothing says the unit
     "iteration_s": ("iteration-time", "time_metrics/end_to_end(s)", "train/dt", "step_time_s", "step time (s)"),
     "tflops": ("tflops",),
     "mfu_percent": ("mfu(%)", "train/mfu"),
     "device_name": ("device",),
 }  # fmt: skip
+RATE_UNITS = {"token_rate": "tokens/s", "rank_token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput"}
 QUANTITY_OF = {name: quantity for quantity, names in CURVES.items() for name in names}
 OF_CHARTS = ("time_s", "rate", "train_loss", "val_loss", "tflops", "mfu", "losses")  # what metrics tell of a run
 MOST_STEPS = 1e15
@@ -208,7 +211,7 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
     def last(quantity: str) -> float | None:
         return next((value for _, value in reversed(curves.get(quantity, [])) if math.isfinite(value)), None)
 
-    rates = {quantity: middle(quantity) for quantity in ("token_rate", "rank_token_rate", "rate")}
+    rates = {quantity: middle(quantity) for quantity in RATE_UNITS}
     rated = next((quantity for quantity, value in rates.items() if value is not None), "token_rate")
     percent = middle("mfu_percent")
     losses = curves.get("train_loss", [])
@@ -217,7 +220,7 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
         "time_s": last("total_s") if seconds is None else seconds,
         "time_meaning": "time of one iteration",
         "rate": rates[rated],
-        "rate_unit": "throughput" if rated == "rate" else "tokens/s",
+        "rate_unit": RATE_UNITS[rated],
         "rate_is_per_rank": rated == "rank_token_rate",
         "optimizer_steps": losses[-1][0] if losses and losses[-1][0] > 0 else None,
         "train_loss": last("train_loss"),

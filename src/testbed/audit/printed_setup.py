@@ -53,8 +53,16 @@ def counts_of(said: Mapping[str, str]) -> dict[str, int]:
 
 def ranks_in_name(name: str) -> int | None:
     """Return the ranks that a run's or a file's name states: 4GPU, 2-gpus, _g4, world8."""
-    match = re.search(r"(?i)(?<!\d)(\d{1,4})[\s_-]?(?:gpus?|ranks?|devices?)\b|(?:_g|world[_-]?)(\d{1,4})(?!\d)", name)
+    match = re.search(
+        r"(?i)(?<!\d)(\d{1,4})[\s_-]?(?:gpus?|ranks?|devices?)(?![a-z])|(?:_g|world[_-]?)(\d{1,4})(?!\d)", name
+    )
     return (int(match[1] or match[2]) or None) if match else None
+
+
+def batch_in_name(name: str) -> str | None:
+    """Return the batch that a file's name states, of one rank or of all: bs16, batch_64, batchsize-8."""
+    match = re.search(r"(?i)(?<![a-z])(?:bs|bsz|batch(?:[_-]?size)?)[_-]?(\d{1,6})(?![a-z\d])", name)
+    return match[1] if match and int(match[1]) else None
 
 
 def printed_setup(text: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
-from testbed.audit.printed_setup import ranks_in_name
-from testbed.audit.reported import SAYS_NOTHING, Reported, from_run
+from testbed.audit.printed_setup import batch_in_name, ranks_in_name
+from testbed.audit.reported import BATCH, SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.read import SUFFIXES, no_table_in, tables_in
 from testbed.errors import InputError
@@ -156,11 +156,19 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
             f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {no_table_in(path, text)}; "
             f"{EXPORT}"
         )
-    named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
-    runs = [replace(run, world_size=run.world_size or named) for run in found if run.has_figures]
+    runs = [_named(run) for run in found if run.has_figures]
     if not runs:
         raise InputError(f"{path} {SAYS_NOTHING}")
     return runs
+
+
+def _named(run: Reported) -> Reported:
+    """Return a run with the ranks and the batch that its file's name states, where the file does not."""
+    ranks = ranks_in_name(re.sub(r"_g\d+", "", run.path.name))  # _g2 are GPUs in the names of timing logs alone
+    batch = batch_in_name(run.path.name)
+    is_known = run.global_batch_size or run.micro_batch_size or batch is None
+    settings = run.settings if is_known else {**run.settings, BATCH: str(batch)}
+    return replace(run, world_size=run.world_size or ranks, settings=settings)
 
 
 def _with_config(run: Reported) -> Reported:
@@ -195,7 +203,7 @@ def read_csv(path: Path) -> list[Reported]:
     header = [name.strip() for name in rows[0]] if rows else []
     found = tables_in(path, text)
     if curves.is_curves(header) and (not found or _rises(header, rows[1:])):
-        return curves.read_curves_csv(path, header, rows[1:])
+        return [_named(run) for run in curves.read_curves_csv(path, header, rows[1:])]
     if found:
         return found
     raise InputError(

@@ -20,7 +20,6 @@ from testbed.audit.reported import (
     PRECISION,
     RECOMPUTED,
     RESOLUTION,
-    STATUS,
     STRATEGY,
     WARM_UP,
 )
@@ -35,7 +34,9 @@ from testbed.audit.tables.figures import (
     last_place,
     plain,
 )
-from testbed.audit.tables.grid import Table, warning_in
+from testbed.audit.tables.grid import Table, name_of, sentences_of, warning_in
+from testbed.audit.tables.told import told_apart
+from testbed.audit.tables.words import DEVICES, IN_WORDS, OF_ALL_ROWS, OF_ONE_ROW, only
 
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -68,7 +69,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                         "train time/epoch", "total training time", "total train time", "total time cost",
                         "s/epoch", "min/epoch", "minutes/epoch", "hours/epoch", "pre training time",
                         "total pre training time")),
-    "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s")),
+    "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s", "wps", "words/s")),
     "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs", "tps/gpu")),
     "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "seq/s", "train samples/s",
                                "examples/s")),
@@ -82,15 +83,13 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                            "gain", "x", "acceleration", "faster by")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
                              "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
-    "val_loss": ("number", ("val loss", "val. loss", "validation loss", "eval loss", "test loss", "bpb", "val bpb",
-                            "bits/byte")),
-    "perplexity": ("number", ("ppl", "perplexity", "val ppl", "validation perplexity", "test ppl", "eval ppl",
-                              "valid perplexity")),
+    "val_loss": ("number", ("val loss", "val. loss", "test loss", "bpb", "val bpb", "bits/byte")),
+    "perplexity": ("number", ("ppl", "perplexity", "val ppl", "val perplexity", "test ppl", "test perplexity")),
     "train_loss": ("number", ("loss", "train loss", "training loss", "final loss", "final train loss")),
     # of what was trained: more is better, and less is
     "score": ("share", ("accuracy", "acc", "acc@1", "top 1", "top1", "top 1 acc", "top1 acc", "top 1 accuracy",
-                        "top1 accuracy", "val acc", "val accuracy", "validation accuracy", "test acc", "test accuracy",
-                        "eval accuracy", "bleu", "map", "m ap", "box map", "box ap", "miou", "m io u", "iou", "io u",
+                        "top1 accuracy", "val acc", "val accuracy", "test acc", "test accuracy",
+                        "bleu", "map", "m ap", "box map", "box ap", "miou", "m io u", "iou", "io u",
                         "psnr", "f1", "rouge l", "mmlu", "hellaswag", "hella swag", "auc", "gsm8k",
                         "lambada", "eval score", "win rate")),
     "error": ("share", ("wer", "cer", "fid", "error rate", "top 1 error", "top1 error", "val error", "rmse", "mae")),
@@ -121,53 +120,6 @@ RATES = ("token_rate", "device_token_rate", "sample_rate", "device_sample_rate",
 RESULTS = ("step_s", "time_s", *RATES, "mfu", "tflops", "speedup", "efficiency")
 # what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
 COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
-# what a row may say in its words; a quantity or a setting -> its value in a group
-_DEVICES = (
-    r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|(?:RTX ?)?A[456]000|RTX ?\d{4}(?: ?Ti)?"
-    r"|MI\d{3}X?"
-)
-_COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
-IN_WORDS = {
-    name: re.compile(pattern, re.I)
-    for name, pattern in {
-        "devices": rf"(?<![\d,.])({_COUNT})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b"
-        rf"|(?<![\d,.-])({_COUNT}) ?(?:x ?)?(?:{_DEVICES})\b|\b(single|one) (?:nvidia )?(?:gpu|{_DEVICES})\b"
-        r"|\bv[2-6][ep]?-(\d{1,5})\b",  # a slice of TPUs
-        "dp": r"\bdp ?=? ?(\d{1,5})\b",
-        "tp": r"\btp ?=? ?(\d{1,5})\b",
-        "pp": r"\bpp ?=? ?(\d{1,5})\b",
-        "micro_batch": r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?) ?=? ?(\d{1,6})\b",
-        "batch": r"\b(?:gbs|global[- ]batch(?:[- ]size)?) ?=? ?(\d{1,7})\b",
-        "any_batch": r"\b(?:bs|batch(?:[- ]size)?) ?=? ?(\d{1,7})\b",
-        "length": r"\b(?:seq(?:[- ]?len(?:gth)?)?|sequence(?:[- ]length)?|context(?:[- ]length)?) ?=? ?(\d{2,7}k?)\b",
-        MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
-        r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
-        r"(?! ?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
-        PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
-        DEVICE: rf"\b({_DEVICES})\b",
-        "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
-        STATUS: r"(?<!than )(?<!as )\b(expected|projected|predicted|estimated?|theoretical|extrapolated"
-        r"|simulat(?:ed|or|ion)|modell?ed|planned|not (?:been )?(?:run|measured)|roofline|est(?=\.|\))|placeholder|ETA"
-        r"|assum(?:es|ed|ing) (?:linear|perfect|ideal)|cost model|(?:data|spec) ?sheet|scaled (?:up|linearly|from)"
-        r"|from (?:the|their) (?:paper|blog|slides|docs))\b",
-        INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)"
-        r"(?! (?:is |was |were )?(?:off|disabled|not))|nsys"
-        r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
-        r"|detect_anomaly|debug mode)\b",
-        WARM_UP: r"([^|.;\n]{0,60}\b(?:(?<!window )(?<!len )(?<!lr )(?<!rate )warm-?ups?|warmed up"
-        r"|compilation|compile time|first epoch|cold start)\b"
-        r"[^|.;\n]{0,60}|\b(?:in|ex)cl(?:ud\w+|\.)[^|.;\n]{0,40}\b(?:data ?load\w*|start-?up|set-?up|initiali[sz]ation"
-        r"|validation|evaluation|(?<!gradient )(?<!activation )checkpoint(?:s|ing)?|(?:data|disk) cach(?:e|ing))\b)",
-        RESOLUTION: r"\b(\d{2,4}) ?px\b|\bimages? (?:of )?(\d{2,4}) ?x ?\d{2,4}\b",
-        RECOMPUTED: r"(?<!without )(?<!no )(?<!w/o )\b((?:activation|gradient)[- ]checkpointing|recompute)\b",
-        PASS: r"\b(forward[- ]only|inference)\b",
-        DATA: r"\b(synthetic)\b",
-        COMPILED: r"\b(torch\.compile|compiled)\b",
-    }.items()
-}  # fmt: skip
-OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
-# what a sentence beside a table may say of all its rows
-OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
@@ -184,6 +136,9 @@ _SPELLINGS = {
     r"^(?:time|wall clock|days|hours|minutes) to "
     r"(?:train|target|solution|accuracy|quality|convergence|[\d.]+ ?%|[\d.]+[mbt] tokens)(?![a-z])": "time",
     r"(?<=\w)(?: @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])": "",
+    r"^(?:valid|validation|eval|evaluation|dev)\.? (?=loss|ppl|perplexity|acc|error|bpb)": "val ",
+    r"[ (](?:pct|percent)\)?$": " (%)",
+    r"^(?:global|aggregate|total|system|cluster) (?=throughput)": "",
     r"^(?:(?:no\.|num|number|total number|total|n)(?: of)?|of) (?=gpu|device|rank|worker|acc|node)": "",
     r"^[km] ?(?=tok)": "",
     r" ?(?:/| per ) ?": "/",
@@ -194,6 +149,8 @@ _SPELLINGS = {
     r"/(?:device|accelerator|rank|card|chip)\b": "/gpu",
 }
 _OF_A_UNIT = re.compile(r"(?:throughput|rate|(?:training |train )?(?:speed|time)),? (\S.*)")
+_ABOVE = re.compile(r"(?i)\b(above|beyond|over|more than|from) (\d[\d,]*) (?:GPUs?|devices|nodes|ranks|cards)\b")
+_OF_AN_ESTIMATE = re.compile(r"^(?:expected|projected|predicted|estimated|theoretical|simulated|est\.?) ")
 _OF_SOME_RUN = re.compile(r"^(?:avg\.?|average|mean|median|measured|achieved|overall|final|best|max\.?) ")
 
 
@@ -253,10 +210,12 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     for quantity, text in named.items():
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
-    notes = tuple(row.said for row in table.rows)
+    notes = _notes_of(table, columns)
     columns += _said_in_words(columns, taken, notes)
+    columns += _told_of_rows(table, columns)
     columns += _said_around(table, columns)
     columns = _with_all_devices(columns)
+    warning = warning_in(table.around) or _warned_by_name(path)
     scaling = only(re.compile(r"\b(weak|strong)[ _-]scal"), f"{' '.join(headings)} {table.around}".lower()) or ""
     return Grid(
         path=path,
@@ -264,8 +223,29 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
         columns=tuple(columns),
         is_to_a_loss=_TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings)),
         notes=notes,
-        warning=warning_in(table.around),
+        warning=warning,
         scaling=scaling,
+    )
+
+
+def _notes_of(table: Table, columns: Sequence[Column]) -> tuple[str, ...]:
+    """Return what the text says of each row alone, also of all rows on more devices: "above 64 GPUs extrapolated"."""
+    notes = [row.said for row in table.rows]
+    sizes = next((column.figures for column in columns if column.quantity in ("devices", "nodes")), ())
+    for sentence in sentences_of(table.around):
+        if above := _ABOVE.search(sentence):
+            least = float(above[2].replace(",", "")) + (above[1].lower() != "from") / 2
+            for row, size in enumerate(sizes):
+                notes[row] += f" {sentence}" if size and size.value >= least else ""
+    return tuple(notes)
+
+
+def _warned_by_name(path: Path) -> str:
+    """Return the name of a file that says of its figures that they were not measured: projected_scaling.csv."""
+    return (
+        path.name
+        if re.search(r"(?i)(?<![a-z])(?:projected|expected|simulated|extrapolated)(?![a-z])", path.stem)
+        else ""
     )
 
 
@@ -296,6 +276,8 @@ def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str
         return "speedup"
     if quantity is None and known & {"speedup", "efficiency"} and name in COMPUTE and "num_" not in heading:
         return "devices"
+    if quantity is None and quantity_of(plain_name := _OF_AN_ESTIMATE.sub("", name)) not in known:
+        quantity = quantity_of(plain_name)  # of which the heading says that it was not measured
     if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
         return None
     return quantity
@@ -338,13 +320,24 @@ def _said_in_words(columns: Sequence[Column], taken: set[str], notes: Sequence[s
     return found
 
 
+def _told_of_rows(table: Table, columns: Sequence[Column]) -> list[Column]:
+    """Return the columns that sentences tell row by row: "Baseline uses 16 sequences per GPU, CPU offload uses 64"."""
+    taken = {column.quantity or column.word for column in columns}
+    if {"batch", "any_batch", "micro_batch"} & taken:
+        taken |= {"batch", "any_batch", "micro_batch"}
+    sentences = sentences_of(table.around.translate(SIGNS))
+    told = told_apart(sentences, list(map(name_of, table.rows)), [row.said.translate(SIGNS) for row in table.rows])
+    return [_of_words(name, f"{name} in the text", cells) for name, cells in told.items() if name not in taken]
+
+
 def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
     """Return the settings of all rows, as columns, that the paragraph above or below the table gives: "all in bf16".
 
     A setting with several values in the text, or with a column of the table, is left out.
     """
     taken = {column.quantity or column.word for column in columns}
-    said = {name: only(IN_WORDS[name], table.around.translate(SIGNS)) for name in OF_ALL_ROWS if name not in taken}
+    of_all = re.sub(r"\*\*|__|`", "", table.of_all).translate(SIGNS)
+    said = {name: only(IN_WORDS[name], of_all) for name in OF_ALL_ROWS if name not in taken}
     return [_of_words(name, f"{name} in the text", [text] * len(table.rows)) for name, text in said.items() if text]
 
 
@@ -362,14 +355,8 @@ def _rows_of(columns: Sequence[Column]) -> list[str]:
 
 def _multiplied(text: str) -> str:
     """Return a text with the devices of several nodes in one number: 2 x 8 A100 are 16 A100."""
-    nodes = rf"(?<![\w.,])(\d{{1,4}}) ?x ?(\d{{1,2}}) ?x? ?(?=(?:nvidia )?(?:{_DEVICES}|gpus?\b))"
+    nodes = rf"(?<![\w.,])(\d{{1,4}}) ?x ?(\d{{1,2}}) ?x? ?(?=(?:nvidia )?(?:{DEVICES}|gpus?\b))"
     return re.sub(nodes, lambda two: f"{int(two[1]) * int(two[2])} ", text, flags=re.I)
-
-
-def only(pattern: re.Pattern[str], text: str) -> str | None:
-    """Return what a pattern finds in a text, its first group that took part; None: nothing, or several values."""
-    found = {next(group for group in match.groups() if group) for match in pattern.finditer(text)}
-    return found.pop() if len(found) == 1 else None
 
 
 def quantity_of(heading: str) -> str | None:
@@ -377,7 +364,7 @@ def quantity_of(heading: str) -> str | None:
     name, unit = _canonical(heading)
     if name not in _HEADING:
         name = _OF_SOME_RUN.sub("", name.rstrip("."))
-        of_one_kind = rf"(?:(?:number )?of )?(?:{_DEVICES})s|(?:{_DEVICES}) gpus?"
+        of_one_kind = rf"(?:(?:number )?of )?(?:{DEVICES})s|(?:{DEVICES}) gpus?"
         name = "gpus" if re.fullmatch(of_one_kind, name, re.I) else name
     if name not in _HEADING and not unit:  # train hours, and not GPU hours
         words = _with_unit_behind(name)
@@ -433,7 +420,7 @@ def _scale(heading: str, kind: str) -> float:
         unit = before if before in SECONDS else unit or _with_unit_behind(name)[1]
         return SECONDS.get(unit.removesuffix("/step"), 1.0)
     if kind == "share":
-        return 0.01 if "%" in heading else 1.0
+        return 0.01 if "%" in heading or unit == "%" else 1.0
     large = re.search(r"(?i)\(([bm])\)$", heading) if kind == "number" else None
     large = large or re.search(r"(?i)(?:^|[\W_])([km]) ?tok", heading)
     return SUFFIXES[large[1].lower()] if large else 1.0
@@ -445,7 +432,7 @@ def _figures_of(quantity: str, texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
     if quantity == "devices":
         read = ("1" if text.lower() in ("single", "one") else _multiplied(text) for text in texts)
-        return tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{_DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
+        return tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
     if quantity in ("batch", "any_batch"):
         return tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in texts)
     if quantity in RATES:  # one cell is of a GPU, another of all

@@ -68,10 +68,14 @@ def is_reference(cell: str) -> bool:
 
 
 def last_place(texts: Sequence[str]) -> float:
-    """Return the place to which the whole numbers of a column are rounded: the zeros at the end of all of them."""
+    """Return what rounding leaves open in the whole numbers of a column: half the place of the zeros that all end with.
+
+    Whole numbers without such zeros may be cut off too: 1.
+    """
     matches = (re.match(r"[1-9][\d,]*(?![\d.])", text[:LONGEST]) for text in texts)
     whole = [match[0].replace(",", "") for match in matches if match]
-    return 10.0 ** min((len(digits) - len(digits.rstrip("0")) for digits in whole), default=0)
+    zeros = min((len(digits) - len(digits.rstrip("0")) for digits in whole), default=0)
+    return 0.5 * 10.0**zeros if zeros else 1.0
 
 
 def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1.0) -> Figure | None:

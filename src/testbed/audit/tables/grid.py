@@ -11,12 +11,14 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 MOST_AROUND = 12  # lines beside a table that are looked at
+LONGEST_LINE = 3000  # characters of a line beside a table; more is no text
 MOST_NOTE = 1000  # characters
+LONGEST_NAME = 200
 _MARK = r"\[\^\w{1,20}\]|\[\d{1,2}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
 _NOTE = re.compile(rf"\s*(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)")
 _OF_FIGURES = re.compile(
-    r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|times?|results?|measured?|taken|read off|ran"
-    r"|run on)\b"
+    r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|timed?|times|results?|measured?|taken"
+    r"|read off|ran|run on)\b"
 )
 _NOT_MEASURED = re.compile(
     r"(?i)\b(?:expected|projected|predicted|estimated|theoretical(?! (?:peak|max\w*|FLOP))|extrapolated|placeholder"
@@ -24,6 +26,9 @@ _NOT_MEASURED = re.compile(
     r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
     r"|(?<!peak )\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
     r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
+    r"|\b(?:values|results|numbers|figures|rows)\W+(?:\w+\W+){0,2}(?:are|is|come|comes|were|taken)\W+"
+    r"(?:(?:from|of|the|our|a|an)\W+){0,2}(?:\w+\W+)?(?:roofline|simulat(?:or|ion)"
+    r"|(?:cost|performance|analytical) model)\b"
 )
 SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
@@ -41,6 +46,7 @@ class Table:
     rows: tuple[Row, ...]  # as wide as the header
     line: int = 0  # of its header
     around: str = ""  # the paragraphs right above and below, and the heading above
+    of_all: str = ""  # the same without footnotes and sentences that are about some of the rows
 
 
 class Note(NamedTuple):
@@ -122,12 +128,12 @@ def _table(rows: Sequence[Row], lines: Sequence[str], notes: Sequence[Note], beg
     """Return a table whose first row is its header, with the text above line `begin` and below line `end`."""
     above, below = lines[max(0, begin - MOST_AROUND) : begin][::-1], lines[end : end + MOST_AROUND]
     title = next((line.lstrip("# ") for line in above if line.startswith("#")), "")
-    around = f"{_paragraph(above)}\n{_paragraph(below)}\n{title}"
+    around = f"{_paragraph(above)}\n\n{_paragraph(below)}"
     footnotes = {
         note.mark: note.text for note in reversed(notes)  # the first below the table counts
         if note.at >= end and (note.at < end + MOST_AROUND or note.mark[0] not in "*(")  # far away those make lists
     }  # fmt: skip
-    return Table(rows[0].cells, _noted(rows, around, footnotes), rows[0].line, around)
+    return _noted(rows, around, title, footnotes)
 
 
 def _paragraph(lines: Sequence[str]) -> str:
@@ -136,40 +142,56 @@ def _paragraph(lines: Sequence[str]) -> str:
     for line in lines:
         is_text = bool(line.strip()) and "|" not in line and not line.lstrip().startswith(("#", "```"))
         if is_text:
-            found.append(line)
+            found.append(line[:LONGEST_LINE])
         elif found or line.strip():
             break
     return "\n".join(found)
 
 
-def _noted(rows: Sequence[Row], around: str, footnotes: dict[str, str]) -> tuple[Row, ...]:
-    """Return the rows below the first that are as wide, with what the text says of each alone.
+def _noted(rows: Sequence[Row], around: str, title: str, footnotes: dict[str, str]) -> Table:
+    """Return the table whose first row is its header, with what the text says of each row alone, and of all.
 
-    It says it by a mark in a cell, by the row's name in a sentence about figures, or by "the last row".
+    It says it of one by a mark in a cell, by the row's name in a sentence about figures, or by "the last row". Rows of
+    another width than the header are left out.
     """
     kept = [row for row in rows[1:] if len(row.cells) == len(rows[0].cells)]
-    names = [_name_of(row) for row in kept]
-    said: list[list[str]] = [[] for _ in kept]
-    for sentence in re.split(r"(?<=[.!?;])\s+|\n\s*\n|\n(?=[-*] )", around):
-        words = " ".join(sentence.split())
-        about = {at for at, name in enumerate(names)
-                 if len(name) > 2 and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words)}  # fmt: skip
-        about |= {at for place, at in (("first row", 0), ("last row", len(kept) - 1)) if place in words.lower()}
-        if len(about) == 1 and kept and _OF_FIGURES.search(words):
-            said[about.pop()].append(words)
-    found = []
-    for row, sentences in zip(kept, said, strict=True):
-        plain = (re.sub(r"\*\*|__|`|\\", "", cell) for cell in row.cells)
-        marks = {mark for cell in plain for mark in re.findall(_MARK, cell)}
-        noted = [text for mark, text in footnotes.items() if mark in marks]
-        found.append(replace(row, said=" ".join([*noted, *sentences])[:MOST_NOTE]))
-    return tuple(found)
+    names = list(map(name_of, kept))
+    plain = [[re.sub(r"\*\*|__|`|\\", "", cell) for cell in row.cells] for row in kept]
+    marks = [{mark for cell in cells for mark in re.findall(_MARK, cell)} for cells in plain]
+    lines = around.split("\n")
+    of_marks = {
+        line for line in lines if (match := _NOTE.match(line)) and match[1].replace("\\", "") in set().union(*marks)
+    }
+    said: list[list[str]] = [[text for mark, text in footnotes.items() if mark in each] for each in marks]
+    of_all = [title]
+    for sentence in sentences_of("\n".join(line for line in lines if line not in of_marks)):
+        about = rows_named(names, sentence)
+        about |= {at for place, at in (("first row", 0), ("last row", len(kept) - 1)) if place in sentence.lower()}
+        if len(about) == 1 and kept and _OF_FIGURES.search(sentence):
+            said[min(about)].append(sentence)
+        if len(about) in (0, len(kept)):
+            of_all.append(sentence)
+    noted = tuple(replace(row, said=" ".join(each)[:MOST_NOTE]) for row, each in zip(kept, said, strict=True))
+    return Table(rows[0].cells, noted, rows[0].line, f"{around}\n\n{title}", "\n".join(of_all))
 
 
-def _name_of(row: Row) -> str:
-    """Return the first cell with letters, without its markup."""
-    cells = (" ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)", r"\1", cell).split()) for cell in row.cells)
-    return next((cell for cell in cells if re.search("[A-Za-z]", cell)), "")
+def sentences_of(text: str) -> Iterator[str]:
+    """Yield the sentences, items of lists and paragraphs of a text, each in one line."""
+    for sentence in re.split(r"(?<=[.!?;])\s+|\n\s*\n|\n(?=[-*] )", text):
+        yield " ".join(sentence.split())
+
+
+def rows_named(names: Sequence[str], words: str, flags: int = 0) -> set[int]:
+    """Return the rows whose names stand in a text as they are written; a name has at least three characters."""
+    return {at for at, name in enumerate(names)
+            if len(name) > 2 and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, flags)}  # fmt: skip
+
+
+def name_of(row: Row) -> str:
+    """Return the first cell with letters, without its markup and marks; a long one is no name."""
+    texts = (cell for cell in row.cells if len(cell) <= LONGEST_NAME)
+    cells = (" ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)", r"\1", cell).split()) for cell in texts)
+    return next((re.sub(rf" ?(?:{_MARK})+$", "", cell) for cell in cells if re.search("[A-Za-z]", cell)), "")
 
 
 def warning_in(text: str) -> str:
@@ -190,4 +212,4 @@ def csv_tables(text: str) -> list[Table]:
     except csv.Error:
         return []
     rows = [row for row in rows if any(row.cells)]
-    return [Table(rows[0].cells, _noted(rows, comments, {}), rows[0].line, comments)] if len(rows) > 1 else []
+    return [_noted(rows, comments, "", {})] if len(rows) > 1 else []

@@ -101,7 +101,7 @@ def _turned(table: Table) -> Table:
         for at, (heading, cells) in enumerate(zip(table.header, columns, strict=True))
         if at == 0 or not _OF_TWO.search(heading)
     ]
-    return Table(("name", *names), tuple(rows[1:]), table.line, table.around)
+    return Table(("name", *names), tuple(rows[1:]), table.line, table.around, table.around)
 
 
 def _is_of_results(grid: Grid, is_named: bool) -> bool:

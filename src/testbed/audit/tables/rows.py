@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from testbed.audit.measures import SPEED_UP
 from testbed.audit.printed_setup import plain_precision
@@ -21,9 +22,10 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
-from testbed.audit.tables.columns import IN_WORDS, RESULTS, Grid
-from testbed.audit.tables.figures import plain
+from testbed.audit.tables.columns import RESULTS, Grid
+from testbed.audit.tables.figures import Figure, plain
 from testbed.audit.tables.sentences import DECISIVE
+from testbed.audit.tables.words import IN_WORDS
 from testbed.errors import InputError
 
 RATIOS = ("speedup", "efficiency")
@@ -36,6 +38,10 @@ COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accu
           "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip
 _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
 _ENDED = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")  # of a status
+_FAILED_BY_NOTE = re.compile(
+    r"(?i)\b(?<!not )(?<!never )(?:diverged|crashed|(?:loss|it) (?:became|went|turned|is|was) NaN"
+    r"|did not (?:finish|converge))\b"
+)
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
 _COUNTS_RUNS = re.compile(r"(?i)#|no\.?|id|run id|job id|job|date|commit")
@@ -70,7 +76,8 @@ def side_of(grid: Grid, row: int) -> Side:
     words.setdefault(STRATEGY, _first_words(grid, row))
     words[PRECISION] = plain_precision(words.get(PRECISION, ""))
     failed = failure_of(grid, row)
-    words[STATUS] = f"not measured: {failed}" if failed else words.get(STATUS, "").lower()
+    said = words.get(STATUS, "").lower()
+    words[STATUS] = f"not measured: {failed}" if failed else re.sub("^assum.*", "assumed", said)
     words[BATCH] = str(count("any_batch") or "")
     quality = next((name for name in ("score", "error") if value(name)), None)
     words[QUALITY] = f"{said_of(grid, quality, row)}" if quality else ""
@@ -108,6 +115,20 @@ def side_of(grid: Grid, row: int) -> Side:
         **{field: count(quantity) for field, quantity in COUNTS.items()},  # type: ignore[arg-type]
     )
     return Side(run.name, (run,))
+
+
+def _as_the_page_calls_it(side: Side, grid: Grid) -> Side:
+    """Return a row of which the page, or the heading of its result, says that it was not measured, with that."""
+    settings = side.first.settings
+    result = next((name for name in (*RATES, "speedup", "step_s", "time_s") if any(_figures(grid, name))), "")
+    marked = IN_WORDS[STATUS].search(said_of(grid, result))
+    said = marked[0].lower() if marked else f"'{grid.warning}'" if grid.warning else ""
+    return Side(side.name, (replace(side.first, settings={STATUS: said} | settings),)) if said else side
+
+
+def _figures(grid: Grid, quantity: str) -> Sequence[Figure | None]:
+    column = grid.column(quantity)
+    return column.figures if column else ()
 
 
 def claim_of(base: Side, other: Side) -> Claim:
@@ -181,7 +202,8 @@ def failure_of(grid: Grid, row: int) -> str | None:
             return text
         if (not has_figures and _FAILED.search(text)) or (column.quantity is None and "diverged" in text.lower()):
             return text
-    return None
+    failed = _FAILED_BY_NOTE.search(grid.notes[row])
+    return failed[0] if failed else None
 
 
 def label_of(grid: Grid, row: int) -> str:
@@ -213,7 +235,8 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
     ):
         found = [(grid, row) for grid, row in rows if is_meant(grid, row)]
         if len(found) == 1:
-            return side_of(*found[0])
+            grid, row = found[0]
+            return _as_the_page_calls_it(side_of(grid, row), grid)
         if found:
             lines = ", ".join(f":{grid.lines[row]}" for grid, row in found[:SHOWN])
             raise InputError(f"{flag} '{name}' is in {len(found)} rows; give the line of one of them: {lines}")

@@ -31,10 +31,11 @@ from testbed.audit.conditions import (
 )
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import measures, of_one_device
-from testbed.audit.reported import MODEL, PASS, STATUS, Claim
-from testbed.audit.tables.columns import IN_WORDS, RATES, RESULTS, Grid
+from testbed.audit.reported import MODEL, PASS, PRECISION, STATUS, Claim
+from testbed.audit.tables.columns import RATES, RESULTS, Grid
 from testbed.audit.tables.figures import Figure, exactly, is_reference
 from testbed.audit.tables.rows import RATIOS, claim_of, devices_of, failure_of, said_of, side_of
+from testbed.audit.tables.words import IN_WORDS
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
 
@@ -136,6 +137,14 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
         if reference is not None and others is not None:
             said = f"each {formula.ratio} is relative to line {grid.lines[others]}, and the 1 stands here"
             yield _fails(grid, reference, Rule.FOLLOWS, said)
+        elif swapped := _swapped(grid, formula, reference, [*apart]):
+            heading, (one, two) = said_of(grid, swapped[0]), (grid.lines[row] for row in swapped[1:])
+            words = f"{heading} of lines {one} and {two} would follow from their figures if they were exchanged"
+            yield _fails(grid, swapped[2], Rule.FOLLOWS, words)
+        elif (mixed := _counted_otherwise(checked)) and formula.ratio == "efficiency":
+            lines = ", ".join(str(grid.lines[row]) for row in checked if row != mixed[0])
+            words = f"is not counted as in line {lines}: one is of all devices, the other of one"
+            yield _fails(grid, mixed[0], Rule.FOLLOWS, f"{said_of(grid, formula.ratio, mixed[0])} {words}")
         # of a ratio one row against one is enough: the two do not go together
         else:
             is_told = len(apart) < holding or (is_ratio and len(apart) == max(holding, 1))
@@ -144,6 +153,31 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
                     continue
                 said, instead = _does_not_follow(grid, row, formula, product, reference)
                 yield _fails(grid, row, Rule.FOLLOWS, said, instead)
+
+
+def _swapped(grid: Grid, formula: Formula, reference: int | None, apart: list[int]) -> tuple[str, int, int] | None:
+    """Return the ratio, and the two rows in which alone it does not follow and in which it would if exchanged."""
+    column = grid.column(formula.ratio) if formula.ratio else None
+    if column is None or formula.ratio is None or reference is None or len(apart) != 2:
+        return None
+    figures, (one, two) = list(column.figures), apart
+    figures[one], figures[two] = figures[two], figures[one]
+    exchanged = replace(column, figures=tuple(figures))
+    turned = replace(grid, columns=tuple(exchanged if each is column else each for each in grid.columns))
+    found = _products(turned, formula, reference)
+    is_mended = all(row in found and any(map(_holds, found[row])) for row in apart)
+    return (formula.ratio, one, two) if is_mended else None
+
+
+def _counted_otherwise(checked: Mapping[int, list[Product]]) -> list[int]:
+    """Return the rows, fewer than the others, that a formula counts in another way than all others: per device."""
+    ways = {row: {tuple(powers.items()) for powers, _, _ in (each for each in found if _holds(each))}
+            for row, found in checked.items()}  # fmt: skip
+    by_rate = [{name for way in each for name, _ in way} & {*RATES} for each in ways.values()]
+    if len(ways) < 2 or not set.intersection(*by_rate) or set.intersection(*ways.values()):
+        return []
+    alone = [row for row in ways if set.intersection(*(each for at, each in ways.items() if at != row))]
+    return alone[:1]
 
 
 def _is_opposite(grid: Grid, row: int, formula: Formula, reference: int | None) -> bool:
@@ -269,8 +303,9 @@ def no_device_does_more_than_its_peak(grid: Grid) -> Iterator[Finding]:
     """Find an MFU over 100 %, and FLOP/s of one device over the peak of the device that the row names."""
     for row in range(len(grid.lines)):
         mfu, tflops = grid.figure("mfu", row), grid.figure("tflops", row)
-        device = side_of(grid, row).first.device_name
-        peak = _peak_tflops(device) if device and tflops else None
+        run = side_of(grid, row).first
+        device, precision = run.device_name, run.settings.get(PRECISION)
+        peak = _peak_tflops(device, precision or "") if device and tflops else None
         if mfu and mfu.low > 1:
             said = f"{said_of(grid, 'mfu', row)}: no device does more than its peak"
             yield _fails(grid, row, Rule.POSSIBLE, said)
@@ -279,10 +314,11 @@ def no_device_does_more_than_its_peak(grid: Grid) -> Iterator[Finding]:
             yield _fails(grid, row, Rule.POSSIBLE, said)
 
 
-def _peak_tflops(device: str) -> float | None:
-    """Return the fastest dense units of a device, of which sparsity makes twice as much."""
+def _peak_tflops(device: str, precision: str) -> float | None:
+    """Return the dense peak in a precision that a row trains in; else of the fastest units, which sparsity doubles."""
     try:
-        return 2e-12 * device_named(device).fastest
+        found = device_named(device)
+        return 1e-12 * found.peak_flops.get(precision if precision in ("bf16", "fp16") else "", 2 * found.fastest)
     except InputError:
         return None
 
@@ -477,8 +513,11 @@ def _fails(grid: Grid, row: int, rule: Rule, message: str, corrected: str | None
 
 def findings_of_table(grid: Grid) -> Iterator[Finding]:
     """Yield what the rules for tables find in one."""
-    for rule in TABLE_RULES:
-        yield from rule(grid)
+    found = [finding for rule in TABLE_RULES for finding in rule(grid)]
+    wrong = {name for each in found if each.rule == Rule.FOLLOWS for name in each.runs}
+    for each in found:  # a row that contradicts itself is compared with none
+        if each.rule != Rule.MORE_DEVICES or not wrong & {*each.runs}:
+            yield each
 
 
 def checks_of(grid: Grid) -> tuple[int, int]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from testbed.audit.reported import DEVICE
-from testbed.audit.tables.columns import IN_WORDS, Grid
+from testbed.audit.tables.columns import Grid
 from testbed.audit.tables.figures import plain
+from testbed.audit.tables.words import IN_WORDS
 
 LONGEST_SENTENCE = 500
 MOST_QUOTED = 5
@@ -126,6 +127,8 @@ def quotes_on(quotes: Iterable[Quote], meant: Set[int] | None = None) -> list[st
 
 def _sentences_in(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the words of each sentence outside tables and code, without its markup."""
+    if "<table" in text.lower():  # its cells are no sentences; the lines stay
+        text = re.sub(r"(?is)<table\b.*?</table>", lambda found: "|" + "\n|" * found[0].count("\n"), text)
     begin, is_code = 1, False
     parts: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], start=1):
