@@ -42,7 +42,7 @@ from testbed.audit.tables.words import DEVICES, IN_WORDS, OF_ALL_ROWS, OF_ONE_RO
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "gpu number",
                           "ngpus", "accelerators", "chips", "tpus", "world")),  # workers may load data
-    "per_node": ("count", ("gpus/node", "devices/node")),
+    "per_node": ("count", ("gpus/node", "devices/node", "gpu num/node")),
     "nodes": ("count", ("nodes", "nnodes", "node count", "machines")),
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
