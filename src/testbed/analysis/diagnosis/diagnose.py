@@ -253,7 +253,7 @@ def _is_said(watched: _Watched, shift: Shift, least_share: float) -> bool:
 
 def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str | None = None) -> dict[str, Any]:
     """Return the collective, of a phase or of the step, whose calls take this rank the longest beyond the others."""
-    ahead: dict[str, float] = {}
+    ahead: dict[tuple[str, str], float] = {}
     per_rank: list[dict[tuple[str, str], float]] = []
     for rows in _collectives(watched):
         calls: dict[tuple[str, str], float] = {}
