@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PROJECT = "gpt2-testbed"
 FLUSH_S = 5  # what a run that dies loses of TensorBoard at most
 CLOSE_S, LEAVE_S = 30.0, 5.0  # that the end of a run, and of a start that is stopped or fails, wait for all trackers
+HANGING_S = 30.0  # a call of a library that has taken so long hangs, and no end waits for it
 MOST_WAITING = 100_000  # rows that a tracker has not taken yet; the rows after them are lost to it
 MOST_AT_ONCE = 500
 WANDB_STEP = "optimizer_step"
@@ -201,6 +202,7 @@ class _Channel(threading.Thread):
         self.failure: str | None = None
         self.lost = 0  # rows that found no room
         self._rows: queue.Queue[Row | None] = queue.Queue()  # None: look whether that was all
+        self._call_s = math.inf  # when the library was called that has not returned; inf: it waits for rows
         self._ended = threading.Event()
         self._files: Sequence[Path] = ()
         self._is_complete = False
@@ -216,16 +218,25 @@ class _Channel(threading.Thread):
         self._ended.set()
         self._rows.put(None)
 
+    def wait(self, until_s: float) -> None:
+        """Wait until all rows are taken, at most until then, and for no call that hangs."""
+        while self.is_alive() and (left_s := min(until_s, self._call_s + HANGING_S) - time.monotonic()) > 0:
+            self.join(left_s)
+
     def run(self) -> None:
         try:
+            self._call_s = time.monotonic()
             tracker = self._open(self._run)
             while not (self._ended.is_set() and self._rows.empty()):
+                self._call_s = math.inf
                 rows = [self._rows.get()]
+                self._call_s = time.monotonic()
                 with contextlib.suppress(queue.Empty):
                     while len(rows) < MOST_AT_ONCE:
                         rows.append(self._rows.get_nowait())
                 if known := [row for row in rows if row is not None]:
                     tracker.log(known)
+            self._call_s = time.monotonic()
             tracker.close(self._files, self._is_complete)
         except BaseException as error:  # whatever a library or a server does, also exit(), ends no training
             self.failure = first_line(error)
@@ -238,7 +249,7 @@ class Trackers:
         self._say, self._tokens_per_step = say, settings.tokens_per_step
         names = trackers_of(settings.measuring.track, settings.measuring.tensorboard) if is_writer else ()
         self._channels = [_Channel(name, OPENERS[name], run) for name in names]
-        self._is_closed = False
+        self._is_closed = self._has_failed = False
         if TRACKIO in names:  # it looks there when it is imported
             os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute() / "trackio"))
         for name, channel in zip(names, self._channels, strict=True):
@@ -247,9 +258,11 @@ class Trackers:
             channel.start()
 
     @property
-    def hang(self) -> bool:
-        """Return whether a tracker still works after `close`: then the interpreter's own way out may wait for it."""
-        return any(channel.is_alive() for channel in self._channels)
+    def may_hold_up_exit(self) -> bool:
+        """Return, after `close`, whether a tracker still works or has failed: what its library does when the
+        interpreter ends may wait for the server.
+        """
+        return self._has_failed or any(channel.is_alive() for channel in self._channels)
 
     def add_step(self, step: int, world: WorldStep, learning_rate: float) -> None:
         if not self._channels:
@@ -283,14 +296,15 @@ class Trackers:
         failed = [channel for channel in self._channels if channel.failure is not None]
         self._channels = [channel for channel in self._channels if channel not in failed]
         for channel in failed:
+            self._has_failed = True
             self._say(
                 f"warning: --track {channel.tracker_name} ended ({channel.failure}); the run goes on without it, and "
                 "training_metrics.json has every row"
             )
 
     def close(self, files: Sequence[Path] = (), is_complete: bool = False) -> None:
-        """Wait until the trackers have all rows, at most CLOSE_S, or LEAVE_S of a run that is not complete. Only the
-        first call does something.
+        """Wait until the trackers have all rows, at most CLOSE_S, or LEAVE_S of a run that is not complete, and not for
+        one that hangs. Only the first call does something.
 
         Args:
             files: to attach, those that exist.
@@ -300,13 +314,12 @@ class Trackers:
         self._is_closed = True
         for channel in self._channels:
             channel.end([file for file in files if file.exists()], is_complete)
-        most_s = CLOSE_S if is_complete else LEAVE_S
-        until_s = time.monotonic() + most_s
+        until_s = time.monotonic() + (CLOSE_S if is_complete else LEAVE_S)
         for channel in self._channels:
-            channel.join(max(0.0, until_s - time.monotonic()))
+            channel.wait(until_s)
             if channel.is_alive() or channel.lost:
                 self._say(
-                    f"warning: --track {channel.tracker_name} did not take all rows within {most_s:.0f} s of the end; "
-                    "training_metrics.json has them"
+                    f"warning: --track {channel.tracker_name} did not take all rows in time; training_metrics.json has "
+                    "them"
                 )
         self._tell_failures()

@@ -127,7 +127,7 @@ class RunEnding:
                         self.recorder.note_process_group_ended()
             empty_streams()
             os._exit(exit_code)
-        if self.trackers is not None and self.trackers.hang:
+        if self.trackers is not None and self.trackers.may_hold_up_exit:
             empty_streams()
             os._exit(exit_code)
         ignore_signals_until_exit()
