@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -13,11 +15,16 @@ def batch(step: int, rows: int = 4) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(step))
 
 
-def losses_of(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+def losses_of(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    of_step: Callable[[int], torch.Tensor] = batch,
+) -> list[float]:
     """Forward, backward, clip at 1, step."""
     losses = []
     for step in steps:
-        tokens = batch(step)
+        tokens = of_step(step)
         loss = model(tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
