@@ -56,6 +56,20 @@ def test_one_run_from_every_format_and_from_flags(token_files, tmp_path, suffix)
         ("a.yaml", "seed: 1:30\n", "seed cannot be '1:30'"),
         ("a.yaml", "[" * 5000, "is not YAML that can be read"),
         ("a.toml", "a = " + "[" * 5000, "is not TOML that can be read"),
+        ("a.py", "seed = \n", "is not a config of nanoGPT that can be read: invalid syntax"),
+        ("a.py", "seed = 1\nif seed: pass\n", "line 2 is not NAME = VALUE, and a config is read, not executed"),
+        ("a.py", "a = b = 1\n", "line 1 is not NAME = VALUE"),
+        ("a.py", "seed = open('a').read()\n", "the value in line 1 is no number, text"),
+        ("a.py", "seed = [1]\n", "the value in line 1 is no number, text"),
+        ("a.py", "batch_size = 10 ** 10\n", "the value in line 1 is no number, text"),
+        ("a.py", "a = 9\n" + "a = a * a\n" * 60, "calculates with"),
+        ("a.py", "a = 'x' * 9\n", "calculates with 'x'"),
+        ("a.py", "batch_size = 'x'\n", "must be whole numbers"),
+        ("a.py", "seed = 1 / 0\n", "division by zero"),
+        ("a.py", "a = " + "(" * 5000, "is not a config of nanoGPT that can be read"),
+        ("a.py", "a = " + "-" * 50_000 + "1", "is not a config of nanoGPT that can be read"),
+        ("a.py", "model_parallel = 2\nquux = 1\n", "'quux' is not a setting"),
+        ("a.py", "learning_rate = 'high'\n", "learning_rate cannot be 'high'"),
     ],
 )
 def test_what_is_written_wrong_is_one_sentence(token_files, tmp_path, name, text, said):
@@ -89,7 +103,7 @@ def test_aliases_of_yaml_do_not_grow(token_files, tmp_path):
 
 
 def test_not_utf8_is_one_sentence(token_files, tmp_path):
-    for name in ("a.toml", "a.yaml"):
+    for name in ("a.toml", "a.yaml", "a.py"):
         (tmp_path / name).write_bytes(b"\xff\xfe\x00\xd8")
         assert "is not UTF-8 text" in refusal(token_files, "--config", str(tmp_path / name))
 
@@ -129,3 +143,49 @@ def test_the_examples_of_the_guide_are_read(tmp_path, suffix):
     path.write_text(text)
     values = parse_command_line(["--config", str(path)]).values
     assert (values["max_tokens"], values["learning_rate"], values["model"]) == (10**10, 6e-4, "gpt2")
+
+
+# a run of GPT-2 124M with the names of nanoGPT's configs, whose text is not copied
+NANOGPT = """
+import time  # not executed
+
+'''A longer text about the run.'''
+wandb_log = True
+wandb_project = "words"
+wandb_run_name = "try-" + str(time.time())
+dataset = "words"
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+max_iters = 600000 // 2
+lr_decay_iters = max_iters
+eval_interval = 1000
+eval_iters = 200
+log_interval = 10
+weight_decay = 1e-1
+dtype = "bfloat16"
+compile = False
+"""
+
+
+def test_a_config_of_nanogpt_means_the_same_here(tmp_path):
+    path = tmp_path / "train_words.py"
+    path.write_text(NANOGPT)
+    words = (
+        "--track wandb --train_data_path data/words/train.bin --val_data_path data/words/val.bin --seq_length 1024 "
+        "--max_position_embeddings 1024 --global_batch_size 480 --max_train_steps 300000 --lr_decay_steps 300000 "
+        "--eval_every 1000 --save_every 1000 --max_val_steps 200 --steps_per_print 10 --weight_decay 0.1 "
+        "--precision bf16 --compile off --num_layers 12 --num_heads 12 --embedding_size 768 --dropout 0 "
+        "--learning_rate 6e-4 --adam_beta1 0.9 --adam_beta2 0.95 --max_grad_norm 1 --warmup_steps 2000 "
+        "--min_learning_rate 6e-5 --init_from scratch"
+    ).split()
+    of_file, of_flags = parse_command_line(["--config", str(path)]), parse_command_line(words)
+    assert of_file.configured == of_flags.typed - {"config"}
+    assert {**of_file.values, "config": None} == of_flags.values
+    path.write_text(
+        "init_from = 'gpt2-xl'\ndecay_lr = False\nalways_save_checkpoint = False\nwandb_log = False\nn_head = 5"
+    )
+    values = parse_command_line(["--config", str(path), "--seed", "7"]).values
+    assert (values["init_from"], values["num_heads"], values["max_position_embeddings"]) == ("gpt2-xl", None, None)
+    assert (values["lr_schedule"], values["warmup_steps"], values["min_learning_rate"]) == ("constant", 0, None)
+    assert (values["keep_best"], values["save_every"], values["track"], values["seed"]) == (True, None, None, 7)

@@ -172,7 +172,7 @@ def test_a_long_value_is_shown_in_part():
     [
         (["--eval_only=True"], "--eval_only takes no value, and 'True' is one; give the flag or leave it out"),
         (["a.bin", "b.bin"], "a pattern of several files must be quoted, such as 'DIR/train_*.bin'"),
-        (["config/train_x.py"], "settings from a file are --config FILE, as TOML, YAML or JSON"),
+        (["config/train_x.py"], "settings from a file are --config FILE, as TOML, YAML, JSON or nanoGPT's .py"),
         (["my.toml"], "settings from a file are --config FILE"),
     ],
 )

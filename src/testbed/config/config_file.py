@@ -1,4 +1,4 @@
-"""Read the file of --config: JSON, TOML or YAML by its suffix. No torch.
+"""Read the file of --config by its suffix: JSON, TOML, YAML, or a config of nanoGPT. No torch.
 
 Values are checked by the flags, not here. TOML says numbers and switches as JSON does. A scalar of YAML is kept as the
 text that stands there, but for null, true and false: YAML 1.1 would read `on` as true, 1e-4 as text and 1:30 as 90.
@@ -7,9 +7,11 @@ text that stands there, but for null, true and false: YAML 1.1 would read `on` a
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.config.nanogpt_config import nanogpt_flags
 from testbed.errors import InputError, one_line
 from testbed.io import parse_json, read_whole
 
@@ -23,21 +25,20 @@ def read_config(path: Path, name: str) -> Any:
         name: what the file is called in the sentence.
     """
     content, suffix = read_whole(path, name), path.suffix.lower()
-    if suffix not in (".toml", ".yaml", ".yml"):
+    if suffix not in _READERS:
         return parse_json(content, name)
-    kind = "TOML" if suffix == ".toml" else "YAML"
+    kind, read = _READERS[suffix]
     try:
-        text = content.decode("utf-8-sig")
-        found = tomllib.loads(text) if kind == "TOML" else _flat_yaml(text)
+        found = read(content.decode("utf-8-sig"))
         repr(found).encode()
         return found
     except UnicodeDecodeError:
         raise InputError(f"{name} is not {kind}: it is not UTF-8 text") from None
     except UnicodeEncodeError:
         raise InputError(f"{name} is not {kind} that can be read: it holds half of a surrogate pair") from None
-    except (OverflowError, ValueError) as error:  # tomllib's error is a ValueError, and so is ours
+    except (ArithmeticError, SyntaxError, ValueError) as error:  # tomllib's error is a ValueError, and so is ours
         raise InputError(f"{name} is not {kind} that can be read: {one_line(str(error), 200)}") from None
-    except RecursionError:
+    except (MemoryError, RecursionError):
         raise InputError(f"{name} is not {kind} that can be read: it is nested too deeply") from None
 
 
@@ -68,3 +69,11 @@ def _flat_yaml(text: str) -> dict[str, Any]:
         else:
             found[key.value] = _PLAIN.get(value.value, value.value) if is_plain else value.value
     return found
+
+
+_READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    ".toml": ("TOML", tomllib.loads),
+    ".yaml": ("YAML", _flat_yaml),
+    ".yml": ("YAML", _flat_yaml),
+    ".py": ("a config of nanoGPT", nanogpt_flags),
+}

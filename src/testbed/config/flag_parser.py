@@ -119,7 +119,7 @@ OF_OTHERS = {name: ours for ours, names in _THEIRS.items() for name in names.spl
 
 
 MOST_UNKNOWN = 12  # flags that one sentence names
-CONFIGS = (".toml", ".yaml", ".yml", ".json")
+CONFIGS = (".toml", ".yaml", ".yml", ".json", ".py")
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -194,8 +194,8 @@ class FlagParser(argparse.ArgumentParser):
             said = f"{word!r} stands there without a flag"
             if word.endswith(".bin"):
                 return f"{said}; a pattern of several files must be quoted, such as 'DIR/train_*.bin'"
-            if word.endswith((".py", *CONFIGS)):
-                return f"{said}; settings from a file are --config FILE, as TOML, YAML or JSON"
+            if word.endswith(CONFIGS):
+                return f"{said}; settings from a file are --config FILE, as TOML, YAML, JSON or nanoGPT's .py"
             return said
         return f"{name} is not a flag{self.meant_by(name)}"
 

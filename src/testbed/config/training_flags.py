@@ -39,8 +39,8 @@ class Training:
         + "; auto = what --choice or else the plan says is fastest, see docs/find_fastest.md (default: %(default)s)",
         PARALLELISM, choices=[*STRATEGIES, "auto"], default=REFERENCE, in_config="run_type")
     config: ClassVar[Flag] = row(
-        "settings from a file of flag names and values: JSON, such as a run's effective_config.json, TOML or YAML; flags win "
-        "over it (default: none)",
+        "settings from a file of flag names and values: JSON, such as a run's effective_config.json, TOML, YAML, or a .py of "
+        "nanoGPT; flags win over it (default: none)",
         OUTPUT, metavar="FILE", of_one_start=True)
     choice: ClassVar[Flag] = row(
         "with --run_type auto: what scripts/find_fastest.py wrote; refused if it is for other work, ranks or devices "

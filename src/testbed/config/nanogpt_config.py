@@ -1,0 +1,99 @@
+"""Read a config file of nanoGPT as our flags. It is parsed, never executed. No torch.
+
+Such a file changes the defaults of nanoGPT's train.py, so those that decide what is trained hold where it is silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from testbed.config.flag_parser import OF_OTHERS
+from testbed.config.table import FLAGS
+
+_DEFAULTS = {
+    "dataset": "openwebtext", "batch_size": 12, "gradient_accumulation_steps": 40, "block_size": 1024, "n_layer": 12,
+    "n_head": 12, "n_embd": 768, "dropout": 0.0, "init_from": "scratch", "learning_rate": 6e-4, "max_iters": 600_000,
+    "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0, "decay_lr": True, "warmup_iters": 2000,
+    "lr_decay_iters": 600_000, "min_lr": 6e-5, "eval_interval": 2000, "eval_iters": 200, "always_save_checkpoint": True,
+}  # fmt: skip
+_NOT_TAKEN = {"wandb_project", "wandb_run_name", "bias"}  # W&B reads the environment; our GPT-2 has biases
+_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+_OF_DECAY = {"warmup_iters", "lr_decay_iters", "min_lr"}
+_OF_SHAPE = {"n_layer", "n_head", "n_embd"}
+_LARGEST = 1e18  # no setting is larger, and products of products would fill the memory
+
+
+def nanogpt_flags(text: str) -> dict[str, Any]:
+    """Return flags of ours and values; a name that is neither ours nor nanoGPT's stays. ValueError: a line is something
+    else than a name and a value.
+    """
+    theirs: dict[str, Any] = dict(_DEFAULTS)
+    for line in ast.parse(text).body:
+        match line:
+            case ast.Assign(targets=[ast.Name(id=name)]) if name in _NOT_TAKEN:
+                pass
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                theirs[name] = _value(line.value, theirs)
+            case ast.Import() | ast.Expr(value=ast.Constant()):  # of a name not taken; a text about the file
+                pass
+            case _:
+                raise ValueError(f"line {line.lineno} is not NAME = VALUE, and a config is read, not executed")
+    return _as_ours(theirs)
+
+
+def _value(node: ast.expr, known: dict[str, Any]) -> Any:
+    """Return a literal, a name that was given before, or numbers with + - * / and // between them."""
+    match node:
+        case ast.Constant(value=str() | bool() | int() | float() | None as value):
+            return value
+        case ast.Name(id=name) if name in known:
+            return known[name]
+        case ast.UnaryOp(op=ast.USub()):
+            return -_number(node.operand, known)
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](_number(node.left, known), _number(node.right, known))
+    raise ValueError(f"the value in line {node.lineno} is no number, text, True or False, nor simple arithmetic")
+
+
+def _number(node: ast.expr, known: dict[str, Any]) -> int | float:
+    value = _value(node, known)
+    if not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        raise ValueError(f"line {node.lineno} calculates with {str(value)[:40]!r}, which is no number of a setting")
+    return value
+
+
+def _as_ours(theirs: dict[str, Any]) -> dict[str, Any]:
+    """Return what nanoGPT's settings mean here."""
+    dataset, is_saved_always = theirs.pop("dataset"), theirs.pop("always_save_checkpoint")
+    ours: dict[str, Any] = {f"{part}_data_path": f"data/{dataset}/{part}.bin" for part in ("train", "val")}
+    sequences, times = theirs.pop("batch_size"), theirs.pop("gradient_accumulation_steps")
+    if type(sequences) is not int or type(times) is not int:
+        raise ValueError("batch_size and gradient_accumulation_steps must be whole numbers")
+    ours["global_batch_size"] = sequences * times
+    ours |= {"save_every": theirs["eval_interval"]} if is_saved_always else {"keep_best": True}
+    is_begun = theirs["init_from"] != "scratch"  # with weights, which decide the shape
+    ours |= {} if is_begun else {"max_position_embeddings": theirs["block_size"]}
+    decays = theirs.pop("decay_lr")
+    ours |= {} if decays else {"lr_schedule": "constant", "warmup_steps": 0}
+    left_out = (_OF_SHAPE if is_begun else set()) | (set() if decays else _OF_DECAY)
+    for name in (name for name in theirs if name not in left_out):
+        flag, _, meant = ("" if name in FLAGS else OF_OTHERS.get(name, "")).removeprefix("--").partition(" ")
+        if not meant:
+            ours[flag or name] = _spelled(flag or name, theirs[name])
+        elif theirs[name]:  # wandb_log = True
+            ours[flag] = meant
+    return ours
+
+
+def _spelled(flag: str, value: Any) -> Any:
+    """Return a value as our flag has it: "on" of True, "bf16" of "bfloat16"."""
+    if isinstance(value, bool) and flag in FLAGS and not FLAGS[flag].is_switch:
+        return "on" if value else "off"
+    of, _, meant = OF_OTHERS.get(value, "").partition(" ") if isinstance(value, str) else ("", "", "")
+    return meant if of == f"--{flag}" and meant else value
