@@ -52,8 +52,7 @@ def model_dimensions(
     shape = dataclasses.asdict(_overridden(starting, values))
     if values["init_from"] == "scratch":
         shape["vocab_size"] = values["vocab_size"] or train_file.vocab_size
-        if values["max_position_embeddings"] is None:  # a sequence that was asked for has its positions
-            shape["max_position_embeddings"] = max(shape["max_position_embeddings"], values["seq_length"])
+        shape["max_position_embeddings"] = positions_of_new_model(values, starting)
         check_shape(shape, values["seq_length"])
         return shape
     start, way_out = f"--init_from {values['init_from']}", _tokenize_for(values["init_from"], tokenizer)
@@ -87,6 +86,11 @@ def model_dimensions(
         )
     check_shape(shape, values["seq_length"])
     return shape | ({"model": size} if size in MODEL_SIZES else {})
+
+
+def positions_of_new_model(values: Mapping[str, Any], size: ModelShape) -> int:
+    """Return what --max_position_embeddings says, else a size's positions, or as many as a sequence asks for."""
+    return values.get("max_position_embeddings") or max(size.max_position_embeddings, values["seq_length"])
 
 
 def _tokenize_for(init_from: str, name: str | None) -> str:

@@ -83,8 +83,6 @@ def _launcher(job: Job, machine: Machine) -> list[str]:
 def _work_of(job: Job) -> dict[str, object]:
     """Return the flags of model, batch and optimizer."""
     flags: dict[str, object] = {**_size_of(job.model), "seq_length": job.model.seq_length}
-    if job.model.seq_length > MODEL_SIZES["gpt2"].max_position_embeddings:
-        flags["max_position_embeddings"] = job.model.seq_length
     flags["global_batch_size"] = f"{job.global_batch:.0f}"
     flags |= {"optimizer": job.optimizer} if job.optimizer != "adamw" else {}
     flags |= {"dropout": job.dropout} if job.dropout else {}

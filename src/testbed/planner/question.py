@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.config.initial_shape import check_shape
+from testbed.config.initial_shape import check_shape, positions_of_new_model
 from testbed.config.run_types import PLAIN, REFERENCE, STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.data.token_file import open_token_file
@@ -394,7 +394,8 @@ def question(
         shape = {name: getattr(other, attribute) for name, attribute in DIMENSIONS.items()}
         base = {**shape, "max_position_embeddings": other.seq_length}
     else:
-        base = dataclasses.asdict(MODEL_SIZES[values["model"]])
+        size = MODEL_SIZES[values["model"]]
+        base = dataclasses.asdict(size) | {"max_position_embeddings": positions_of_new_model(values, size)}
     data = None if typed.get("vocab_size") or other is not None else _data_here()
     if data is not None:  # as src/gpt2.py takes it
         base["vocab_size"] = open_token_file(data, "--vocab_size of the data:").vocab_size
