@@ -74,6 +74,32 @@ def test_weights_and_moments_are_read_bit_for_bit(tmp_path, ours, prefix, is_the
     assert "nanoGPT's defaults" in found.notes[0]
 
 
+@pytest.mark.parametrize("is_theirs", [False, True])
+def test_what_zero_3_saved_flat_gets_its_sizes_back(tmp_path, ours, is_theirs):
+    prefix, sizes = "transformer." if is_theirs else "", {}
+
+    def flat(files: dict) -> None:
+        for name in [name for name in files if name.endswith("/step")]:
+            files.pop(name)
+        for name, content in files.items():
+            sizes[name.rpartition("/")[0]] = content["param"].shape
+            files[name] = content["param"].flatten()
+
+    folder = write(tmp_path / "universal", ours, is_theirs=is_theirs, change=flat)
+    states = {"param_shapes": [sizes], "global_steps": 9, "skipped_steps": 2}
+    path = folder / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    torch.save(states, path)
+    found = read_checkpoint(folder, "it")
+    assert same(found, ours) and found.optimizer.step == 7
+    for change in ({"param_shapes": None}, {"param_shapes": [{**sizes, f"{prefix}wpe.weight": torch.Size([7, 7])}]}):
+        torch.save({**states, **change}, path)
+        with pytest.raises(InputError, match=r"is flat; ZeRO 3 saves matrices flat, and zero_pp_rank_0"):
+            read_checkpoint(folder, "it")
+    torch.save({**states, "global_steps": "9"}, path)
+    found = read_checkpoint(folder, "it")
+    assert found.optimizer is None and "number of steps" in found.notes[0]
+
+
 def test_training_begins_with_it_and_nothing_is_written_to_it(tmp_path, ours, token_files):
     folder = write(tmp_path / "universal", ours)
     flags = ["--seq_length", "16", "--device", "cpu", *data_flags(token_files), "--init_from", str(folder)]
@@ -196,11 +222,20 @@ def test_deepspeed_goes_on_from_what_is_written(ranks, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.launches
-def test_what_the_installed_deepspeed_writes_holds_the_bits_of_the_run(ranks, tmp_path, token_files):
-    """A run of ZeRO 2, converted by DeepSpeed's own program, against the run's checkpoint in its other form."""
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_what_the_installed_deepspeed_writes_holds_the_bits_of_the_run(ranks, tmp_path, token_files, stage):
+    """A run of ZeRO, converted by DeepSpeed's own program, against the run's checkpoint in its other form."""
     pytest.importorskip("deepspeed")
     run, universal = tmp_path / "run", tmp_path / "universal"
-    flags = [*TINY_RUN, *data_flags(token_files), "--run_type", "optimized", "--zero_stage", "2", "--global_batch_size"]
+    flags = [
+        *TINY_RUN,
+        *data_flags(token_files),
+        "--run_type",
+        "optimized",
+        "--zero_stage",
+        stage,
+        "--global_batch_size",
+    ]
     flags += ["4", "--max_train_steps", "3", "--sample_tokens", "0", "--checkpoint_path", str(run)]
     done = ranks.run_program(flags, tmp_path / "start")
     assert done.returncode == 0, done.stderr

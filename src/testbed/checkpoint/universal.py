@@ -29,7 +29,10 @@ from testbed.model.gpt2 import PREFIX, TRANSPOSED, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import check_finite, check_plain, load_tensors
 
-_FLAT = "ZeRO 3 saves matrices flat, which does not say which way they lie: save with stage 1 or 2"
+_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"  # of stage 3: alone it says sizes and steps
+_FLAT = (
+    f"ZeRO 3 saves matrices flat, and {_STATES}, which says their sizes, is missing beside zero/ or of another model"
+)
 _QKV = "h.0.attn.c_attn.weight"
 LATEST = "latest_universal"  # beside the folder: where DeepSpeed looks for its name
 _VERSION = "0.19.8"  # of the DeepSpeed whose loader takes what is written here
@@ -52,17 +55,34 @@ def read_universal(folder: Path, shape: ModelShape, with_optimizer: bool) -> tup
     ours = expected(shape)
     if odd := {name for name in parameters if not _is_beside(name)} ^ ours.keys():
         raise InputError(f"the weight {one_line(min(odd), 80)} is missing, or none of the model in config.json")
-    weights = _read(parameters, "fp32", ours, shape)
+    sizes, of_stage_3 = _stage_3(folder / _STATES)
+    weights = _read(parameters, "fp32", ours, shape, sizes)
     if not with_optimizer:
         return weights, None, ""
     try:
-        moments = {moment: _read(parameters, moment, ours, shape) for moment in MOMENTS}
-        steps = (_content(parameters[key] / "step.pt")[0] for key in ours)
+        moments = {moment: _read(parameters, moment, ours, shape, sizes) for moment in MOMENTS}
+        steps = [of_stage_3] if sizes else (_content(parameters[key] / "step.pt")[0] for key in ours)
         state = checked_state(moments, steps, Rates())
     except (InputError, FileNotFoundError) as error:  # the weights are worth having without it
         return weights, None, f"the optimizer's state is left out: {one_line(str(error), 200)}"
     note = "the universal checkpoint gives AdamW's moments; its learning rate, betas, eps and weight decay are not read"
     return weights, state, f"{note}, and are nanoGPT's defaults"
+
+
+def _stage_3(path: Path) -> tuple[dict[str, torch.Size], Any]:
+    """Return what ZeRO 3 says of its flat tensors: the size of each parameter, and after how many steps. Other stages
+    say no sizes.
+    """
+    content: Any = _content(path)[0] if path.exists() else {}
+    groups = content.get("param_shapes") if isinstance(content, dict) else None
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return {}, None
+    named = [(_our_name(str(name)), size) for group in groups for name, size in group.items()]
+    sizes = {name: size for name, size in named if isinstance(size, torch.Size) and all(each > 0 for each in size)}
+    done, skipped = content.get("global_steps"), content.get("skipped_steps")
+    if not isinstance(done, int) or not isinstance(skipped, int):
+        return sizes, None
+    return sizes, torch.tensor(float(done - skipped))
 
 
 def _our_name(name: str) -> str:
@@ -74,8 +94,14 @@ def _is_beside(name: str) -> bool:
     return name == "lm_head.weight" or name.endswith((".attn.bias", ".attn.masked_bias"))  # the tied head, old masks
 
 
-def _read(parameters: dict[str, Path], kind: str, ours: Tensors, shape: ModelShape) -> Tensors:
-    """Return one tensor of each parameter in our layout: transformers' matrices lie the other way."""
+def _read(
+    parameters: dict[str, Path], kind: str, ours: Tensors, shape: ModelShape, sizes: dict[str, torch.Size]
+) -> Tensors:
+    """Return one tensor of each parameter in our layout: transformers' matrices lie the other way.
+
+    Args:
+        sizes: of those that are flat.
+    """
     found: Tensors = {}
     for key in ours:
         content, num_bytes = _content(parameters[key] / f"{kind}.pt")
@@ -83,6 +109,8 @@ def _read(parameters: dict[str, Path], kind: str, ours: Tensors, shape: ModelSha
         check_plain([(f"{kind} of {key}", tensor)], num_bytes, UNIVERSAL)
         assert isinstance(tensor, torch.Tensor), "it is plain"
         check_finite(tensor, f"{kind} of {key}")
+        if tensor.dim() == 1 and key in sizes and sizes[key].numel() == len(tensor):
+            tensor = tensor.view(sizes[key])
         found[key] = tensor
         if tensor.dim() == 1 < ours[key].dim():
             raise InputError(f"{kind} of {key} is flat; {_FLAT}")
@@ -132,7 +160,7 @@ def write_universal(folder: Path, weights: Tensors, state: AdamWState | None, sh
     engine |= {"global_steps": state.step, "skipped_steps": 0, "dp_world_size": 1, "mp_world_size": 1}
     of_torch = {"last_epoch": state.step, "_step_count": state.step + 1, "lr_lambdas": []}
     engine["lr_scheduler"] = {"last_batch_iteration": state.step - 1, **of_torch}  # the first is DeepSpeed's own
-    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):  # of stages 1 and 2; of 3
+    for name in ("mp_rank_00_model_states.pt", _STATES):  # of stages 1 and 2; of 3
         _save(engine, folder / name)
 
 
