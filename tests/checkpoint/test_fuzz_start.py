@@ -17,7 +17,7 @@ from support.programs import REPOSITORY, TINY_RUN, VOCABULARY, write_token_files
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.checkpoint import folders as checkpoint
-from testbed.checkpoint.weights import export_weights, read_initial_weights
+from testbed.checkpoint.weights import read_initial_weights, write_weights
 from testbed.config.initial_shape import shape_of_folder
 from testbed.distributed.process_group import root_cause
 from testbed.errors import InputError
@@ -63,9 +63,7 @@ def accept_deepspeed(folder: Path) -> None:
 
 def weights_folder(folder: Path) -> None:
     tiny_tokens(folder)
-    flags = ["--num_layers", "1", "--num_heads", "2", "--embedding_size", "8", "--max_position_embeddings", "64"]
-    settings = gpt2_accepts([*flags, "--seq_length", "16", *data_in(folder)]).settings
-    export_weights(folder / "start", GPT2(SHAPE).state_dict(), settings, VOCABULARY - 1, f"bpe:{VOCABULARY}")
+    write_weights(folder / "start", GPT2(SHAPE).state_dict(), SHAPE, 0.0, VOCABULARY - 1, f"bpe:{VOCABULARY}")
 
 
 def accept_weights(folder: Path) -> None:

@@ -34,7 +34,7 @@ def test_weights_may_be_read_by_whom_the_umask_lets(run, umask):
     settings = run.settings()
     before = os.umask(umask)
     try:
-        weights.export_weights(run.path, GPT2(settings.shape).state_dict(), settings, 299, "bpe:300", "{}")
+        weights.write_weights(run.path, GPT2(settings.shape).state_dict(), settings.shape, 0.0, 299, "bpe:300", "{}")
     finally:
         os.umask(before)
     modes = {name: (run.path / name).stat().st_mode & 0o777 for name in (*run_folder.WEIGHTS, "tokenizer.json")}
@@ -45,7 +45,7 @@ def test_weights_may_be_read_by_whom_the_umask_lets(run, umask):
 def test_a_disk_that_is_full_when_the_best_weights_are_kept_is_one_sentence(run, monkeypatch, capsys, error):
     """With the last good checkpoint; what was there before is whole. `error` None: in the second file."""
     settings, best = run.settings(), run.path / "best"
-    weights.export_weights(best, GPT2(settings.shape).state_dict(), settings, 299, "bpe:300")
+    weights.write_weights(best, GPT2(settings.shape).state_dict(), settings.shape, 0.0, 299, "bpe:300")
     before = contents(run.path)
 
     def full(*arguments, **_):
@@ -53,7 +53,7 @@ def test_a_disk_that_is_full_when_the_best_weights_are_kept_is_one_sentence(run,
 
     monkeypatch.setattr(*((weights, "save_file", full) if error else (Path, "write_text", full)))
     with pytest.raises(OSError) as caught:
-        weights.export_weights(best, GPT2(settings.shape).state_dict(), settings, 299, "bpe:300")
+        weights.write_weights(best, GPT2(settings.shape).state_dict(), settings.shape, 0.0, 299, "bpe:300")
     monkeypatch.undo()
     changed = {path.name for path, content in contents(run.path).items() if before.get(path) != content}
     assert changed <= {"model.safetensors"} and set(contents(run.path)) == set(before)
@@ -88,7 +88,7 @@ def test_weights_make_no_folder_anew(run):
     shutil.rmtree(run.path)
     for folder in (run.path / "best", run.path / "checkpoints" / "x"):
         with pytest.raises(FileNotFoundError):
-            weights.export_weights(folder, GPT2(settings.shape).state_dict(), settings, 299, "bpe:300")
+            weights.write_weights(folder, GPT2(settings.shape).state_dict(), settings.shape, 0.0, 299, "bpe:300")
     assert not run.path.exists()
 
 

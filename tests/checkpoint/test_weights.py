@@ -10,10 +10,9 @@ import sys
 import pytest
 import torch
 from support.reference import SHAPE, reference_model, some_tokens
-from support.settings import stand_in
 from transformers import GPT2LMHeadModel
 
-from testbed.checkpoint.weights import WeightsUnavailable, export_weights, read_initial_weights
+from testbed.checkpoint.weights import WeightsUnavailable, read_initial_weights, write_weights
 from testbed.config.initial_shape import shape_of_folder
 from testbed.io import SOURCE
 from testbed.model.gpt2 import GPT2
@@ -31,8 +30,7 @@ def test_a_folder_saved_by_transformers_starts_a_run(tmp_path):
 
 def test_our_folder_opens_in_transformers_and_comes_back_bit_for_bit(tmp_path):
     model = GPT2(SHAPE).eval()
-    settings = stand_in(shape=SHAPE, dropout=0.1)
-    export_weights(tmp_path, model.state_dict(), settings, end_of_text_id=300, tokenizer="bpe:301")
+    write_weights(tmp_path, model.state_dict(), SHAPE, 0.1, end_of_text_id=300, tokenizer="bpe:301")
     reference = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
     assert (reference.config.vocab_size, reference.config.eos_token_id) == (301, 300)
     with torch.no_grad():

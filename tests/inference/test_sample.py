@@ -28,9 +28,8 @@ from support.programs import (
     run_here,
     run_program,
 )
-from support.settings import stand_in
 
-from testbed.checkpoint.weights import export_weights
+from testbed.checkpoint.weights import write_weights
 from testbed.data.characters import tokenizer_json
 from testbed.data.pairs import encode_prompt
 from testbed.data.token_file import TokenFileWriter
@@ -71,7 +70,7 @@ def exported(folder: Path, data: Path | None, positions: int = 64, vocab_size: i
     model = GPT2(shape)
     file = None if data is None else (data / BPE_FILE).read_text()
     end, tokenizer = named.get("end_of_text_id", BPE_SIZE - 1), named.get("tokenizer", f"bpe:{BPE_SIZE}")
-    export_weights(folder, model.state_dict(), stand_in(shape=shape, dropout=0.0), end, tokenizer, file)
+    write_weights(folder, model.state_dict(), shape, 0.0, end, tokenizer, file)
     return folder
 
 

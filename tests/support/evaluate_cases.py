@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from support.programs import REPOSITORY
-from support.settings import stand_in
-from testbed.checkpoint.weights import export_weights
+from testbed.checkpoint.weights import write_weights
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 
@@ -37,8 +36,7 @@ def model_of(seed: int = 0) -> GPT2:
 
 def save_checkpoint(folder: Path, model: GPT2, tokenizer_file: Path | None = None) -> Path:
     """A run's folder, as far as evaluate.py looks at it."""
-    settings = stand_in(shape=model.shape, dropout=0.0)
     text = tokenizer_file and tokenizer_file.read_text()
-    export_weights(folder, model.state_dict(), settings, 299, "bpe:300", text)
+    write_weights(folder, model.state_dict(), model.shape, 0.0, 299, "bpe:300", text)
     (folder / "training_metrics.json").write_text(json.dumps({"training_config": {"seq_len": TRAINED}}))
     return folder

@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from testbed.config.settings import RunSettings
 from testbed.data.reachable import status_of
 from testbed.errors import InputError, one_line, without_library_warnings
 from testbed.io import open_regular, replacing, write_text
@@ -80,19 +79,6 @@ def _published_weights(size: str, name: str) -> dict[str, torch.Tensor]:
             "connect once so that they are cached, or copy a folder with config.json and model.safetensors here and "
             "give its path"
         ) from None
-
-
-def export_weights(
-    directory: Path,
-    state_dict: dict[str, torch.Tensor],
-    settings: RunSettings,
-    end_of_text_id: int | None,
-    tokenizer: str | None,
-    tokenizer_text: str | None = None,
-) -> None:
-    """Write the weights of a run, as `write_weights` does."""
-    dropout = settings.model.dropout
-    write_weights(directory, state_dict, settings.shape, dropout, end_of_text_id, tokenizer, tokenizer_text)
 
 
 def write_weights(

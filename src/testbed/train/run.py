@@ -24,7 +24,7 @@ from testbed.checkpoint.changed_settings import settings_to_go_on
 from testbed.checkpoint.decide import Start
 from testbed.checkpoint.formats import read_start
 from testbed.checkpoint.load import load
-from testbed.checkpoint.weights import export_weights
+from testbed.checkpoint.weights import write_weights
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.flags import DATA_SHA256
 from testbed.config.run_types import STRATEGIES
@@ -138,9 +138,9 @@ class TrainingRun:
         if self.launch.rank == 0 and not self.settings.data_parallel.skip_gradient_sync:
             check_held(self.directory)
             data = self.checked.train_file
-            export_weights(
-                directory, state_dict, self.settings, data.end_of_text_id, data.tokenizer, self.tokenizer_text
-            )
+            shape, dropout = self.settings.shape, self.settings.model.dropout
+            of_tokens = data.end_of_text_id, data.tokenizer, self.tokenizer_text
+            write_weights(directory, state_dict, shape, dropout, *of_tokens)
 
 
 def _is_due(step: int, every: int | None) -> bool:
