@@ -71,34 +71,43 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        """Nothing is waited for before a block was computed behind it. The gradients of a rank's keys go round one hop
+        behind them, and home. Half of the heads meet their own keys first, while the next keys arrive, and half last,
+        while the gradients come home. With a single head these are waited for."""
         query, key, value, out, lse = ctx.saved_tensors
-        ranks, rank, half = ctx.group.size(), ctx.group.rank(), query.shape[2] // 2
-        gradient, keys_values = gradient.contiguous(), torch.stack([key, value])
+        group, ranks, rank, half = ctx.group, ctx.group.size(), ctx.group.rank(), query.shape[2] // 2
+        tensors = (gradient.contiguous(), query, key, value, out, lse)
+        some = -(-query.shape[1] // 2)  # of the heads
         of_query = torch.zeros_like(query, dtype=torch.float32)
-        of_keys = torch.zeros_like(keys_values, dtype=torch.float32)
-        late = slice(half, None)
-        for hop in range(ranks):
-            arriving, transfer = _pass_on(keys_values, ctx.group) if hop < ranks - 1 else (keys_values, [])
-            keys, values = keys_values.unbind()
-            if hop == 0:
-                parts = _backward(gradient, query, keys, values, out, lse, is_causal=True)
-                rows, columns = slice(None), slice(None)
-            elif hop <= rank:
-                early = (keys[:, :, :half], values[:, :, :half])
-                parts = _backward(gradient, query, *early, out, lse, is_causal=False)
-                rows, columns = slice(None), slice(None, half)
-            else:
-                of_late = (tensor[:, :, late] for tensor in (gradient, query))
-                parts = _backward(*of_late, keys, values, out[:, :, late], lse[:, :, late], is_causal=False)
-                rows, columns = late, slice(None)
-            of_query[:, :, rows] += parts[0]
-            of_keys[0, :, :, columns] += parts[1]
-            of_keys[1, :, :, columns] += parts[2]
-            of_keys, returning = _pass_on(of_keys, ctx.group)  # behind its keys, and one hop further: home
-            _wait(returning)
+        keys_values, returning = torch.stack([key, value]), []
+        of_keys = torch.zeros_like(keys_values, dtype=torch.float32)  # of those that come next
+        arriving, transfer = _pass_on(keys_values, group)
+        own = [_backward(*(each[:, :some] for each in tensors), is_causal=True)]
+        for hop in range(1, ranks):
             _wait(transfer)
             keys_values = arriving
-        return of_query.to(query.dtype), *of_keys.to(query.dtype).unbind(), None
+            if hop < ranks - 1:
+                arriving, transfer = _pass_on(keys_values, group)
+            keys, values = keys_values.unbind()
+            if hop <= rank:
+                rows, columns = slice(None), slice(None, half)
+            else:
+                rows, columns = slice(half, None), slice(None)
+            mine = [each[:, :, rows] for each in tensors]
+            mine[2:4] = keys[:, :, columns], values[:, :, columns]
+            parts = _backward(*mine, is_causal=False)
+            of_query[:, :, rows] += parts[0]
+            _wait(returning)
+            of_keys[0, :, :, columns] += parts[1]
+            of_keys[1, :, :, columns] += parts[2]
+            leaving = of_keys  # lives until it was sent
+            of_keys, returning = _pass_on(leaving, group)
+        if query.shape[1] > some:
+            own.append(_backward(*(each[:, some:] for each in tensors), is_causal=True))
+        own_query, *own_keys = (torch.cat(both, 1) for both in zip(*own, strict=True))
+        _wait(returning)
+        of_key, of_value = of_keys + torch.stack(own_keys)
+        return (of_query + own_query).to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None
 
 
 def _weighed(out, lse, more_out, more_lse):
