@@ -31,14 +31,12 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_types import duration, percentage
-from testbed.config.run_types import STRATEGIES
+from testbed.config.run_types import run_types_with
 from testbed.config.sweep_flags import add_flags, check_out_dir, parse_before_dashes, parser_of, relative
 from testbed.errors import Failure, InputError, counted, say
 from testbed.program import program, recorded_command
 
 CHOICE, FRESH = "choice.json", "fresh"
-# a mesh with its defaults is fsdp; other shapes are named with --run_types mesh:tensor_parallel_size=2
-DEFAULT_RUN_TYPES = [name for name, entry in STRATEGIES.items() if entry.equals_baseline and entry.keeps != "axes"]
 MADE_UP_TOKENS = 2_000_000  # enough for a step of any batch that is usual
 OF_A_SHORT_RUN = (
     "max_train_steps",
@@ -68,8 +66,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--ranks", metavar="LIST", help="numbers of ranks (default: 1, and as many as there are devices or cores)")
     add("--budget", type=duration, default=900.0, metavar="TIME", help="time for all runs: 90s, 15m, 2h (default: 15m)")
-    text = "run types, with flags as in scripts/run_scaling_benchmarks.py (default: all of equal work but mesh)"
-    add("--run_types", default=",".join(DEFAULT_RUN_TYPES), metavar="LIST", help=text)
+    text = (
+        "run types, with flags as in scripts/run_scaling_benchmarks.py; mesh without sizes is the plan's three best "
+        "products of axes (default: all of equal work)"
+    )
+    add("--run_types", default=",".join(run_types_with(equals_baseline=True)), metavar="LIST", help=text)
     text = (
         "what else may vary, one flag at a time: micro_batch, compile, zero_stage, bucket, recompute, schedule "
         "(default: nothing)"
@@ -95,6 +96,7 @@ def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_here, save_certificate, this_machine
     from testbed.planner.automatic import constants_here
+    from testbed.planner.constants import published_constants
     from testbed.sweep.field import OVER, field_of, predictions_of, prune
     from testbed.sweep.race import Race
     from testbed.sweep.race_runs import check_budget
@@ -105,12 +107,19 @@ def main() -> int:
     facts = facts_of_machine()
     request = request_from(arguments, facts)
     certificate = certificate_here(arguments.certificate, this_machine(request.machine.kind))
+    try:
+        constants = constants_here(arguments.calibration)
+    except InputError as error:
+        if arguments.calibration is not None:
+            raise
+        constants = published_constants()
+        say(f"predicted without a calibration: {error}")
     with token_files_of(request, arguments.dry_run) as checked:
-        field = field_of(checked, over)
+        field = field_of(checked, over, constants)
     for cell in field.cells:
         cell.command = [dict(zip(checked.shared, request.shared, strict=True)).get(word, word) for word in cell.command]
     try:
-        predictions = predictions_of(field.cells, field.settings, constants_here(arguments.calibration))
+        predictions = predictions_of(field.cells, field.settings, constants)
     except InputError as error:
         if arguments.calibration is not None:
             raise

@@ -81,7 +81,7 @@ def test_the_race_has_a_prediction_of_every_configuration(place, token_files):
     request = Request(
         "strong", parse_variants("baseline,ddp,tensor"), (1, 2), (8,), 1, 42, shared, Machine(2), "race", "src/gpt2.py"
     )
-    field = field_of(request, ())
+    field = field_of(request, (), constants_here())
     found = predictions_of(field.cells, field.settings, constants_here())
     assert found.keys() == {cell.name for cell in field.cells} and len(found) == 3
     for said in found.values():

@@ -22,7 +22,7 @@ from testbed.sweep.plan import COMPLETE, FAILED
 from testbed.sweep.runner import Runner
 
 PROGRAM = REPOSITORY / "scripts" / "find_fastest.py"
-SPEEDS = {"ddp": 1000.0, "fsdp": 900.0, "tensor": 300.0, "baseline": 500.0}
+SPEEDS = {"ddp": 1000.0, "fsdp": 900.0, "tensor": 300.0, "baseline": 500.0, "mesh": 2000.0}
 
 
 @pytest.fixture
@@ -97,6 +97,24 @@ def test_a_race_ends_with_a_verdict_a_command_and_a_choice_that_auto_takes(work,
         and "--overwrite" not in words
     )
     (auto,) = (line.split("or: ", 1)[1] for line in said.splitlines() if line.startswith("     or: "))
+    accepted = run_here(REPOSITORY / "src" / "gpt2.py", *shlex.split(auto)[3:], "--precision", "fp99", cwd=tmp_path)
+    assert "fp99" in accepted.stderr, "the rest of the command is read"
+
+
+def test_meshes_race_under_the_names_of_their_axes_and_auto_takes_the_one_that_won(work, runs, tmp_path):
+    words = ("--ranks", "4", "--run_types", "ddp,mesh", "--steps", "8", "--budget", "1h", "--yes", *work)
+    done = run_here(PROGRAM, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    races = [line.removeprefix("races: ") for line in done.stdout.splitlines() if line.startswith("races: mesh")]
+    assert len(races) == 3 and all(line.startswith("mesh:shard_size=") and " on 4 ranks" in line for line in races)
+    content = json.loads((tmp_path / "checkpoint/fastest/choice.json").read_text())
+    winner = content["arms"][0]["name"]
+    assert (tmp_path / "checkpoint/fastest" / winner / "run_1").is_dir()
+    choice = read_choice(tmp_path / "checkpoint/fastest/choice.json")
+    assert choice.run_type == "mesh" and winner.startswith(f"mesh-shard_size={choice.flags['shard_size']}")
+    for flag, value in choice.flags.items():
+        assert f"--{flag} {value}" in content["command"]
+    (auto,) = (line.split("or: ", 1)[1] for line in done.stdout.splitlines() if line.startswith("     or: "))
     accepted = run_here(REPOSITORY / "src" / "gpt2.py", *shlex.split(auto)[3:], "--precision", "fp99", cwd=tmp_path)
     assert "fp99" in accepted.stderr, "the rest of the command is read"
 

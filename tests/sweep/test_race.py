@@ -13,6 +13,11 @@ from support.programs import TINY_RUN, data_flags
 from support.sweep_cases import as_sweep, request
 
 from testbed.errors import InputError
+from testbed.experiments.made_up_tokens import write_made_up_tokens
+from testbed.planner.automatic import MESH, job_on
+from testbed.planner.constants import published_constants
+from testbed.planner.machines import machine_here
+from testbed.planner.step_time import step_time
 from testbed.sweep.field import OVER, Prediction, field_of, prune
 from testbed.sweep.plan import COMPLETE, FAILED, PENDING, again
 from testbed.sweep.race import (
@@ -137,7 +142,8 @@ def in_folder_with_data(token_files, monkeypatch):
 
 
 def a_field(passed_on: list[str], variants: str, over=(), ranks=(1, 2), cores=2):
-    return field_of(request(variants, ranks=ranks, machine=Machine(cores), passed_on=passed_on, repeats=1), over)
+    asked = request(variants, ranks=ranks, machine=Machine(cores), passed_on=passed_on, repeats=1)
+    return field_of(asked, over, published_constants())
 
 
 def test_the_field_uses_all_cores_and_leaves_out_what_makes_no_sense(in_folder_with_data):
@@ -164,6 +170,43 @@ def test_over_adds_one_flag_at_a_time(in_folder_with_data):
     ((name, reason),) = found.left_out.items()
     assert "micro_batch_size_per_gpu=8" in name and "at least as many micro batches as pipeline ranks" in reason
     assert len({cell.folder for cell in found.cells}) == len(found.cells)
+
+
+def test_of_a_mesh_without_axes_the_plans_best_three_race(in_folder_with_data):
+    found = a_field(in_folder_with_data, "ddp,mesh", ranks=(1, 2, 8))
+    meshes = [cell for cell in found.cells if cell.run_type == MESH]
+    assert [cell.ranks for cell in meshes] == [8, 8, 8]
+    machine, constants = machine_here(8, None, None), published_constants()
+
+    def seconds(settings) -> float:
+        return step_time(job_on(settings, machine), machine, constants).seconds
+
+    chosen = {}
+    for cell in meshes:
+        mesh = found.settings[cell.name].plan.mesh
+        assert sum(size > 1 for size in (mesh.shard, mesh.pipeline, mesh.tensor, mesh.context)) > 1, "no other run type"
+        named = dict(word.split("=") for word in cell.variant.partition(":")[2].split("+"))
+        assert named["shard_size"] == str(mesh.shard), "each is named by its mesh"
+        assert all(named.get(flag, "1") == str(size) for flag, size in mesh.flags().items())
+        chosen[mesh] = seconds(found.settings[cell.name])
+    assert len(chosen) == 3, "with one schedule of each"
+    assert "the baseline with more work" in found.left_out["mesh on 1 rank"]
+    assert "no product of axes that fits on 2 ranks with sequences of" in found.left_out["mesh on 2 ranks"]
+    named = "mesh:shard_size={}+tensor_parallel_size=2+sequence_parallel=on"
+    named = f"{named},{named}+pipeline_stages=2"
+    others = a_field(in_folder_with_data, named.format(2, 1), ranks=(8,)).settings.values()
+    slower = [seconds(settings) for settings in others if settings.plan.mesh not in chosen]
+    assert slower and min(slower) >= max(chosen.values())
+
+
+def test_a_named_axis_is_kept_and_two_ranks_may_share_a_long_sequence(in_folder_with_data, tmp_path):
+    (cell,) = a_field(in_folder_with_data, "mesh:tensor_parallel_size=2", ranks=(4,)).cells
+    assert cell.variant == "mesh:tensor_parallel_size=2"
+    write_made_up_tokens(tmp_path, 50, 200_000)
+    data = data_flags((tmp_path / "train.bin", tmp_path / "val.bin"))
+    work = [*TINY_RUN, *data, "--seq_length", "16384", "--max_position_embeddings", "16384"]
+    cells = a_field(work, "mesh", ranks=(2,)).cells
+    assert {cell.variant for cell in cells} == {f"mesh:shard_size={size}+context_parallel_size=2" for size in (1, 2)}
 
 
 def test_unequal_work_does_not_race(in_folder_with_data):

@@ -1,25 +1,29 @@
-"""Take the plan's best run for the ranks of a start, for `--run_type auto`. No torch."""
+"""Take the plan's best run for the ranks of a start, for `--run_type auto`, and its meshes for a race. No torch."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from testbed.config.automatic_run_type import SETS, Taken
 from testbed.config.check import check_run
 from testbed.config.flags import ParsedFlags, parse_command_line
-from testbed.config.run_types import PLAIN, REFERENCE, WITH_AUTOMATIC_MICRO_BATCH
+from testbed.config.run_types import PLAIN, REFERENCE, WITH_AUTOMATIC_MICRO_BATCH, run_types_with
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
-from testbed.errors import InputError
+from testbed.distributed.mesh import MeshSizes
+from testbed.errors import InputError, counted
 from testbed.memory_model.job import Job, Machine, job_of
 from testbed.planner.calibration import CALIBRATION, facts_here
 from testbed.planner.candidates import possible, precision_of
-from testbed.planner.command import arguments_of
+from testbed.planner.command import arguments_of, mesh_of
 from testbed.planner.constants import Constants, calibrated_constants, published_constants
 from testbed.planner.machines import as_measured, machine_here
 from testbed.planner.plan import plan, three
 
+(MESH,) = run_types_with(keeps="axes")
 # what all candidates share, as it was given
 _GIVEN = SETS | {"precision", "optimizer", "dropout", "attention", "matmul"}
 
@@ -47,10 +51,7 @@ def job_on(settings: RunSettings, machine: Machine) -> Job:
 
 def best_plan(asked: ParsedFlags, launch: Launch) -> Taken | None:
     """Return the fastest run that fits on the ranks of this start; None if nothing can be planned here."""
-    plain = PLAIN if launch.is_distributed else REFERENCE
-    own = {name: asked.values[name] for name in asked.explicit & _GIVEN if asked.values[name] is not None}
-    known = dict.fromkeys(asked.explicit & SETS)  # a plain run, for its shape and batch alone
-    settings = check_run(_without(asked, known, plain), launch).settings
+    settings, own = _plain_run(asked, launch)
     try:
         constants = constants_here()
         machine = as_measured(machine_here(launch.world_size, launch.local_world_size, None), constants.calibration)
@@ -69,6 +70,60 @@ def best_plan(asked: ParsedFlags, launch: Launch) -> Taken | None:
     interval = f"{three(time.low)} to {three(time.high)}"
     why = f"the plan's fastest of {len(runs)} that fit, {three(time.seconds)} s a step ({interval}, {time.label})"
     return Taken(best.run_type, flags, why)
+
+
+def best_meshes(words: Sequence[str], launch: Launch, constants: Constants, most: int) -> list[dict[str, Any]]:
+    """Return the fastest meshes of several axes that fit, each with its fastest schedule, as flags beyond `words`: the
+    sizes that are not 1, and whether the ranks left hold shards or copies.
+
+    Args:
+        words: flags of src/gpt2.py. What they leave open is as the program fills it in.
+        most: meshes that are returned.
+
+    Raises:
+        InputError: there is none, a given flag is refused, or the planner does not know the GPU.
+    """
+    asked = parse_command_line(list(words))
+    machine = as_measured(machine_here(launch.world_size, None, None), constants.calibration)
+    settings, own = _plain_run(asked, launch)
+    own = {"activation_checkpointing": "none", **own, "run_type": MESH}
+    of_plan, refused = possible(
+        settings.shape, settings.data.seq_length, settings.batch.global_batch_size, machine, own
+    )
+    proposed: dict[Job, dict[str, Any]] = {}
+    for job in of_plan:
+        shape = {name: value for name, value in _shape(job).items() if name not in asked.explicit}
+        if shape not in proposed.values():
+            added = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+            with contextlib.suppress(InputError):  # a schedule that needs more micro batches; another one may do
+                proposed[job_on(check_run(parse_command_line([*words, *added]), launch).settings, machine)] = shape
+    best: dict[MeshSizes, dict[str, Any]] = {}
+    for run in plan(proposed, machine, constants):
+        if run.fits:
+            best.setdefault(mesh_of(run.job), proposed[run.job])
+    if not best:
+        raise InputError(
+            refused.get(MESH)
+            or f"the plan knows no product of axes that fits on {counted(launch.world_size, 'rank')} with sequences of "
+            f"{settings.data.seq_length} tokens; name one, such as {MESH}:context_parallel_size={launch.world_size}"
+        )
+    return [*best.values()][:most]
+
+
+def _shape(job: Job) -> dict[str, Any]:
+    """Return the flags of a mesh. `shard_size` is always one: left out it is not 1, but all ranks that are left."""
+    sizes = mesh_of(job).flags()
+    found: dict[str, Any] = {name: size for name, size in sizes.items() if size > 1 or name == "shard_size"}
+    found |= {"pipeline_schedule": job.schedule} if job.schedule else {}
+    return found | ({"sequence_parallel": "on"} if job.layout.sequence_parallel else {})
+
+
+def _plain_run(asked: ParsedFlags, launch: Launch) -> tuple[RunSettings, dict[str, Any]]:
+    """Return what was asked as a plain run, for its shape and batch, and the given flags that candidates share."""
+    plain = PLAIN if launch.is_distributed else REFERENCE
+    own = {name: asked.values[name] for name in asked.explicit & _GIVEN if asked.values[name] is not None}
+    known = dict.fromkeys(asked.explicit & SETS)
+    return check_run(_without(asked, known, plain), launch).settings, own
 
 
 def _without(asked: ParsedFlags, names: dict[str, None], run_type: str) -> ParsedFlags:

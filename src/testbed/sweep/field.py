@@ -1,5 +1,7 @@
 """The field of a race: the run types of the registry on each number of ranks, and what of them may vary. No torch.
 
+Of a mesh whose axes are not named the plan's best products race.
+
 A configuration that cannot run here, or that the plan says cannot win, is left out with the reason.
 """
 
@@ -10,11 +12,14 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.config.flags import parse_command_line
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError, counted
 from testbed.memory_model.memory import fits, memory_of, needs
-from testbed.planner.automatic import job_on
+from testbed.planner.automatic import MESH, best_meshes, job_on
 from testbed.planner.constants import Constants
 from testbed.planner.machines import as_measured, machine_here
 from testbed.planner.step_time import step_time
@@ -29,6 +34,7 @@ _ADDED: dict[str, Mapping[str, Sequence[str]]] = {
     "schedule": {"pipeline_schedule": ("gpipe", "interleaved_1f1b", "zero_bubble")},
     "recompute": {"activation_checkpointing": ("selective", "block")},
 }
+MOST_MESHES = 3  # on one number of ranks
 GIB = 2**30
 MOST_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a micro batch that is tried: a pass is full long before
 
@@ -80,8 +86,12 @@ class Field:
     note: str | None = None  # what was changed to make the runs alike
 
 
-def field_of(request: Request, over: Sequence[str]) -> Field:
+def field_of(request: Request, over: Sequence[str], constants: Constants) -> Field:
     """Return the field of a race: every variant of the request on every number of ranks, checked as in a sweep.
+
+    Args:
+        over: of OVER, what else may vary.
+        constants: of the plan, which proposes meshes.
 
     Raises:
         InputError: none of them can run, or their work is not equal.
@@ -91,7 +101,12 @@ def field_of(request: Request, over: Sequence[str]) -> Field:
         if (reason := _why_not(variant, ranks, request)) is not None:
             left_out[f"{variant.text} on {counted(ranks, 'rank')}"] = reason
             continue
-        variants = _variants(variant, ranks, batch_size, over, request)
+        try:
+            named = _meshes(variant, ranks, batch_size, request, constants)
+        except InputError as error:
+            left_out[f"{variant.text} on {counted(ranks, 'rank')}"] = str(error)
+            continue
+        variants = itertools.chain(*(_variants(each, ranks, batch_size, over, request) for each in named))
         cells += [cell_of(request, each, ranks, batch_size, repeat=1) for each in variants]
     cells = list({cell.name: cell for cell in cells}.values())
     note = compile_alike(cells, request.machine)
@@ -132,6 +147,15 @@ def _why_not(variant: Variant, ranks: int, request: Request) -> str | None:
     if reason is None and ranks == 1 and not variant.is_one_process and not variant.arguments:
         return "on one rank it is the baseline with more work around it"
     return reason
+
+
+def _meshes(variant: Variant, ranks: int, batch_size: int, request: Request, constants: Constants) -> list[Variant]:
+    """Return the variant, or if it names no axis the best meshes of the plan. InputError: why there is none."""
+    if variant.run_type != MESH or parse_command_line(list(variant.arguments)).explicit & MeshSizes().flags().keys():
+        return [variant]
+    words = cell_of(request, variant, ranks, batch_size, repeat=1).gpt2_arguments
+    shapes = best_meshes(words, Launch(0, 0, ranks, ranks), constants, MOST_MESHES)
+    return [_with(variant, *(f"{name}={value}" for name, value in shape.items())) for shape in shapes]
 
 
 def _variants(
