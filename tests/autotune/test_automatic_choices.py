@@ -30,16 +30,37 @@ CPU = torch.device("cpu")
 WIDE = ["--embedding_size", "512"]  # states outweigh logits
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_auto_is_a_divisor_of_a_ranks_share_and_keeps_the_global_batch(token_files, ranks):
-    settings = settings_of(token_files, "--run_type", "ddp", "--micro_batch_size_per_gpu", "auto", world_size=ranks)
+@pytest.mark.parametrize(
+    ("ranks", "run_type", "data_ranks"),
+    [(1, "ddp", 1), (2, "ddp", 2), (4, "ddp", 4), (4, "tensor", 1), (4, "mesh", 4)]
+    + [(4, f"mesh --{axis}_parallel_size 2", 2) for axis in ("tensor", "context")],
+)
+def test_auto_is_a_divisor_of_a_ranks_share_and_keeps_the_global_batch(token_files, ranks, run_type, data_ranks):
+    flags = ["--num_heads", "4", "--run_type", *run_type.split(), "--micro_batch_size_per_gpu", "auto"]
+    settings = settings_of(token_files, *flags, world_size=ranks)
     assert settings.batch.micro_batch_size_per_gpu is None is settings.batch.grad_accum_steps
     candidates = micro_batch_candidates(settings)
-    assert candidates[0] == 1 and candidates[-1] == 32 // ranks
+    assert candidates[0] == 1 and candidates[-1] == 32 // data_ranks
     for size in candidates:
         chosen = with_micro_batch(settings, size)
         assert not chosen.finds_micro_batch and chosen.plan.total_steps == settings.plan.total_steps
-        assert size * chosen.batch.grad_accum_steps * ranks == chosen.batch.global_batch_size == 32
+        assert size * chosen.batch.grad_accum_steps * data_ranks == chosen.batch.global_batch_size == 32
+
+
+def test_ranks_of_a_mesh_take_what_fits_on_the_fullest_of_them(token_files, monkeypatch):
+    """Each predicts for its own free memory, and the axes of the mesh share what is predicted."""
+    flags = ["--run_type", "mesh", "--micro_batch_size_per_gpu", "auto"]
+    two, four = (
+        settings_of(token_files, *flags, *axes.split(), world_size=4)
+        for axes in ("--tensor_parallel_size 2", "--tensor_parallel_size 2 --context_parallel_size 2")
+    )
+    assert predicted_bytes(four, 8) < predicted_bytes(two, 8) < predicted_bytes(two, 16)
+    monkeypatch.setattr(micro_batch, "available_bytes", lambda *_: predicted_bytes(two, 8))
+    alone, words = find_micro_batch(two, launch(4), CPU)
+    assert alone == 8 and "the largest that fits (predicted" in words
+    full = micro_batch.Finding(2, 1, 1)
+    monkeypatch.setattr(micro_batch.process_group, "gather_objects", lambda mine: [mine, full, mine, mine])
+    assert find_micro_batch(two, launch(4), CPU)[0] == 2
 
 
 def test_what_was_found_is_recorded_as_if_it_had_been_given(settings, token_files):
@@ -88,7 +109,9 @@ def test_a_gpu_gets_the_largest_useful_micro_batch_unless_one_is_given(token_fil
     assert micro_batch_of("--run_type", "ddp", ranks=2) == 8
     assert micro_batch_of("--run_type", "baseline", "--micro_batch_size_per_gpu", "2") == 2
     assert micro_batch_of("--run_type", "baseline", "--grad_accum_steps", "16", "--micro_batch_size_per_gpu", "1") == 1
+    assert micro_batch_of("--run_type", "mesh", "--tensor_parallel_size", "2", ranks=4) == 8
     assert micro_batch_of("--run_type", "pipeline", ranks=2) <= 4, "whose schedule wants several"
+    assert micro_batch_of("--run_type", "mesh", "--pipeline_stages", "2", ranks=4) <= 4
 
 
 def test_a_micro_batch_on_a_gpu_ends_where_it_gets_no_faster(settings):
@@ -181,26 +204,31 @@ def test_what_sharding_saves_is_in_the_prediction(token_files):
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(ranks, token_files, tmp_path):
-    """On two ranks with dropout: weights, random numbers and the order of the data are those of the plain run."""
-    work = [*TINY_RUN, *data_flags(token_files), "--run_type", "ddp", "--max_train_steps", "3", "--dropout", "0.1"]
+@pytest.mark.parametrize(
+    ("flags", "found"), [("ddp --dropout 0.1", 16), ("mesh --context_parallel_size 2", 32)], ids=["ddp", "mesh"]
+)
+def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(ranks, token_files, tmp_path, flags, found):
+    """On two ranks: weights, random numbers of dropout and the order of the data are those of the plain run."""
+    work = [*TINY_RUN, *data_flags(token_files), "--run_type", *flags.split(), "--max_train_steps", "3"]
     work += ["--sample_tokens", "0", "--max_val_steps", "1"]
     losses, said = {}, {}
-    for name in ("auto", "16"):
+    for name in ("auto", str(found)):
         folder = tmp_path / name
         flags = ["--micro_batch_size_per_gpu", name, "--checkpoint_path", str(folder)]
         done = ranks.run_program([*work, *flags], tmp_path / f"ranks_{name}", 2)
         assert done.returncode == 0, done.stderr[-2000:]
         metrics = json.loads((folder / "training_metrics.json").read_text())
-        assert metrics["training_config"]["micro_batch_size_per_gpu"] == 16
+        assert metrics["training_config"]["micro_batch_size_per_gpu"] == found
         assert metrics["training_config"]["compile"] is False
-        assert metrics["settings"]["micro_batch_size_per_gpu"] == 16
+        assert metrics["settings"]["micro_batch_size_per_gpu"] == found
         chosen = metrics["training_config"]["automatic_choices"]
-        assert chosen["compile"] is False and chosen.get("micro_batch_size_per_gpu") == (16 if name == "auto" else None)
+        assert chosen["compile"] is False and chosen.get("micro_batch_size_per_gpu") == (
+            found if name == "auto" else None
+        )
         losses[name] = [(row["loss"], row["grad_norm"]) for row in metrics["steps"]]
         said[name] = done.stdout
-    assert losses["auto"] == losses["16"]
-    assert said["auto"].count("micro batch 16:") == 1 and "micro batch 16:" not in said["16"]
+    assert losses["auto"] == losses[str(found)]
+    assert said["auto"].count(f"micro batch {found}:") == 1 and f"micro batch {found}:" not in said[str(found)]
 
 
 def test_a_resumed_run_goes_on_with_what_was_decided(settings):

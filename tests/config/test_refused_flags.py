@@ -122,7 +122,7 @@ REFUSED = [
     ("baseline --micro_batch_size_per_gpu auto --grad_accum_steps 4", 1,
         ["auto", "--grad_accum_steps 4", "--global_batch_size"]),
     ("pipeline --micro_batch_size_per_gpu auto", 2, ["auto", "pipeline", "fsdp"]),
-    ("tensor --micro_batch_size_per_gpu auto", 2, ["auto", "tensor", "give a number"]),
+    ("mesh --pipeline_stages 2 --micro_batch_size_per_gpu auto", 2, ["auto with --pipeline_stages 2", "give a number"]),
     # 8 bits
     ("ddp --matmul fp8 --device cpu", 2, ["--matmul fp8", "--device cpu"]),
     ("pipeline --matmul fp8 --device auto", 2, ["--matmul fp8", "pipeline", "fsdp"]),

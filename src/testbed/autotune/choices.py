@@ -14,7 +14,7 @@ from testbed.autotune.attention import check_backend, fastest_backend
 from testbed.autotune.device import why_nothing_compiles, with_precision_resolved
 from testbed.autotune.micro_batch import find_micro_batch, with_micro_batch
 from testbed.config.compatibility import auto_compile_blocker
-from testbed.config.run_types import WITH_AUTOMATIC_MICRO_BATCH
+from testbed.config.run_types import can_find_micro_batch
 from testbed.config.settings import RunSettings
 from testbed.config.table import upgrade_settings
 from testbed.distributed import process_group
@@ -84,8 +84,8 @@ def with_micro_batch_left_open(settings: RunSettings) -> RunSettings:
     Each micro batch casts weights and adds gradients; 4 sequences would cost a GPU an estimated fifth of its speed.
     """
     is_given = {"micro_batch_size_per_gpu", "grad_accum_steps"} & settings.origin.given
-    can_find = settings.training.run_type in WITH_AUTOMATIC_MICRO_BATCH and not settings.training.eval_only
-    if settings.compute.device != "cuda" or is_given or not can_find:
+    can_find = can_find_micro_batch(settings.training.run_type, settings.plan.mesh.pipeline)
+    if settings.compute.device != "cuda" or is_given or not can_find or settings.training.eval_only:
         return settings
     return settings.with_values(micro_batch_size_per_gpu=None, grad_accum_steps=None)
 

@@ -88,8 +88,10 @@ RULES: tuple[Rule, ...] = (
     ({"matmul": "fp8", "embedding_size": _is_no_multiple_of_16}, lambda values: _of_16(values["embedding_size"])),
     ({"matmul": "fp8", "seq_length": _is_no_multiple_of_16}, lambda values: _of_16(values["seq_length"])),
     ({"micro_batch_size_per_gpu": "auto", "run_type": lambda entry: entry.micro_batch == "given"},
-     "it is not built for run types that cut the model, and a pipeline wants many small ones; give a number, or use "
+     "it is not built for dp, and stages want many small micro batches; give a number, or use "
      + ", ".join(WITH_AUTOMATIC_MICRO_BATCH)),
+    ({"micro_batch_size_per_gpu": "auto", "pipeline_stages": _is_several},
+     "it finds the largest that fits, and stages want many small ones; give a number"),
     ({"micro_batch_size_per_gpu": "auto", "grad_accum_steps": bool},
      "the number of micro batches follows from their size; leave one of them out, and give --global_batch_size for "
      "the work of a step"),

@@ -221,6 +221,8 @@ def _largest_that_divides(global_batch: int, data_world_size: int, largest: int,
 
 def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     """Check that the pipeline schedule can run the micro batches of a step."""
+    if mesh.pipeline == 1:
+        return
     schedule, count = values["pipeline_schedule"], values["grad_accum_steps"]
     if schedule in ("1f1b", "interleaved_1f1b", "zero_bubble") and count < mesh.pipeline:
         raise InputError(

@@ -253,7 +253,7 @@ STRATEGIES = {
         differs_because=None,
         refuses={"matmul fp8": NO_FP8, "precision fp16": NO_FP16},
         gloo_on_cuda=False,
-        micro_batch="given",
+        micro_batch="predicted",
         compiles_with=("none",),
         options={"tensor_parallel_size": None, "sequence_parallel": "off"},
     ),
@@ -270,7 +270,7 @@ STRATEGIES = {
         differs_because=None,
         refuses={"matmul fp8": NO_FP8, "precision fp16": NO_FP16},
         gloo_on_cuda=False,
-        micro_batch="given",
+        micro_batch="predicted",
         compiles_with=("none",),
         options={
             "shard_size": None,
@@ -293,6 +293,11 @@ HOW_AXES_WORK = {
 }
 ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)
 WITH_AUTOMATIC_MICRO_BATCH = tuple(name for name, entry in STRATEGIES.items() if entry.micro_batch != "given")
+
+
+def can_find_micro_batch(run_type: str, num_stages: int) -> bool:
+    """Return whether a run can look for its micro batch. A mesh with stages cannot, as a pipeline."""
+    return run_type in WITH_AUTOMATIC_MICRO_BATCH and num_stages == 1
 
 
 def run_types_with(**fields: Any) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from typing import Any
 from testbed.config.automatic_run_type import SETS, Taken
 from testbed.config.check import check_run
 from testbed.config.flags import ParsedFlags, parse_command_line
-from testbed.config.run_types import PLAIN, REFERENCE, WITH_AUTOMATIC_MICRO_BATCH, run_types_with
+from testbed.config.mesh import batch_arithmetic
+from testbed.config.run_types import PLAIN, REFERENCE, can_find_micro_batch, run_types_with
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
@@ -43,8 +44,11 @@ def constants_here(calibration: Path | None = None) -> Constants:
 
 
 def job_on(settings: RunSettings, machine: Machine) -> Job:
-    """Return a run of src/gpt2.py as the formulas see it."""
+    """Return a run of src/gpt2.py as the formulas see it. A micro batch that it is still to find counts as if nothing
+    had been said of it."""
     values = settings.by_flag()
+    if settings.finds_micro_batch:
+        values |= batch_arithmetic(values, settings.plan.data_world_size)
     values |= {"precision": precision_of(values["precision"], machine.device)}
     return job_of(values, settings.plan.mesh, settings.shape, machine)
 
@@ -64,9 +68,9 @@ def best_plan(asked: ParsedFlags, launch: Launch) -> Taken | None:
     best, time = runs[0].job, runs[0].time
     found = parse_command_line(arguments_of(best))
     flags: dict[str, Any] = {name: found.values[name] for name in sorted(found.explicit & SETS)}
-    if machine.device.kind == "cuda" and best.run_type in WITH_AUTOMATIC_MICRO_BATCH:
-        flags.pop("micro_batch_size_per_gpu", None)  # found on the device, where memory is known
     assert best.run_type is not None
+    if machine.device.kind == "cuda" and can_find_micro_batch(best.run_type, best.layout.pipeline):
+        flags.pop("micro_batch_size_per_gpu", None)  # found on the device, where memory is known
     interval = f"{three(time.low)} to {three(time.high)}"
     why = f"the plan's fastest of {len(runs)} that fit, {three(time.seconds)} s a step ({interval}, {time.label})"
     return Taken(best.run_type, flags, why)
