@@ -117,12 +117,6 @@ def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, fold
     return [resumed, uninterrupted]
 
 
-def run_case(arguments: list[str], checkpoint_folder: Path | None, looks_for_waits: bool) -> dict:
-    checked = check_run(parse_command_line(arguments), read_launch())
-    with attention_kernel(checked.settings.model.attention):
-        return results_of(checked, checkpoint_folder, looks_for_waits)
-
-
 def results_of(checked: CheckedRun, checkpoint_folder: Path | None, looks_for_waits: bool) -> dict:
     settings = checked.settings
     strategy = build(settings)
@@ -165,6 +159,7 @@ def results_of(checked: CheckedRun, checkpoint_folder: Path | None, looks_for_wa
         "data_world_size": data_world_size,
         "continued": continued,
         "built": built,
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "waits": waits,
         "block_passes": sum(process_group.gather_objects(calls.number)),
         "mesh": str(settings.plan.mesh),
@@ -179,14 +174,18 @@ def results_of(checked: CheckedRun, checkpoint_folder: Path | None, looks_for_wa
 
 
 def main(folder: Path) -> None:
+    """What the first case compiled serves those after it: they differ in what is done behind backward alone."""
     cases = json.loads((folder / "tasks.json").read_text())
-    with all_tasks_done(folder, is_needed=not all("baseline" in arguments for arguments, *_ in cases)) as results:
+    (kernel,) = {parse_command_line(arguments).values["attention"] for arguments, *_ in cases}
+    is_needed = not all("baseline" in arguments for arguments, *_ in cases)
+    with attention_kernel(kernel), all_tasks_done(folder, is_needed) as results:
         for number, (arguments, bug, tries_checkpoint) in enumerate(cases):
             with making(bug):
                 place = folder / f"checkpoint_{number}" if tries_checkpoint else None
                 # a step waits alike in every case, and what rank 0 found is the result
                 looks_for_waits = number == 0 and bug is None and read_launch().rank == 0
-                results.append(run_case(arguments, place, looks_for_waits))
+                checked = check_run(parse_command_line(arguments), read_launch())
+                results.append(results_of(checked, place, looks_for_waits))
 
 
 if __name__ == "__main__":
