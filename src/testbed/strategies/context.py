@@ -40,9 +40,7 @@ class _Ring(torch.autograd.Function):
     """Attention to one rank's keys after the other's. A part knows the logarithm of its sum of exponents, by which the
     parts are weighed. Backward gets the whole sum's, so that nothing of the parts must be kept.
 
-    Of a rank's own keys, the usual causal mask holds for its two chunks in a row. Keys of an earlier rank: all queries
-    come after the first chunk and before the second. Of a later rank: only the second half of the queries comes after
-    them, and after both chunks. So no mask is needed.
+    Of a rank's own keys, the usual causal mask holds for its two chunks in a row. For others no mask is needed.
     """
 
     @staticmethod
@@ -54,14 +52,11 @@ class _Ring(torch.autograd.Function):
             keys, values = keys_values.unbind()
             if hop == 0:
                 out, lse = _forward(query, keys, values, is_causal=True)
-            elif hop <= rank:
-                part = _forward(query, keys[:, :, :half], values[:, :, :half], is_causal=False)
-                out, lse = _weighed(out, lse, *part)
+                out = out.float()
             else:
-                part = _forward(query[:, :, half:], keys, values, is_causal=False)
-                late_out, late_lse = _weighed(out[:, :, half:], lse[:, :, half:], *part)
-                out = torch.cat([out[:, :, :half].float(), late_out], 2)
-                lse = torch.cat([lse[:, :, :half], late_lse], 2)
+                rows, columns = _meeting(hop, rank, half)
+                part = _forward(query[:, :, rows], keys[:, :, columns], values[:, :, columns], is_causal=False)
+                out[:, :, rows], lse[:, :, rows] = _weighed(out[:, :, rows], lse[:, :, rows], *part)
             _wait(transfer)
             keys_values = arriving
         out = out.to(query.dtype)
@@ -89,10 +84,7 @@ class _Ring(torch.autograd.Function):
             if hop < ranks - 1:
                 arriving, transfer = _pass_on(keys_values, group)
             keys, values = keys_values.unbind()
-            if hop <= rank:
-                rows, columns = slice(None), slice(None, half)
-            else:
-                rows, columns = slice(half, None), slice(None)
+            rows, columns = _meeting(hop, rank, half)
             mine = [each[:, :, rows] for each in tensors]
             mine[2:4] = keys[:, :, columns], values[:, :, columns]
             parts = _backward(*mine, is_causal=False)
@@ -108,6 +100,13 @@ class _Ring(torch.autograd.Function):
         _wait(returning)
         of_key, of_value = of_keys + torch.stack(own_keys)
         return (of_query + own_query).to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None
+
+
+def _meeting(hop: int, rank: int, half: int) -> tuple[slice, slice]:
+    """Return the queries of a rank, and the keys that came `hop` ranks far, that meet. Of an earlier rank: all queries
+    come after the first chunk of keys and before the second. Of a later rank: only the second chunk of queries comes
+    after them, and after both chunks."""
+    return (slice(None), slice(None, half)) if hop <= rank else (slice(half, None), slice(None))
 
 
 def _weighed(out, lse, more_out, more_lse):
