@@ -13,7 +13,7 @@ from testbed.errors import as_lines
 
 NOTHING = "nothing stands out"
 SHOWN = (  # docs/results/diagnosis/cases.jsonl; a test compares them
-    "of 54 planted slow-downs on two ranks it named 44 rightly, and of 24 undisturbed runs it blamed 1 "
+    "of 35 planted slow-downs on two ranks it named 26 rightly, and of 13 undisturbed runs it blamed 1 "
     "(docs/diagnosis.md)"
 )
 Fits = Callable[[Mapping[str, Any]], bool]
