@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from testbed.config.compatibility import auto_compile_blocker
@@ -103,7 +104,7 @@ class DenseModel:
             norm="rmsnorm" if gated else "layernorm",
         )
 
-    @property
+    @cached_property
     def block_matrix_parameters(self) -> int:
         """Elements of the matrices of one block: attention and MLP."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
@@ -114,12 +115,12 @@ class DenseModel:
         """Elements of the matrix that makes logits."""
         return self.hidden * self.vocab
 
-    @property
+    @cached_property
     def block_parameters(self) -> int:
         """Elements of one block."""
         return sum(math.prod(shape) for shape in self.block_shapes())
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All trainable elements, a tied head once."""
         embeddings = self.head_parameters * (1 if self.tied else 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from testbed.memory_model.job import DenseModel, Job
 from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
@@ -54,16 +55,16 @@ class Held:
     stages: tuple[Stage, ...]
     tensor_ranks: int = 1
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """How many blocks it has."""
         return sum(len(stage.blocks) for stage in self.stages)
 
-    @property
+    @cached_property
     def embeds(self) -> bool:
         return any(stage.embeds for stage in self.stages)
 
-    @property
+    @cached_property
     def predicts(self) -> bool:
         return any(stage.predicts for stage in self.stages)
 
@@ -72,7 +73,7 @@ class Held:
         """What ranks of one kind have in common: blocks and ends of each stage."""
         return tuple((len(stage.blocks), stage.embeds, stage.predicts) for stage in self.stages)
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Elements of one block. Cut are the matrices and the biases of their outputs; the biases of what is summed
         over the tensor ranks (twice) and two norms are on all of them."""
@@ -87,12 +88,12 @@ class Held:
         """Elements of the blocks' matrices: those that Muon updates and that autocast casts."""
         return self.blocks * part_of(self.model.block_matrix_parameters, self.tensor_ranks)
 
-    @property
+    @cached_property
     def table(self) -> int:
         """Elements of the head's matrix, or else of the embedding, which are cut by rows."""
         return part_of(self.model.vocab, self.tensor_ranks) * self.model.hidden if self.embeds or self.predicts else 0
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """All of it. A tied table counts once where the rank has both ends."""
         model, embeds, predicts = self.model, self.embeds, self.predicts
@@ -106,13 +107,19 @@ def whole(model: DenseModel, tensor_ranks: int = 1) -> Held:
     return Held(model, (Stage(range(model.layers), embeds=True, predicts=True),), tensor_ranks)
 
 
-def held_by_rank(job: Job) -> list[Held]:
+def held_by_rank(job: Job) -> tuple[Held, ...]:
     """Return what each pipeline rank holds; src/gpt2.py balances stages by cost, other programs cut blocks evenly."""
-    model, layout = job.model, job.layout
-    cut = even_stages if job.run_type is None else stages_of
-    stages = cut(model, layout.pipeline * (layout.virtual_stages if layout.pipeline > 1 else 1))
-    of_ranks = stages_of_ranks(stages, layout.pipeline, job.schedule)
-    return [Held(model, tuple(of_rank), layout.tensor) for of_rank in of_ranks]
+    layout = job.layout
+    virtual = layout.virtual_stages if layout.pipeline > 1 else 1
+    return _held(job.model, layout.pipeline, virtual, layout.tensor, job.schedule, job.run_type is None)
+
+
+@lru_cache(4096)  # jobs that differ in batch, shards or recomputation hold the same
+def _held(
+    model: DenseModel, ranks: int, virtual: int, tensor_ranks: int, schedule: str | None, is_even: bool
+) -> tuple[Held, ...]:
+    stages = (even_stages if is_even else stages_of)(model, ranks * virtual)
+    return tuple(Held(model, tuple(own), tensor_ranks) for own in stages_of_ranks(stages, ranks, schedule))
 
 
 def ends_of_each(kinds: Sequence[Hashable]) -> list[int]:
