@@ -294,7 +294,7 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     several = len(questions) > 1
     choices = [Choice.of(question, devices) for question in questions for devices in numbers]
     batch = f"{first.global_batch:,} x {first.seq_length:,} tokens a step, {first.vocabulary}"
-    label = next((one.best.time.label for one in choices if not isinstance(one.best, str)), "nothing fits")
+    label = next((one.best.time.label for one in choices if not isinstance(one.best, str)), "no run is possible")
     on = "every kind and number of devices" if several else "every number of devices"
     lead = first.model_name if several else f"{first.model_name} on {first.machine.device.name}"
     say(f"{lead}, {batch} on {on} ({label})\n")

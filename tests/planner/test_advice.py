@@ -11,7 +11,7 @@ PLAN = "scripts/plan.py"
 WIDE = "--num_layers 96 --num_heads 96 --embedding_size 12288"  # GPT-3's 175 billion
 DEEP = "--gpu a100-40 --gpus 64 --num_layers 60 --num_heads 56 --embedding_size 7168"
 THIRTEEN = "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpus 64 --gpu h100"
-XL, GPT2 = "--model gpt2-xl --gpu", "--model gpt2 --gpu"
+XL, GPT2, LLAMA = "--model gpt2-xl --gpu", "--model gpt2 --gpu", "--model llama3-8b --gpu"
 
 # flags -> a pattern of the answer
 SAID = {
@@ -42,7 +42,18 @@ SAID = {
     f"{XL} l4 --gpus 8 --offload optimizer": r"--offload optimizer is ZeRO's alone.*: with it, ",
     f"{XL} a100-80 --gpus 1 --mixed_precision native": r"Best: ZeRO-1 on 1 x",
     f"{XL} h100 --gpus 8 --mixed_precision native --top 0": r"Best: [^$]*not possible: ddp: --mixed_precision belongs",
+    f"{GPT2} a100-40 --seq_length 8192 --max_position_embeddings 8192 --attention math": "leaving --attention math out",
+    f"{GPT2} a100-40 --precision fp32": "leaving --precision fp32 out would be",
+    f"{GPT2} t4 --precision fp32": "--precision fp16 would be about",
+    f"{LLAMA} rtx4090,h100-sxm --gpus 16 --seq_length 8192 --mixed_precision native": "16 x rtx4090: Without "
+    "--mixed_precision native there is room: mesh",
     # offload where all else is tight
+    f"{LLAMA} b200 --gpus 1 --seq_length 16384": "--offload optimizer has room: ZeRO-",
+    # a batch that gives the ranks work only where they share sequences
+    f"{LLAMA} rtx4090 --gpus 64 --global_batch_size 4": r"Best: mesh .*\d context",
+    # why this row of those as fast
+    f"{XL} rtx4090 --gpus 8 --gpus_per_node 4 --network 10gbit": "simplest, and of equally simple ones that with least",
+    "--model gpt2-large --gpu a10g --gpus 8": "this is the simplest that leaves 5% of the memory",
     "--model gpt2-large --gpu t4 --gpus 1": r"fp16 would.* tight\); with it .*--offload optimizer has room",
     # meshes
     "--model llama3-70b --gpu h200 --gpus 1024 --global_batch_size 2048 --top 0": r"mesh .* stages x .*, interleaved",
@@ -64,6 +75,7 @@ NOT_SAID = {
     "--here --gpus 4 --global_batch_size 15": "of them",  # shares of cores
     f"{XL} rtx-4090 --gpus 3 --global_batch_size 64": "lets them run",  # a pipeline is as fast
     f"{XL} h100 --matmul fp8 --top 1": "leaving --matmul fp8 out",
+    "--model gpt2-medium --gpu v100 --gpus 1 --run_type optimized --offload parameters": "not possible: optimized",
 }
 # flags -> a pattern of the refusal
 REFUSED = {
@@ -76,7 +88,9 @@ REFUSED = {
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"
     ".*--pipeline_schedule gpipe with --pipeline_stages 1 does nothing",
-    f"{WIDE} --gpu h100-sxm --gpus 512 --run_type optimized --zero_stage 3": "leave --run_type optimized out",
+    f"{WIDE} --gpu h100-sxm --gpus 512 --run_type optimized --zero_stage 3": "Without --run_type optimized there is "
+    "room: mesh",
+    f"{LLAMA} rtx4090 --gpus 16 --seq_length 8192 --mixed_precision native": "Without --mixed_precision native there",
     f"{XL} a10g --gpus 12 --gpus_per_node 4 --global_batch_size 384 --run_type pipeline --pipeline_stages 12 "
     "--pipeline_schedule gpipe": "Without --pipeline_schedule gpipe there is room: pipeline 12",
     **{
@@ -103,6 +117,12 @@ def test_advice_that_would_be_wrong_is_not_given(words: str):
 def test_what_cannot_be_is_refused_with_what_would_do(words: str):
     done = run_here(PLAN, *words.split())
     assert done.returncode == 2 and re.search(REFUSED[words], done.stderr), done.stdout[:1000] + done.stderr
+
+
+def test_a_table_gives_the_reason_of_the_run_types_that_have_the_typed_flags():
+    done = run_here(PLAN, *f"{XL} h100-sxm,h200 --gpus 64 --mixed_precision native --global_batch_size 32".split())
+    assert done.returncode == 2 and "no run is possible" in done.stdout, done.stderr
+    assert "--global_batch_size 32 is not a multiple" in done.stdout and "not to allreduce" not in done.stdout
 
 
 def test_a_batch_that_is_named_can_be_run():

@@ -55,7 +55,7 @@ def possible(
     for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
         found: list[Job] = []
         reasons: list[str] = []
-        for options in _options(run_type, shape, machine, given, seq_length):
+        for options in _options(run_type, shape, machine, given, seq_length, global_batch):
             try:
                 batches = _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
                 found += batches if model is None else [_of(model, job) for job in batches]
@@ -72,11 +72,10 @@ def possible(
             reasons = [never]
         if not found and reasons:
             refused[run_type] = reasons[0]
-        elif asked and machine.devices == 1:
-            refused.setdefault(
-                run_type,
+        elif not found and asked and machine.devices == 1:
+            refused[run_type] = (
                 f"--run_type {run_type} on one device does what {REFERENCE} does, with more memory or time, unless it "
-                "offloads; give --offload optimizer, or leave --run_type out",
+                "offloads; give --offload optimizer, or leave --run_type out"
             )
     return list(dict.fromkeys(jobs)), refused
 
@@ -100,7 +99,7 @@ def precision_of(asked: str, device: Device) -> str:
 
 
 def _options(
-    run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any], seq_length: int
+    run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any], seq_length: int, global_batch: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of a run type that it is worth to try, as flags.
 
@@ -124,7 +123,9 @@ def _options(
     varied = {name: sizes for name, sizes in varied.items() if name in own}
     varied["activation_checkpointing"] = tuple(RECOMPUTE)
     if STRATEGIES[run_type].keeps == "axes":
-        yield from _products(varied, devices, given, seq_length)
+        heads = [size for size in varied["tensor_parallel_size"] if shape.num_heads % size == 0]
+        is_long = seq_length >= LONG or global_batch * max(heads, default=1) < devices
+        yield from _products(varied, devices, given, is_long)
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):
@@ -132,15 +133,15 @@ def _options(
 
 
 def _products(
-    varied: Mapping[str, Sequence[Any]], devices: int, given: Mapping[str, Any], seq_length: int
+    varied: Mapping[str, Sequence[Any]], devices: int, given: Mapping[str, Any], is_long: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
     cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
-    node, and for sequences of LONG tokens or more."""
+    node. They are for sequences of LONG tokens or more, and for batches too small to give all ranks work without."""
     sizes: dict[str, Sequence[Any]] = {
         "tensor_parallel_size": (1, *varied["tensor_parallel_size"]),
         "pipeline_stages": (1, *varied["pipeline_stages"]),
-        "context_parallel_size": (1, *varied["tensor_parallel_size"]) if seq_length >= LONG else (1,),
+        "context_parallel_size": (1, *varied["tensor_parallel_size"]) if is_long else (1,),
         "activation_checkpointing": varied["activation_checkpointing"],
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}

@@ -262,10 +262,12 @@ def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstima
         alike.setdefault(replace(job, recompute="", compiled=False), []).append(job)
     found = []
     for group in alike.values():
-        estimated = [(job, memory_of(job)) for job in sorted(group, key=lambda job: MORE_WORK.index(job.recompute))]
-        fitting = [each for each in estimated if fits(each[1], device)]
-        has_room = [roomy_bytes(memory, device) <= device.memory_bytes for _, memory in fitting]
-        found += fitting[: has_room.index(True) + 1 if True in has_room else None] or estimated
+        estimated: list[tuple[Job, MemoryEstimate]] = []
+        for job in sorted(group, key=lambda job: MORE_WORK.index(job.recompute)):
+            estimated.append((job, memory_of(job)))
+            if roomy_bytes(estimated[-1][1], device) <= device.memory_bytes and fits(estimated[-1][1], device):
+                break
+        found += [each for each in estimated if fits(each[1], device)] or estimated
     return found
 
 
@@ -328,13 +330,23 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
             cost = _span(*(budget.cost(run, seconds) or 0.0 for seconds in ends))
             words += f" and cost {cost} in the currency of --price_per_gpu_hour"
         words += _of_deadline(budget, days)
-    others = len(as_fast(runs)) - 1
-    if others > 0:
+    alike = as_fast(runs)
+    if len(alike) > 1:
         words += (
-            f". {others} more of {len(runs) - 1} may be as fast as the fastest, by the interval of their ratio to it: "
-            "this is the simplest"
+            f". {len(alike) - 1} more of {len(runs) - 1} may be as fast as the fastest, by the interval of their ratio "
+            f"to it: {_why_taken(run, alike)}"
         )
     return ". ".join([words, *advice(runs)]) + "."
+
+
+def _why_taken(run: PlannedRun, alike: Sequence[PlannedRun]) -> str:
+    """Return why a run is the one to take of those as fast."""
+    roomy = [other for other in alike if other.is_near_full == run.is_near_full]
+    words = "this is the simplest"
+    if any(other.simplicity < run.simplicity for other in alike):
+        words += f" that leaves {NEAR_FULL:.0%} of the memory"
+    is_alone = all(other is run or other.simplicity > run.simplicity for other in roomy)
+    return words if is_alone else f"{words}, and of equally simple ones that with least memory"
 
 
 def _of_deadline(budget: Budget, days: Sequence[float]) -> str:

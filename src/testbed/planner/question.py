@@ -21,7 +21,7 @@ from testbed.memory_model.job import DenseModel, Job, Machine
 from testbed.memory_model.memory import START, smallest_number_of_devices
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
-from testbed.planner.candidates import possible
+from testbed.planner.candidates import possible, precision_of
 from testbed.planner.constants import Constants
 from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
 from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, advice, duration, name_of, plan, settings_of, three
@@ -59,6 +59,7 @@ MOST_IN_SWEEP = 64
 WORTH_SAYING = 1.2  # times as fast
 MUCH = 0.3  # of a step
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
+ARITHMETIC = ("matmul", "mixed_precision", "precision", "attention")  # flags that decide which kernels compute
 MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
 
 
@@ -127,18 +128,19 @@ class Question:
             raise self.nothing_possible(refused)
         if not runs[0].fits:
             words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}"
-            typed = {name.replace("_", "-") for name in self.given} | set(self.given)
-            left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed - {"run_type"})]
-            others = (self._with_offload(runs[0]), self._with_another_schedule())
-            words += "".join(f". {other}" for other in others if other)
-            raise InputError(words + (f". Left out was: {left_out[0]}" if left_out else ""))
+            ways = [way for way in (self._with_offload(runs[0]), self._with_room()) if way]
+            if not ways:
+                typed = {*self.given} - {"run_type"}
+                left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed)]
+                ways = [f"Left out was: {why}" for why in left_out[:1]]
+            raise InputError(". ".join([words, *ways]))
         return runs, refused
 
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
         found = [self._narrower_precision(best), self._batch_that_divides(best), self._fewer_devices(best)]
-        found += [self._with_offload(best) if best.is_tight else None, self._without_8_bits(best)]
-        found += [self._unused_offload(best)]
+        found += [self._with_offload(best), self._with_room()] if best.is_tight else []
+        found += [self._with_other_arithmetic(best), self._unused_offload(best)]
         return [hint for hint in found if hint]
 
     def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
@@ -152,7 +154,7 @@ class Question:
     def _narrower_precision(self, best: PlannedRun) -> str | None:
         """Return the speed-up of --precision fp16 on a device without native bf16; None if there is none."""
         peaks = self.machine.device.peak_flops
-        if self.given.get("precision") not in (None, "auto", "bf16") or "fp16" not in peaks or "bf16" in peaks:
+        if self.given.get("precision") == "fp16" or "fp16" not in peaks or "bf16" in peaks:
             return None
         other = self._asked(precision="fp16")
         fp16 = other.fitting()
@@ -214,7 +216,7 @@ class Question:
     def _with_offload(self, best: PlannedRun) -> str | None:
         """Return that DeepSpeed's offload has room, where nothing else has, and that it is not much slower."""
         asks = {"run_type": "optimized", "offload": "optimizer"}
-        if self.machine.device.kind == "cpu" or self.work is None or any(name in self.given for name in asks):
+        if self.machine.device.kind == "cpu" or any(name in self.given for name in asks):
             return None
         found = self._asked(None, **asks).fitting()
         if found is None or found.is_tight or (best.fits and found.time.seconds > WORTH_A_TRY * best.time.seconds):
@@ -222,12 +224,15 @@ class Question:
         flags = " ".join(f"--{name} {value}" for name, value in asks.items())
         return f"{flags} has room: {name_of(found.job)}, {three(found.time.seconds)} s a step"
 
-    def _without_8_bits(self, best: PlannedRun) -> str | None:
-        """Return that a run is as fast without --matmul fp8, or that compiling makes up for the casts."""
-        if self.given.get("matmul") != "fp8":
-            return None
-        others = {"--compile on": self._asked(compile=True), "leaving --matmul fp8 out": self._without("matmul")}
-        for words, other in others.items():
+    def _with_other_arithmetic(self, best: PlannedRun) -> str | None:
+        """Return that a run is much faster without the arithmetic that was typed, or that compiling makes up for the
+        casts of --matmul fp8."""
+        given = {name: self.given[name] for name in ARITHMETIC if name in self.given}
+        if given.get("precision") == precision_of("auto", self.machine.device):
+            del given["precision"]
+        others = {"--compile on": self._asked(compile=True)} if given.get("matmul") == "fp8" else {}
+        others |= {f"leaving {_typed(name, value)} out": self._without(name) for name, value in given.items()}
+        for words, other in others.items() if self.machine.devices <= MOST_TRIED else ():
             found = other.fitting()
             if found is not None and best.time.seconds > WORTH_SAYING * found.time.seconds:
                 gain = three(best.time.seconds / found.time.seconds)
@@ -242,22 +247,27 @@ class Question:
         why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
         return f"--offload {self.given['offload']} is ZeRO's alone, and this run does without: with it, {why}"
 
-    def _with_another_schedule(self) -> str | None:
-        """Return that a pipeline has room under another schedule than the typed one."""
-        schedule = self.given.get("pipeline_schedule")
-        found = self._without("pipeline_schedule").fitting() if schedule else None
-        if found is None:
+    def _with_room(self) -> str | None:
+        """Return which typed flag leaves room where it is left out; None if there is no such one."""
+        if self.machine.devices > MOST_TRIED:
             return None
-        return f"Without --pipeline_schedule {schedule} there is room: {name_of(found.job)}, {settings_of(found.job)}"
+        for name, value in sorted(self.given.items(), key=lambda typed: typed[0] == "run_type"):  # most wanted last
+            run = self._without(name).fitting()
+            if run is not None and not run.is_tight:
+                return f"Without {_typed(name, value)} there is room: {name_of(run.job)}, {settings_of(run.job)}"
+        return None
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
+        return InputError(f"nothing can be planned for {self.devices_in_words}: {self._reason(refused)}")
+
+    def _reason(self, refused: Mapping[str, str]) -> str:
+        """Return why there is no candidate."""
         typed = {name for name in self.given if any(name in entry.options for entry in STRATEGIES.values())}
         having = {name: why for name, why in refused.items() if typed <= {*STRATEGIES[name].options}}
         told = having or refused  # a run type without a typed flag has no other reason than that
         plain = told.get(REFERENCE) or told.get(PLAIN)  # others have rules of their own on top
-        reason = plain or next(iter(told.values()), "no run type runs on them")
-        return InputError(f"nothing can be planned for {self.devices_in_words}: {reason}")
+        return plain or next(iter(told.values()), "no run type runs on them")
 
     @property
     def devices_in_words(self) -> str:
@@ -267,7 +277,7 @@ class Question:
         """Return the best run, or why there is none."""
         runs, refused = self.runs()
         if not runs:
-            return next(iter(refused.values()), "nothing is possible")
+            return self._reason(refused)
         return runs[0] if runs[0].fits else f"does not fit: {self._lack(runs[0])}"
 
     def fitting(self) -> PlannedRun | None:
@@ -289,8 +299,7 @@ class Question:
 
         number = smallest_number_of_devices(jobs_on, self.machine.device, self.machine.per_node)
         if number is None:
-            other = f"leave --run_type {asked} out, or " if (asked := self.given.get("run_type")) else ""
-            return f"{self._lack(run)}, and no number of them would do; {other}take devices with more memory"
+            return f"{self._lack(run)}, and no number of them would do as asked; devices with more memory may"
         if number < self.machine.devices:
             return f"{self._lack(run)}; fewer would do, as they divide otherwise: {number}"
         return f"{self._lack(run)}; the smallest number of them that would do is {number}"
@@ -318,6 +327,14 @@ class Choice:
     @property
     def cost(self) -> float | None:
         return self.question.budget.cost(self.best) if isinstance(self.best, PlannedRun) else None
+
+    def hints(self) -> list[str]:
+        """Return what to know of the run, or what lets one fit."""
+        if isinstance(self.best, str):
+            room = self.question._with_room()
+            return [room] if room else []
+        tight = ["It fits only tightly"] if self.best.is_tight else []
+        return [*self.question.hints(self.best), *advice([self.best]), *tight]
 
     def said(self) -> str:
         """Return devices, strategy, the time of the whole run and its cost."""
@@ -356,16 +373,15 @@ def _winners(choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
 
 def caveats_of(choices: Sequence[Choice]) -> list[str]:
     """Return what to know of the first choice of each kind of device, and of each that an answer names."""
-    firsts: dict[str, Choice] = {}
+    firsts: dict[str, Choice] = {}  # without one, the last of them
     for choice in choices:
-        if isinstance(choice.best, PlannedRun):
-            firsts.setdefault(choice.question.machine.device.name, choice)
+        kind = choice.question.machine.device.name
+        if kind not in firsts or isinstance(firsts[kind].best, str):
+            firsts[kind] = choice
     said: dict[str, None] = {}
     told = [*firsts.values(), *(choice for _, choice in _winners(choices) if choice)]
     for each in {id(choice): choice for choice in told}.values():
-        assert isinstance(each.best, PlannedRun)
-        tight = ["It fits only tightly"] if each.best.is_tight else []
-        for hint in [*each.question.hints(each.best), *advice([each.best]), *tight]:
+        for hint in each.hints():
             said[f"{each.question.devices_in_words}: {hint}."] = None
     return list(said)
 
@@ -441,6 +457,11 @@ def _other_model(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DenseMo
     if heads % kv_heads:
         raise InputError(f"--kv_heads {kv_heads} does not divide the {heads} heads that share them")
     return DenseModel.of_sizes(**sizes)
+
+
+def _typed(name: str, value: object) -> str:
+    """Return a flag as it was typed."""
+    return f"--{name}" + ("" if value is True else f" {'off' if value is False else value}")
 
 
 def _rounded(batch: int, devices: Sequence[int]) -> int:
