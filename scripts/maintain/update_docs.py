@@ -128,7 +128,9 @@ def long_sequence() -> str:
 
     table = ["| ranks | runs | step time, median of each run (s) | resident memory of the fullest rank (GiB) |"]
     table.append("|---:|---:|---|---:|")
-    records = [run.record for run in load_runs([RESULTS / "meshes" / "long_sequence"])]
+    records = [
+        run.record for run in load_runs(sorted((RESULTS / "meshes" / "long_sequence").glob("*/training_metrics.json")))
+    ]
     for ranks in sorted({record["hardware"]["world_size"] for record in records}):
         mine = [record for record in records if record["hardware"]["world_size"] == ranks]
         times = ", ".join(f"{time:.1f}" for time in sorted(record["timing"]["step_time_p50_sec"] for record in mine))

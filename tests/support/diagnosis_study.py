@@ -162,6 +162,19 @@ def overhead(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def costs(found: dict) -> str:
+    """Return what `cost_of_a_call` found, in a sentence."""
+    more = {name: found[f"{name}_on_us"] - found[f"{name}_off_us"] for name in ("collective", "scatter", "phase")}
+    step_ms = (3 * more["collective"] + 5 * more["phase"] + found["step_us"]) / 1e3
+    return (
+        f"A collective costs {more['collective']:.1f} microseconds more ({found['collective_on_us']:.1f} in place of "
+        f"{found['collective_off_us']:.1f}), a reduction that scatters {more['scatter']:.1f}, a phase "
+        f"{more['phase']:.1f}, a step {found['step_us']:.1f} once. In a step of `ddp`, with 3 collectives and 5 "
+        f"phases, that is {step_ms:.2f} ms. To register the hooks and to remove them costs "
+        f"{found['switch_us'] / 1e3:.1f} ms."
+    )
+
+
 def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -237,7 +250,7 @@ def main() -> None:
         return
     if arguments.table:
         rows = read(arguments.into)
-        print(overhead(rows) if "how" in rows[0] else table(rows))
+        print(overhead(rows) if "how" in rows[0] else costs(rows[0]) if "step_us" in rows[0] else table(rows))
         return
     if arguments.overhead:
         measure_overhead(arguments.overhead, arguments.into)
