@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,28 +88,27 @@ def best_meshes(words: Sequence[str], launch: Launch, constants: Constants, most
     """
     asked = parse_command_line(list(words))
     machine = as_measured(machine_here(launch.world_size, None, None), constants.calibration)
-    settings, own = _plain_run(asked, launch)
+    settings, own = _plain_run(asked, Launch(0, 0, 1, 1))  # whose batch need not divide among the ranks
     own = {"activation_checkpointing": "none", **own, "run_type": MESH}
     of_plan, refused = possible(
         settings.shape, settings.data.seq_length, settings.batch.global_batch_size, machine, own
     )
     proposed: dict[Job, dict[str, Any]] = {}
+    reason = refused.get(MESH, f"{counted(launch.world_size, 'rank')} have no product of two axes")
     for job in of_plan:
         shape = {name: value for name, value in _shape(job).items() if name not in asked.explicit}
         if shape not in proposed.values():
             added = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
-            with contextlib.suppress(InputError):  # a schedule that needs more micro batches; another one may do
+            try:
                 proposed[job_on(check_run(parse_command_line([*words, *added]), launch).settings, machine)] = shape
+            except InputError as error:  # a schedule that needs more micro batches; another one may do
+                reason = str(error)
     best: dict[MeshSizes, dict[str, Any]] = {}
     for run in plan(proposed, machine, constants):
         if run.fits:
             best.setdefault(mesh_of(run.job), proposed[run.job])
     if not best:
-        raise InputError(
-            refused.get(MESH)
-            or f"the plan knows no product of axes that fits on {counted(launch.world_size, 'rank')} with sequences of "
-            f"{settings.data.seq_length} tokens; name one, such as {MESH}:context_parallel_size={launch.world_size}"
-        )
+        raise InputError("no product of axes fits into the memory" if proposed else reason)
     return [*best.values()][:most]
 
 
