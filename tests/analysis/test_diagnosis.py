@@ -167,14 +167,44 @@ def test_a_pause_shows_in_idle_times_where_speed_varies_more():
     assert found(add(metrics, 1, 0.015 * STEP_S, "own_backward")) == [("backward", 1)]
 
 
+def with_calls(metrics: dict, *seconds: float, num: int = 70) -> dict:
+    """Give each rank calls in backward and after it, of so many seconds a step together in each."""
+    for rank, one in zip(metrics["watched"]["per_rank"], seconds, strict=True):
+        small, call = rank["collectives"]
+        calls = [{**call, "phase": phase, "num": num, "call_s": 70 * one} for phase in ("backward", "synchronise")]
+        rank["collectives"] = [small, *calls]
+    return metrics
+
+
 def test_slow_calls_are_one_finding_however_many_phases_they_are_in():
     metrics = add(watched_run(1), 1, 0.01, "own_backward", "cpu_backward", "calls")
-    metrics = add(metrics, 1, 0.01, "own_synchronise", "calls")
-    rank = metrics["watched"]["per_rank"][1]
-    calls = [{**rank["collectives"][1], "phase": phase, "call_s": 70 * 0.01} for phase in ("backward", "synchronise")]
-    rank["collectives"] = [rank["collectives"][0], *calls]
+    metrics = with_calls(add(metrics, 1, 0.01, "own_synchronise", "calls"), 0.0, 0.01)
     (first,) = diagnose(metrics).findings
     assert (first.cause, first.rank, first.shift.seconds) == ("collective", 1, pytest.approx(0.02))
+    assert "most in allreduce along copies in backward, 10 ms by the mean" in text_of(diagnose(metrics))
+    del metrics["watched"]
+    assert len({cause for cause, _ in found(metrics)} & {"collective"}) <= 1, "of a killed run no time is said twice"
+
+
+def test_a_stage_that_makes_twice_the_calls_is_not_slow_in_them():
+    metrics = add(watched_run(1, mesh={"pipeline": 2}), 1, 0.002, "own_elsewhere", "cpu_forward", "calls")
+    metrics = with_calls(add(metrics, 0, 0.001, "calls"), 0.001, 0.001)
+    metrics["watched"]["per_rank"][1]["collectives"] *= 2
+    assert ("collective", 1) not in [
+        (one.cause, one.rank) for one in diagnose(metrics).findings if one.details.get("is_all")
+    ]
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.004, False), (0.007, True)])
+def test_half_a_percent_of_a_step_is_said(share, is_said):
+    metrics = add(watched_run(1, noise=0.0), 1, share * STEP_S, "own_backward")
+    assert found(metrics) == [("backward", 1)] * is_said
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.02, False), (0.04, True)])
+def test_of_a_core_three_percent_are_said(share, is_said):
+    metrics = add(watched_run(1, noise=0.0), 1, share * STEP_S, "own_backward", "queued_backward")
+    assert found(metrics) == [("core", 1)] * is_said
 
 
 def test_a_slow_call_outside_the_phases_is_named():

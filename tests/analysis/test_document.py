@@ -74,8 +74,9 @@ def test_markup_in_a_name_is_text():
 
 
 def test_no_line_of_a_cell_ends_within_a_flag():
-    page = html.page(whole("--num_workers 2 <b>"))
-    assert '<span class="flag">--num_workers</span> 2 &lt;b&gt;</td>' in page and "<b>" not in page.partition("<td")[2]
+    page = html.page(whole("--num_workers 2 --dry-run a--b <b>"))
+    flags = '<span class="flag">--num_workers</span> 2 <span class="flag">--dry-run</span> a--b &lt;b&gt;</td>'
+    assert flags in page and "<b>" not in page.partition("<td")[2]
 
 
 def test_what_is_said_of_runs_has_all_three_forms(tmp_path):

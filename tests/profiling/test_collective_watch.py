@@ -122,6 +122,30 @@ def test_what_the_core_did_for_others_is_queued(watch, clocks):
     assert (step["own_elsewhere_s"], step["queued_elsewhere_s"], step["blocked_s"]) == (0.125, 0.125, 0.25)
 
 
+def test_calls_are_of_the_step_and_without_what_was_queued(watch, clocks):
+    call = watch.enter("allreduce", (torch.empty(8, dtype=torch.uint8),))
+    clocks.compute(0.5)
+    clocks.queue(0.25)
+    watch.leave("return", call)
+    watch.leave("done", call)
+    assert watch.take_step()["calls_s"] == 0.5
+    call = watch.enter("allgather", (torch.empty(8, dtype=torch.uint8),))  # between the steps
+    clocks.compute(1.0)
+    watch.leave("return", call)
+    assert watch.take_step()["calls_s"] == 0.0
+
+
+@pytest.mark.parametrize("text", [None, b"", b"7\n", b"a b c\n"])
+def test_a_system_without_queued_times_counts_none(monkeypatch, tmp_path, text):
+    if text is not None:
+        (tmp_path / "schedstat").write_bytes(text)
+    opened = os.open
+    monkeypatch.setattr(collective_watch.os, "open", lambda path, flags: opened(tmp_path / "schedstat", flags))
+    clock = QueueClock()
+    assert clock() == 0.0
+    clock.close()
+
+
 def test_a_thread_that_shares_its_core_queues():
     """Of this machine: two threads of equal weight on one core each wait about half of the time for it."""
     if not Path("/proc/thread-self/schedstat").exists():
@@ -182,11 +206,12 @@ def test_garbage_collection_is_no_phases_own_time(watch, clocks):
     """Nor its CPU time, of which there is less than time by the clock where something else uses the core."""
     watch._on_gc("start", {})
     clocks.compute(0.5)
-    clocks.sleep(1.0)
+    clocks.queue(1.0)
     watch._on_gc("stop", {})
     clocks.compute(0.25)
     step = watch.take_step()
     assert (step["gc_s"], step["own_backward_s"], step["cpu_backward_s"]) == (1.5, 0.25, 0.25)
+    assert step["queued_backward_s"] == 0.0
 
 
 def test_the_time_between_steps_is_of_the_step_after_it(watch, clocks):

@@ -47,10 +47,13 @@ class QueueClock:
     """The seconds in which this thread was ready to run and did not. 0 where the system does not tell them."""
 
     def __init__(self) -> None:
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         try:
-            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._file = None
+            self()
+        except (OSError, ValueError, IndexError):  # another kernel's form
+            self.close()
 
     def __call__(self) -> float:
         return 0.0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1]) / 1e9
@@ -219,7 +222,8 @@ class CollectiveWatch:
         phase = self._phase
         self._own_s[phase] = self._own_s.get(phase, 0.0) + own_s
         self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_cpu_s
-        waited_s = min(queued_s - self._now_queued_s, max(0.0, wall_s - computed_s - blocked_s))
+        idle_s = own_s - (computed_s - self._gc_cpu_s)  # what waited for the core in a collection is of the collection
+        waited_s = min(queued_s - self._now_queued_s, max(0.0, idle_s))
         self._queued_s[phase] = self._queued_s.get(phase, 0.0) + waited_s
         if phase != BETWEEN:
             self._blocked_s += blocked_s

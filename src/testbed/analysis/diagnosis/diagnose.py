@@ -118,6 +118,7 @@ class _Watched:
         # once for all ranks of a group, so that the time grows with the ranks and not with their square
         self.of, self.shifts = functools.cache(self._of), functools.cache(self._shifts)
         self.speeds, self.queues = functools.cache(self._speeds), functools.cache(self._queues)
+        self.calls = functools.cache(self._calls)
         self.computed_s = np.median(sum(self.cpu(phase) for phase in PHASES), axis=0)
 
     def _of(self, name: str) -> np.ndarray:
@@ -152,9 +153,18 @@ class _Watched:
     def _queues(self, group: range) -> list[Shift]:
         """Return how long each rank waits for its core beyond the others. Who computes longer waits longer, so it is
         compared for each second of computing."""
-        queued = sum((self.queued(phase) for phase in (*PHASES, ELSEWHERE)), np.zeros(1))[:, group]
-        computed_s = np.maximum(self.computed_s[group], 1e-9)
+        # stages exchange and wait unequally by design, outside these phases
+        phases = COMPUTING if self.is_pipeline else (*PHASES, ELSEWHERE)
+        queued = sum((self.queued(phase) for phase in phases), np.zeros(1))[:, group]
+        computed_s = np.maximum(np.median(sum(self.cpu(phase) for phase in COMPUTING), axis=0)[group], 1e-9)
         return self._of_each(against_others(batches(queued / computed_s, MEAN)) * computed_s)
+
+    def _calls(self, group: range) -> list[Shift]:
+        """Return how long each rank's calls of collectives take beyond the others', call for call: how many a stage
+        makes is by design."""
+        num = [sum(row["num"] for row in rows if _phase_of(row)) / _num_steps(self) for rows in _collectives(self)]
+        of_rank = np.maximum(np.array(num)[group], 1e-9)
+        return self._of_each(against_others(batches(self.of("calls")[:, group] / of_rank)) * of_rank)
 
     def _speeds(self, group: range) -> tuple[list[Shift], dict[str, list[Shift]]]:
         """Return what a slower core costs each rank, and what each phase computes beyond that.
@@ -234,10 +244,9 @@ def _of_phases(watched: _Watched, rank: int) -> list[Finding]:
             shifts.append(beyond[phase][place])
         if shifts := [shift for shift in shifts if _is_said(watched, shift, LEAST_SHARE)]:
             said[phase] = max(shifts, key=lambda shift: shift.low)
-    calls = shift_in("of", ("calls",), QUIET)
-    if is_said := _is_said(watched, calls, LEAST_SHARE):
-        details = {"phase": ELSEWHERE, **_called(watched, rank, group)}
-        found.append(Finding("collective", rank, calls, calls.seconds / watched.step_s, details))
+    called = _called(watched, rank, group)  # of a run that was killed nothing is known of single collectives
+    if is_said := bool(called) and _is_said(watched, calls := watched.calls(group)[place], LEAST_SHARE):
+        found.append(Finding("collective", rank, calls, calls.seconds / watched.step_s, {**called, "is_all": True}))
     for phase, shift in said.items():
         called = _called(watched, rank, group, phase)
         is_call = called.get("call_s", 0.0) > shift.seconds / 2
@@ -258,8 +267,8 @@ def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str | Non
     for rows in _collectives(watched):
         calls: dict[tuple[str, str], float] = {}
         for row in rows:
-            of_row = ELSEWHERE if row["phase"] in ("step", "schedule") else row["phase"]
-            if of_row == phase or (phase is None and of_row in (*PHASES, ELSEWHERE)):
+            of_row = _phase_of(row)
+            if of_row and phase in (of_row, None):
                 place = _named(row), of_row
                 calls[place] = calls.get(place, 0.0) + row["call_s"]
         per_rank.append(calls)
@@ -270,6 +279,11 @@ def _called(watched: _Watched, rank: int, group: Sequence[int], phase: str | Non
         return {}
     most = max(ahead, key=lambda place: ahead[place])
     return {"collective": most[0], "phase": most[1], "call_s": ahead[most]}
+
+
+def _phase_of(row: dict[str, Any]) -> str | None:
+    """Return the phase of a step in which a collective was called. None: not in a step."""
+    return ELSEWHERE if row["phase"] in ("step", "schedule") else row["phase"] if row["phase"] in PHASES else None
 
 
 def _named(row: dict[str, Any]) -> str:

@@ -127,13 +127,17 @@ def _what(finding: Finding) -> str:
     details, is_one = finding.details, finding.rank is not None
     if finding.cause == "core":
         is_waiting = details["is_waiting"]
-        reason = "it waits for its core, which something else uses" if is_waiting else "it computes more slowly"
-        return f"has a slow core ({reason}; forward and backward are slow alike)"
+        reason = "it waits for its core, which something else uses" if is_waiting else "it computes all more slowly"
+        return f"has a slow core ({reason})"
     if finding.cause == "link":
         return (
             f"a slow link; all collectives of a step ({details['bytes'] / 1e6:.3g} MB of inputs and outputs; the "
             f"longest is {details['collective']} in {details['phase']}) take longer than as many small ones"
         )
+    if finding.cause == "collective" and details.get("is_all"):
+        where = "outside the step's phases" if details["phase"] == ELSEWHERE else f"in {details['phase']}"
+        most = f"{details['collective']} {where}, {_time(details['call_s'])} by the mean"
+        return f"is slow in its calls of collectives, before the transfers begin (most in {most})"
     if finding.cause == "collective":
         which = f"in {details['collective']}" if "collective" in details else "between its collectives"
         where = "outside the step's phases" if details["phase"] == ELSEWHERE else f"of {details['phase']}"

@@ -42,7 +42,7 @@ def page(document: Document) -> str:
 
 def _flags_whole(text: str) -> Markup:
     """Return escaped text in which no line ends within a flag, as browsers would at its hyphens."""
-    return Markup(re.sub(r"--\w+", r'<span class="flag">\g<0></span>', str(escape(text))))
+    return Markup(re.sub(r"(?<!\w)--\w[\w-]{0,40}", r'<span class="flag">\g<0></span>', str(escape(text))))
 
 
 def _drawn(picture: Picture) -> str:
