@@ -68,7 +68,14 @@ def test_one_run_from_every_format_and_from_flags(token_files, tmp_path, suffix)
         ("a.py", "seed = 1 / 0\n", "division by zero"),
         ("a.py", "a = " + "(" * 5000, "is not a config of nanoGPT that can be read"),
         ("a.py", "a = " + "-" * 50_000 + "1", "is not a config of nanoGPT that can be read"),
+        ("a.py", "gradient_accumulation_steps = 0\n", "must be whole numbers from 1"),
         ("a.py", "model_parallel = 2\nquux = 1\n", "'quux' is not a setting"),
+        (
+            "a.py",
+            "total_batch_size = 524288\n",
+            "'total_batch_size' is not a setting (did you mean --global_batch_size",
+        ),
+        ("a.py", "min_lr_ratio = 0.1\nwarmup_ratio = 1\n", "'warmup_ratio' is not a setting (did you mean --warmup_st"),
         ("a.py", "learning_rate = 'high'\n", "learning_rate cannot be 'high'"),
     ],
 )
@@ -174,7 +181,7 @@ def test_a_config_of_nanogpt_means_the_same_here(tmp_path):
     words = (
         "--track wandb --train_data_path data/words/train.bin --val_data_path data/words/val.bin --seq_length 1024 "
         "--max_position_embeddings 1024 --global_batch_size 480 --max_train_steps 300000 --lr_decay_steps 300000 "
-        "--eval_every 1000 --save_every 1000 --max_val_steps 200 --steps_per_print 10 --weight_decay 0.1 "
+        "--eval_every 1000 --save_every 1000 --max_val_steps 5 --steps_per_print 10 --weight_decay 0.1 "
         "--precision bf16 --compile off --num_layers 12 --num_heads 12 --embedding_size 768 --dropout 0 "
         "--learning_rate 6e-4 --adam_beta1 0.9 --adam_beta2 0.95 --max_grad_norm 1 --warmup_steps 2000 "
         "--min_learning_rate 6e-5 --init_from scratch"
@@ -189,3 +196,29 @@ def test_a_config_of_nanogpt_means_the_same_here(tmp_path):
     assert (values["init_from"], values["num_heads"], values["max_position_embeddings"]) == ("gpt2-xl", None, None)
     assert (values["lr_schedule"], values["warmup_steps"], values["min_learning_rate"]) == ("constant", 0, None)
     assert (values["keep_best"], values["save_every"], values["track"], values["seed"]) == (True, None, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        ("", "--model gpt2-medium", {"num_layers": None, "embedding_size": None}),
+        ("model = 'gpt2-medium'\nn_head = 8", "", {"num_layers": None, "num_heads": 8}),
+        ("n_layer = 3", "--init_from gpt2-xl", {"num_layers": None, "max_position_embeddings": None}),
+        ("", "--epochs 1", {"max_train_steps": None, "lr_decay_steps": 600_000}),
+        ("max_iters = 9", "--epochs 1", {"max_train_steps": 9}),
+        ("max_tokens = 9", "", {"max_train_steps": None}),
+        ("", "--learning_rate 3e-5", {"min_learning_rate": None}),
+        ("learning_rate = 3e-5\nmin_lr = 1e-5", "", {"min_learning_rate": 1e-5}),
+        ("learning_rate = 1e-3", "", {"min_learning_rate": 6e-5}),
+        ("lr_decay_iters = 1000", "", {"warmup_steps": 100, "max_train_steps": 600_000}),
+        ("decay_lr = True\nwarmup_iters = 7", "--lr_decay_steps 1000", {"warmup_steps": 7, "min_learning_rate": 6e-5}),
+        ("", "--lr_schedule constant", {"warmup_steps": None, "lr_decay_steps": None}),
+        ("eval_iters = 0", "", {"max_val_steps": 0}),
+        ("eval_iters = 41", "", {"max_val_steps": 2}),
+    ],
+)
+def test_a_default_of_nanogpt_gives_way_to_what_is_said(tmp_path, text, words, expected):
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    values = parse_command_line(["--config", str(path), *words.split()]).values
+    assert {name: values[name] for name in expected} == expected

@@ -7,7 +7,7 @@ text that stands there, but for null, true and false: YAML 1.1 would read `on` a
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,19 @@ from testbed.io import parse_json, read_whole
 _PLAIN = {"null": None, "~": None, "": None, "true": True, "false": False}
 
 
-def read_config(path: Path, name: str) -> Any:
+def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
     """Return what a file holds. InputError, one sentence that begins with `name`, where it cannot be read.
 
     Args:
         name: what the file is called in the sentence.
+        typed: flags on the command line and their values, to which defaults of nanoGPT give way.
     """
     content, suffix = read_whole(path, name), path.suffix.lower()
     if suffix not in _READERS:
         return parse_json(content, name)
     kind, read = _READERS[suffix]
     try:
-        found = read(content.decode("utf-8-sig"))
+        found = read(content.decode("utf-8-sig"), typed)
         repr(found).encode()
         return found
     except UnicodeDecodeError:
@@ -42,7 +43,11 @@ def read_config(path: Path, name: str) -> Any:
         raise InputError(f"{name} is not {kind} that can be read: it is nested too deeply") from None
 
 
-def _flat_yaml(text: str) -> dict[str, Any]:
+def _toml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+def _flat_yaml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
     """Return names and values of a YAML mapping. InputError where it is something else, or has a name twice.
 
     Nothing is constructed and no alias is followed, so that a file can neither run code nor grow.
@@ -71,8 +76,8 @@ def _flat_yaml(text: str) -> dict[str, Any]:
     return found
 
 
-_READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    ".toml": ("TOML", tomllib.loads),
+_READERS: dict[str, tuple[str, Callable[[str, Mapping[str, Any]], Any]]] = {
+    ".toml": ("TOML", _toml),
     ".yaml": ("YAML", _flat_yaml),
     ".yml": ("YAML", _flat_yaml),
     ".py": ("a config of nanoGPT", nanogpt_flags),

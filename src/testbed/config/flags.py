@@ -81,7 +81,8 @@ def parse_command_line(arguments: list[str]) -> ParsedFlags:
     parser = build_parser()
     values = vars(parser.parse_args(arguments))
     typed = frozenset(_typed(arguments) & values.keys())
-    from_file, data_sha256 = _read_config_file(Path(values["config"])) if values["config"] else ({}, {})
+    given = {name: values[name] for name in typed}
+    from_file, data_sha256 = _read_config_file(Path(values["config"]), given) if values["config"] else ({}, {})
     merged = {**values, **{name: value for name, value in from_file.items() if name not in typed}}
     configured = frozenset(name for name, value in from_file.items() if value is not None) - typed
     return ParsedFlags(merged, typed, configured, data_sha256=data_sha256)
@@ -95,9 +96,9 @@ def _typed(arguments: list[str]) -> set[str]:
     return set(vars(parser.parse_args(arguments)))
 
 
-def _read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_config_file(path: Path, typed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Read settings, check each like its flag, and return them with the hashes of the recorded data."""
-    content = read_config(path, f"--config {path}")
+    content = read_config(path, f"--config {path}", typed)
     if not isinstance(content, dict):
         raise InputError(f"--config {path} must hold flag names and values, as one object of JSON has them")
     check_no_secret(f"--config {path}", content)
