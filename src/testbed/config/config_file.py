@@ -6,6 +6,7 @@ text that stands there, but for null, true and false: YAML 1.1 would read `on` a
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from testbed.config.nanogpt_config import nanogpt_flags
 from testbed.errors import InputError, one_line
 from testbed.io import parse_json, read_whole
 
+_MOST_BYTES = 1 << 16  # of what a person writes; a parser takes hours and all the memory for what a disk holds
 _PLAIN = {"null": None, "~": None, "": None, "true": True, "false": False}
 
 
@@ -29,9 +31,13 @@ def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
     if suffix not in _READERS:
         return parse_json(content, name)
     kind, read = _READERS[suffix]
+    if len(content) > _MOST_BYTES:
+        raise InputError(
+            f"{name} has {len(content):,} bytes, and {kind} has at most {_MOST_BYTES:,}; keep the settings"
+        )
     try:
         found = read(content.decode("utf-8-sig"), typed)
-        repr(found).encode()
+        json.dumps(found, ensure_ascii=False, default=str).encode()
         return found
     except UnicodeDecodeError:
         raise InputError(f"{name} is not {kind}: it is not UTF-8 text") from None
@@ -39,7 +45,7 @@ def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
         raise InputError(f"{name} is not {kind} that can be read: it holds half of a surrogate pair") from None
     except (ArithmeticError, SyntaxError, ValueError) as error:  # tomllib's error is a ValueError, and so is ours
         raise InputError(f"{name} is not {kind} that can be read: {one_line(str(error), 200)}") from None
-    except (MemoryError, RecursionError):
+    except RecursionError:
         raise InputError(f"{name} is not {kind} that can be read: it is nested too deeply") from None
 
 

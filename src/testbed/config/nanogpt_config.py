@@ -41,7 +41,7 @@ def nanogpt_flags(text: str, typed: Mapping[str, Any]) -> dict[str, Any]:
         typed: flags on the command line and their values.
     """
     written: dict[str, Any] = {}
-    for line in ast.parse(text).body:
+    for line in _lines(text):
         match line:
             case ast.Assign(targets=[ast.Name(id=name)]) if name in _NOT_TAKEN:
                 pass
@@ -52,6 +52,15 @@ def nanogpt_flags(text: str, typed: Mapping[str, Any]) -> dict[str, Any]:
             case _:
                 raise ValueError(f"line {line.lineno} is not NAME = VALUE, and a config is read, not executed")
     return _as_ours(written, typed)
+
+
+def _lines(text: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except SyntaxError as error:  # as text it ends in "(<unknown>, line 1)"
+        raise ValueError(error.msg + (f" in line {error.lineno}" if error.lineno else "")) from None
+    except MemoryError:  # of so short a text it says that Python's parser is too deep in it
+        raise RecursionError from None
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
@@ -84,7 +93,7 @@ def _as_ours(written: dict[str, Any], typed: Mapping[str, Any]) -> dict[str, Any
     ours: dict[str, Any] = {f"{part}_data_path": f"data/{dataset}/{part}.bin" for part in ("train", "val")}
     sequences, times = theirs.pop("batch_size"), theirs.pop("gradient_accumulation_steps")
     if not all(type(factor) is int and 0 < factor < _LARGEST for factor in (sequences, times)):
-        raise ValueError("batch_size and gradient_accumulation_steps must be whole numbers from 1")
+        raise ValueError("batch_size and gradient_accumulation_steps must be whole numbers from 1, below 10^18")
     ours["global_batch_size"] = sequences * times
     if type(theirs["eval_iters"]) is int and theirs["eval_iters"] > 0:  # batches of batch_size; ours are global
         theirs["eval_iters"] = -(-theirs["eval_iters"] // times)
