@@ -91,13 +91,34 @@ def test_what_zero_3_saved_flat_gets_its_sizes_back(tmp_path, ours, is_theirs):
     torch.save(states, path)
     found = read_checkpoint(folder, "it")
     assert same(found, ours) and found.optimizer.step == 7
-    for change in ({"param_shapes": None}, {"param_shapes": [{**sizes, f"{prefix}wpe.weight": torch.Size([7, 7])}]}):
-        torch.save({**states, **change}, path)
+    wrapped = torch.Size([128, 2**57 + 3])  # 384 numbers, as wpe.weight has, if they are counted in 64 bits
+    assert wrapped.numel() == ours.weights["wpe.weight"].numel()
+    for size in (torch.Size([7, 7]), torch.Size([-24, -16]), torch.Size([384]), wrapped, None):
+        torch.save({**states, "param_shapes": [{**sizes, f"{prefix}wpe.weight": size}] if size else None}, path)
         with pytest.raises(InputError, match=r"is flat; ZeRO 3 saves matrices flat, and zero_pp_rank_0"):
             read_checkpoint(folder, "it")
-    torch.save({**states, "global_steps": "9"}, path)
+    for change in ({"global_steps": "9"}, {"global_steps": 10**400}, {"skipped_steps": -(10**400)}):
+        torch.save({**states, **change}, path)
+        found = read_checkpoint(folder, "it")
+        assert found.optimizer is None and "number of steps" in found.notes[0]
+    for name in sizes:
+        torch.save(torch.tensor(5.0), folder / "zero" / name / "step.pt")
+    torch.save(states, path)
+    assert read_checkpoint(folder, "it").optimizer.step == 5, "a parameter's own number comes first"
+
+
+def test_what_says_sizes_is_not_read_where_nothing_is_flat(tmp_path, ours):
+    """It may be left from an earlier checkpoint, or damaged."""
+    folder = write(tmp_path / "universal", ours)
+    path = folder / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    sizes = {name: tensor.shape for name, tensor in ours.weights.items()}
+    torch.save({"param_shapes": [sizes], "global_steps": 99, "skipped_steps": 0}, path)
+    assert read_checkpoint(folder, "it").optimizer.step == 7
+    path.write_bytes(b"damaged")
+    assert same(read_checkpoint(folder, "it"), ours)
+    (folder / "zero" / "wte.weight" / "step.pt").unlink()
     found = read_checkpoint(folder, "it")
-    assert found.optimizer is None and "number of steps" in found.notes[0]
+    assert found.optimizer is None and "step.pt" in found.notes[0]
 
 
 def test_training_begins_with_it_and_nothing_is_written_to_it(tmp_path, ours, token_files):
