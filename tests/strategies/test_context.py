@@ -23,6 +23,7 @@ class Ring:
     links: list[queue.Queue]
     did: list[tuple[str, int]] = field(default_factory=list)  # what was posted, computed and waited for, in this order
     sent: list[torch.Tensor] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)  # which of them changed on their way
 
     def size(self) -> int:
         return len(self.links)
@@ -31,11 +32,10 @@ class Ring:
         return self.number
 
     def pass_on(self, tensor: torch.Tensor) -> tuple[torch.Tensor, list[Transfer]]:
-        self.links[(self.number + 1) % self.size()].put(tensor.clone())
         self.did.append(("post", len(self.sent)))
         self.sent.append(tensor)
         arriving = torch.full_like(tensor, float("nan"))  # until it is waited for
-        return arriving, [Transfer(self, len(self.sent) - 1, arriving)]
+        return arriving, [Transfer(self, len(self.sent) - 1, arriving, tensor.clone())]
 
 
 @dataclass
@@ -43,10 +43,18 @@ class Transfer:
     ring: Ring
     number: int
     arriving: torch.Tensor
+    posted: torch.Tensor
 
     def wait(self) -> None:
-        self.ring.did.append(("wait", self.number))
-        self.arriving.copy_(self.ring.links[self.ring.number].get(timeout=60))
+        """Deliver what is in the sender's memory only now: a real network may read it until then."""
+        ring = self.ring
+        ring.did.append(("wait", self.number))
+        if not torch.equal(ring.sent[self.number], self.posted):
+            ring.changed.append(self.number)
+        ring.links[(ring.number + 1) % ring.size()].put((self.number, ring.sent[self.number].clone()))
+        number, sent = ring.links[ring.number].get(timeout=60)
+        assert number == self.number, "all ranks wait in one order"
+        self.arriving.copy_(sent)
 
 
 def inputs(heads: int) -> list[torch.Tensor]:
@@ -78,7 +86,7 @@ def on_ring(monkeypatch):
     def run(ranks: int, heads: int) -> tuple[list[list[torch.Tensor]], list[Ring], list[Ring]]:
         whole = inputs(heads)
         results: dict[int, list[torch.Tensor]] = {}
-        forward, backward = ([Ring(rank, links, [], []) for rank in range(ranks)]
+        forward, backward = ([Ring(rank, links) for rank in range(ranks)]
                              for links in ([queue.Queue() for _ in range(ranks)] for _ in range(2)))  # fmt: skip
 
         def rank_of(number: int) -> None:
@@ -96,6 +104,7 @@ def on_ring(monkeypatch):
             thread.start()
         for thread in threads:
             thread.join()
+        assert not any(ring.changed for ring in (*forward, *backward)), "what is sent does not change on its way"
         return [results[rank] for rank in range(ranks)], forward, backward
 
     return run
@@ -111,6 +120,19 @@ def test_a_ring_computes_attention_of_the_whole_sequence(on_ring, ranks, heads):
     for rank in range(ranks):
         for expected, mine in zip([out.detach(), *(each.grad for each in whole)], found[rank], strict=True):
             torch.testing.assert_close(mine, of_rank(expected, ranks, rank), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_changed_in", ["forward", "backward"])
+def test_what_changes_while_it_is_sent_is_found(on_ring, monkeypatch, is_changed_in):
+    def emptied(tensor, group):
+        passed = group.pass_on(tensor)
+        if is_changed_in == ("backward" if torch._C._current_graph_task_id() != -1 else "forward"):
+            tensor.zero_()
+        return passed
+
+    monkeypatch.setattr(context, "_pass_on", emptied)
+    with pytest.raises(AssertionError, match="does not change on its way"):
+        on_ring(2, 4)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
