@@ -138,6 +138,37 @@ def test_no_end_waits_for_a_call_that_hung_before(tmp_path, monkeypatch):
     release.set()
 
 
+def test_a_slow_tracker_that_works_is_waited_for(tmp_path, monkeypatch):
+    """Its rows take longer together than a call may, and none of them alone."""
+    taken, release, said = [], threading.Event(), []
+
+    def log(rows) -> None:
+        for row in rows:
+            time.sleep(0.01)
+            taken.append(row)
+
+    opened = SimpleNamespace(log=log, close=lambda files, is_complete: None)
+    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: release.wait(60) and opened)
+    monkeypatch.setattr(module, "HANGING_S", 1.0)
+    trackers = started(["wandb"], tracked(tmp_path), said.append)
+    train(trackers, last=150)
+    release.set()
+    trackers.close(is_complete=True)
+    assert said == [] and len(taken) == 151
+
+
+def test_rows_that_found_no_room_are_counted(tmp_path, monkeypatch, fake):
+    release, open_fake, said = threading.Event(), module.OPENERS["wandb"], []
+    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: release.wait(60) and open_fake(run))
+    monkeypatch.setattr(module, "MOST_WAITING", 50)
+    trackers = started(["wandb"], tracked(tmp_path), said.append)
+    train(trackers, last=100)  # and a validation
+    release.set()
+    trackers.close(is_complete=True)
+    lost = "lacks 51 rows, which came while 50 waited for it; training_metrics.json has them"
+    assert said == [f"warning: --track wandb {lost}"] and len(fake[0].rows) == 50
+
+
 def test_flags_name_them_once_and_unknown_ones_are_refused():
     assert parse_command_line(["--track", "wandb, tensorboard,wandb"]).values["track"] == "wandb,tensorboard"
     for wrong in ("comet", ",", "wandb,comet"):

@@ -32,7 +32,7 @@ FLUSH_S = 5  # what a run that dies loses of TensorBoard at most
 CLOSE_S, LEAVE_S = 30.0, 5.0  # that the end of a run, and of a start that is stopped or fails, wait for all trackers
 HANGING_S = 30.0  # a call of a library that has taken so long hangs, and no end waits for it
 MOST_WAITING = 100_000  # rows that a tracker has not taken yet; the rows after them are lost to it
-MOST_AT_ONCE = 500
+MOST_AT_ONCE = 20  # rows that HANGING_S holds for together: a second and a half for each of them
 WANDB_STEP = "optimizer_step"
 LONGEST_PARAMETER = 500  # characters: MLflow refuses more
 Row = tuple[int, dict[str, float]]  # optimizer step, values by the names of metrics
@@ -302,6 +302,9 @@ class Trackers:
                 "training_metrics.json has every row"
             )
 
+    def _warn(self, channel: _Channel, what: str) -> None:
+        self._say(f"warning: --track {channel.tracker_name} {what}; training_metrics.json has them")
+
     def close(self, files: Sequence[Path] = (), is_complete: bool = False) -> None:
         """Wait until the trackers have all rows, at most CLOSE_S, or LEAVE_S of a run that is not complete, and not for
         one that hangs. Only the first call does something.
@@ -317,9 +320,8 @@ class Trackers:
         until_s = time.monotonic() + (CLOSE_S if is_complete else LEAVE_S)
         for channel in self._channels:
             channel.wait(until_s)
-            if channel.is_alive() or channel.lost:
-                self._say(
-                    f"warning: --track {channel.tracker_name} did not take all rows in time; training_metrics.json has "
-                    "them"
-                )
+            if channel.is_alive():
+                self._warn(channel, "did not take all rows in time")
+            elif channel.lost and channel.failure is None:
+                self._warn(channel, f"lacks {channel.lost:,} rows, which came while {MOST_WAITING:,} waited for it")
         self._tell_failures()
