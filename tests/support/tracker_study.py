@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -51,11 +52,37 @@ def run(folder: Path, track: str | None, steps: int, address: str) -> dict:
     return {"track": track, "steps": steps, "step_s": step_s, "cpu_s": cpu_s, "wall_s": wall_s}
 
 
+def measure(pairs: int, track: str, into: Path, one_run: Callable[[str | None, int], dict]) -> None:
+    """Append the rows of pairs, of a pair both or none. Pairs of this commit in the file say how many steps a run has.
+
+    Args:
+        one_run: of a tracker and a number of steps.
+    """
+    now, steps = commit(), 0
+    if (found := newest(read(into), track)) and found[0]["commit"] == now:
+        steps = found[0]["steps"]
+    for pair in range(pairs):
+        steps = steps or round((RUN_S - START_UP_S) / one_run(None, 60)["step_s"])
+        arms = (track, None) if pair % 2 else (None, track)
+        rows = [{"of": track, **one_run(arm, steps), "commit": now} for arm in arms]
+        with into.open("a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def newest(rows: list[dict], track: str) -> list[dict]:
+    """Return the rows that may be compared: of the last one's commit and number of steps."""
+    rows = [row for row in rows if row["of"] == track]
+    return [row for row in rows if all(row[key] == rows[-1][key] for key in ("commit", "steps"))]
+
+
 def table(rows: list[dict], track: str) -> str:
     """Return medians without it, ratios of medians, with to without, and medians of the pairs' differences."""
-    lines = [f"| {track} | without | with / without (95 % interval) | longer by |", "|---|--:|--:|--:|"]
+    if not (rows := newest(rows, track)):
+        return f"No runs with {track} are recorded: --pairs 5 makes some."
+    told = f"{len(rows) // 2} pairs of {rows[0]['steps']} steps at commit {rows[0]['commit']}"
+    lines = [told, "", f"| {track} | without | with / without (95 % interval) | longer by |", "|---|--:|--:|--:|"]
     for name, words in QUANTITIES.items():
-        on, off = ([row[name] for row in rows if (row["of"], row["track"]) == (track, arm)] for arm in (track, None))
+        on, off = ([row[name] for row in rows if row["track"] == arm] for arm in (track, None))
         found = compare([1 / value for value in off], [1 / value for value in on])
         more = median_interval([one - other for one, other in zip(on, off, strict=True)], is_signed=True)
         bounds = "" if found.low is None else f" ({found.low:.4f} to {found.high:.4f})"
@@ -74,12 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         folder, address = Path(name), "http://{}:{}".format(*server.getsockname())
         write_token_files(folder, train_tokens=200_000)
-        steps = round((RUN_S - START_UP_S) / run(folder, None, 60, address)["step_s"]) if asked.pairs else 0
-        for pair in range(asked.pairs):
-            for track in (asked.track, None) if pair % 2 else (None, asked.track):
-                row = {"of": asked.track, **run(folder, track, steps, address), "commit": commit()}
-                with asked.into.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+        measure(asked.pairs, asked.track, asked.into, lambda track, steps: run(folder, track, steps, address))
     print(table(read(asked.into), asked.track))
 
 
