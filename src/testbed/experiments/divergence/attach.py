@@ -66,7 +66,7 @@ def attach(strategy: Any, settings: RunSettings, rank: int, folder: Path, steps:
 
 def _recorder_of(strategy: Any, settings: RunSettings, rank: int, folder: Path) -> Recorder:
     """Return a recorder that knows the rank's place."""
-    place: dict[str, Any] = {"data_rank": strategy.data_rank}
+    place: dict[str, Any] = {"data_rank": _data_rank_by_place(strategy, rank)}
     if isinstance(strategy, Mesh):
         sizes, ranks = strategy.axes.sizes, strategy.axes.ranks
         place |= {axis: (getattr(sizes, axis), ranks[axis]) for axis in ("context", "tensor")}
@@ -75,6 +75,15 @@ def _recorder_of(strategy: Any, settings: RunSettings, rank: int, folder: Path) 
         place["share_of_local"] = 1 / strategy.data_world_size
     place["is_transposed"] = isinstance(strategy, PeerLoop)
     return Recorder(folder, settings, rank, **place)
+
+
+def _data_rank_by_place(strategy: Any, rank: int) -> int:
+    """Return which share of the batch a rank has to read, by its place alone: the strategy's own word may be wrong."""
+    if not isinstance(strategy, Mesh):
+        return rank % strategy.data_world_size
+    axes = strategy.axes
+    inner = axes.whole.size(2) // axes.sizes.context
+    return axes.whole.get_local_rank("replicate") * inner + axes.whole.get_local_rank("fsdp") // axes.sizes.context
 
 
 def _watch_model(recorder: Recorder, strategy: Any, is_compiled: bool) -> None:

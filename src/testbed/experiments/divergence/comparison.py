@@ -22,6 +22,7 @@ OF_ITSELF = ("weights", "clipping")  # a side's own: what forward and backward r
 ENDS = (".weight", ".bias")  # of a parameter's name
 OTHER_SIDE, OTHER_COPIES = "the other side", "the copies of other ranks"
 NORM_OF_GRADIENTS = "what follows from the synchronised gradients"
+WHAT_UPDATE_LEFT = "what the last update left"
 SUMMANDS = "the sum of all ranks' own gradients"
 
 
@@ -107,6 +108,8 @@ class Comparison:
         floor = self.floor
         if place.phase in ("data", "weights") or place.step == 0:
             floor = LEAST["fp32"]
+        if place.phase in ("forward", "backward") and place.step > 1:
+            floor = max(floor, AMPLIFIED * LEAST["fp32"])  # what is within the limit of an update is in what follows
         if place.phase == "data":
             return 0.0
         if place.phase == "update" and self.b.whole(place).ndim == 1:
@@ -130,6 +133,8 @@ class Comparison:
             return self._synchronised(place)
         if place.phase == "clipping":
             return self._clipped(place)
+        if place.phase == "weights" and (both := self._read_again(place)) is not None:
+            return self._parting(place, *both)
         if place.phase == "update" and place.step > 0:
             a, b = update_of(self.a, place), update_of(self.b, place)
         else:
@@ -148,7 +153,7 @@ class Comparison:
         for part, of_ranks in self.a.records[place].items():
             if len({array.tobytes() for array in of_ranks.values()}) == 1:
                 continue
-            honest = _nearest(of_ranks, self.b.records.get(place, {}).get(part)) if truth is None else truth
+            honest = _nearest(of_ranks, self._copy_of_b(place, part, of_ranks)) if truth is None else truth
             for rank, array in of_ranks.items():
                 size = size_of(array, honest)
                 if size > limit:
@@ -158,6 +163,13 @@ class Comparison:
         rank = max(odd, key=lambda each: odd[each][0])
         size, a, b = odd[rank]
         return Parting(place, sorted(odd), size, limit, a, b, against)
+
+    def _copy_of_b(self, place: Place, part: str, of_ranks: dict[int, np.ndarray]) -> dict[int, np.ndarray] | None:
+        """Return what side B has of a part; of data its rows, however B's ranks share the batch."""
+        if place.phase == "data" and place in self.b.records and ":" in part:
+            first, length = int(part.partition(":")[0]), len(next(iter(of_ranks.values())))
+            return {0: self.b.whole(place)[first : first + length]}
+        return self.b.records.get(place, {}).get(part)
 
     def _truth(self, place: Place) -> tuple[str, np.ndarray | None]:
         """Return in words and numbers what every rank's copy should be, where that is known."""
@@ -180,6 +192,17 @@ class Comparison:
         if local in self.b.records:
             limit = max(limit, BEYOND * size_of(self.b.whole(place), self.b.whole(local)))
         return self._parting(place, a, self.a.whole(local), limit, SUMMANDS)
+
+    def _read_again(self, place: Place) -> tuple[np.ndarray, np.ndarray, float, str] | None:
+        """Return what forward reads after the first step beside what A's own last update left, whose difference from
+        side B the update was judged by; None where that is unknown."""
+        left, now = Place(place.step - 1, "update", place.name), self.a.whole(place)
+        if place.step < 2 or left not in self.a.records or self.a.whole(left).shape != now.shape:
+            return None
+        limit = LEAST["fp32"]
+        if left in self.b.records and self.b.whole(left).shape == self.b.whole(place).shape:
+            limit = max(limit, BEYOND * size_of(self.b.whole(place), self.b.whole(left)))  # of weights read in bf16
+        return now, self.a.whole(left), limit, WHAT_UPDATE_LEFT
 
     def _clipped(self, place: Place) -> Parting | None:
         """Compare the norm, and what clipping left, with what follows from the synchronised gradients."""

@@ -143,11 +143,13 @@ def _another_split(request: Request, b: Start) -> Start | None:
     if other is None or b.settings.model.dropout > 0:
         return None
     kernel = "flash" if b.settings.model.attention == "math" else "math"
-    words = [*request.sides[1], "--micro_batch_size_per_gpu", str(other), "--attention", kernel]
-    try:
-        return _start(request, AGAIN, words, b.ranks)
-    except InputError:  # the run type takes this kernel alone, or this split
-        return None
+    words = [*request.sides[1], "--micro_batch_size_per_gpu", str(other)]
+    for also in (["--attention", kernel], []):
+        try:
+            return _start(request, AGAIN, [*words, *also], b.ranks)
+        except InputError:  # the run type takes one kernel alone, or one split
+            continue
+    return None
 
 
 def record(request: Request, start: Start, stop: Stop) -> tuple[Side | None, str]:
