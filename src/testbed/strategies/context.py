@@ -52,7 +52,8 @@ class _Ring(torch.autograd.Function):
             keys, values = keys_values.unbind()
             if hop == 0:
                 out, lse = _forward(query, keys, values, is_causal=True)
-                out = out.float()
+                # selective recomputation keeps what the kernel returned, and it must stay as it is
+                out, lse = out.to(torch.float32, copy=True), lse.clone()
             else:
                 rows, columns = _meeting(hop, rank, half)
                 part = _forward(query[:, :, rows], keys[:, :, columns], values[:, :, columns], is_causal=False)
