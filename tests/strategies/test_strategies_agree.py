@@ -108,7 +108,8 @@ def train(ranks, token_files, pair_files, tmp_path_factory):
 
     @functools.cache
     def both(run_type: str, number: int, flags: str) -> dict[str, dict]:
-        limits = list(CLIPPING)[: 1 if "bf16" in flags else 2]  # what is only compared roughly is trained once
+        # what is only compared roughly is trained once
+        limits = list(CLIPPING)[: 1 if "bf16" in flags or is_compiled_once(flags) else 2]
         tries_checkpoint = (run_type, number, flags) in {VARIANTS[name][:3] for name in WITH_CHECKPOINT}
         command = ["--run_type", run_type, *flags.split()]
         cases = [
@@ -124,10 +125,17 @@ def train(ranks, token_files, pair_files, tmp_path_factory):
     return lambda run_type, number, flags, clipping: both(run_type, number, flags)[clipping]
 
 
+def is_compiled_once(flags: str) -> bool:
+    """PyTorch 2.13 compiles a second stage of tensor ranks for sizes that vary, and fails: InductorError on
+    _nary_sym_max."""
+    return all(name in flags for name in ("--compile", "--pipeline_stages", "--tensor_parallel_size"))
+
+
 CASES = [
     pytest.param(name, limit, marks=() if name in STRATEGIES else pytest.mark.slow)
-    for name in VARIANTS
+    for name, (_, _, flags, _) in VARIANTS.items()
     for limit in CLIPPING
+    if limit == "clipping" or not is_compiled_once(flags)
 ]
 
 
