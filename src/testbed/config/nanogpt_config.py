@@ -14,6 +14,7 @@ from typing import Any
 
 from testbed.config.flag_parser import OF_OTHERS
 from testbed.config.table import FLAGS
+from testbed.errors import InputError
 
 _DEFAULTS: dict[str, Any] = {
     "dataset": "openwebtext", "batch_size": 12, "gradient_accumulation_steps": 40, "block_size": 1024, "n_layer": 12,
@@ -34,7 +35,7 @@ _LARGEST = 1e18  # no setting is larger, and products of products would fill the
 
 
 def nanogpt_flags(text: str, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags of ours and values; a name that is neither ours nor nanoGPT's stays. ValueError: a line is something
+    """Return flags of ours and values; a name that is neither ours nor nanoGPT's stays. InputError: a line is something
     else than a name and a value.
 
     Args:
@@ -50,7 +51,7 @@ def nanogpt_flags(text: str, typed: Mapping[str, Any]) -> dict[str, Any]:
             case ast.Import() | ast.Expr(value=ast.Constant()):  # of a name not taken; a text about the file
                 pass
             case _:
-                raise ValueError(f"line {line.lineno} is not NAME = VALUE, and a config is read, not executed")
+                raise InputError(f"line {line.lineno} is not NAME = VALUE, and a config is read, not executed")
     return _as_ours(written, typed)
 
 
@@ -58,7 +59,7 @@ def _lines(text: str) -> list[ast.stmt]:
     try:
         return ast.parse(text).body
     except SyntaxError as error:  # as text it ends in "(<unknown>, line 1)"
-        raise ValueError(error.msg + (f" in line {error.lineno}" if error.lineno else "")) from None
+        raise InputError(error.msg + (f" in line {error.lineno}" if error.lineno else "")) from None
     except MemoryError:  # of so short a text it says that Python's parser is too deep in it
         raise RecursionError from None
 
@@ -74,13 +75,13 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             return -_number(node.operand, known)
         case ast.BinOp() if type(node.op) in _OPERATORS:
             return _OPERATORS[type(node.op)](_number(node.left, known), _number(node.right, known))
-    raise ValueError(f"the value in line {node.lineno} is no number, text, True or False, nor simple arithmetic")
+    raise InputError(f"the value in line {node.lineno} is no number, text, True or False, nor simple arithmetic")
 
 
 def _number(node: ast.expr, known: Mapping[str, Any]) -> int | float:
     value = _value(node, known)
     if not isinstance(value, int | float) or not abs(value) < _LARGEST:
-        raise ValueError(f"line {node.lineno} calculates with {str(value)[:40]!r}, which is no number of a setting")
+        raise InputError(f"line {node.lineno} calculates with {str(value)[:40]!r}, which is no number of a setting")
     return value
 
 
@@ -93,7 +94,7 @@ def _as_ours(written: dict[str, Any], typed: Mapping[str, Any]) -> dict[str, Any
     ours: dict[str, Any] = {f"{part}_data_path": f"data/{dataset}/{part}.bin" for part in ("train", "val")}
     sequences, times = theirs.pop("batch_size"), theirs.pop("gradient_accumulation_steps")
     if not all(type(factor) is int and 0 < factor < _LARGEST for factor in (sequences, times)):
-        raise ValueError("batch_size and gradient_accumulation_steps must be whole numbers from 1, below 10^18")
+        raise InputError("batch_size and gradient_accumulation_steps must be whole numbers from 1, below 10^18")
     ours["global_batch_size"] = sequences * times
     if type(theirs["eval_iters"]) is int and theirs["eval_iters"] > 0:  # batches of batch_size; ours are global
         theirs["eval_iters"] = -(-theirs["eval_iters"] // times)
