@@ -269,6 +269,15 @@ def test_steps_are_left_out_where_watching_would_cost_more_than_is_allowed(clock
     assert switched[-1] is False, "none are left after the training"
 
 
+def test_the_phases_of_a_short_step_cost_too(clocks):
+    watch = CollectiveWatch()
+    watch.begin_steps(0.0)
+    assert watch.take_step()
+    watch.limit_cost(0, 0.5 * collective_watch.PHASES_S / collective_watch.MOST_OF_A_STEP)
+    assert not watch.take_step()
+    watch.close()
+
+
 def test_a_group_that_cannot_be_made_leaves_the_phase_as_it_was(watch, clocks, monkeypatch):
     def fail(*_):
         clocks.sleep(1.0)

@@ -128,7 +128,7 @@ class Question:
             raise self.nothing_possible(refused)
         if not runs[0].fits:
             words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}"
-            ways = [way for way in (self._with_offload(runs[0]), self._with_room()) if way]
+            ways = [way for way in (self._with_offload(runs[0]), self.with_room()) if way]
             if not ways:
                 typed = {*self.given} - {"run_type"}
                 left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed)]
@@ -139,7 +139,7 @@ class Question:
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
         found = [self._narrower_precision(best), self._batch_that_divides(best), self._fewer_devices(best)]
-        found += [self._with_offload(best), self._with_room()] if best.is_tight else []
+        found += [self._with_offload(best), self.with_room()] if best.is_tight else []
         found += [self._with_other_arithmetic(best), self._unused_offload(best)]
         return [hint for hint in found if hint]
 
@@ -247,7 +247,7 @@ class Question:
         why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
         return f"--offload {self.given['offload']} is ZeRO's alone, and this run does without: with it, {why}"
 
-    def _with_room(self) -> str | None:
+    def with_room(self) -> str | None:
         """Return which typed flag leaves room where it is left out; None if there is no such one."""
         if self.machine.devices > MOST_TRIED:
             return None
@@ -331,7 +331,7 @@ class Choice:
     def hints(self) -> list[str]:
         """Return what to know of the run, or what lets one fit."""
         if isinstance(self.best, str):
-            room = self.question._with_room()
+            room = self.question.with_room()
             return [room] if room else []
         tight = ["It fits only tightly"] if self.best.is_tight else []
         return [*self.question.hints(self.best), *advice([self.best]), *tight]

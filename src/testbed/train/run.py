@@ -309,12 +309,7 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
     recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=is_rank_0)
     resume.record(start, recorder)  # before anything can fail: what was recorded must not be lost
     console = Console(settings, start.step, is_speaking=is_rank_0)
-    notes = [*of_the_run(settings, start.sha256), *checked.notes, *notes]
-    if start.checkpoint is None and run_folder.is_converted(init_from := settings.model.init_from):
-        notes.append(
-            f"note: --init_from {init_from} takes the weights alone; --resume {init_from} goes on with their AdamW"
-        )
-    for line in [*notes, *warnings_of_locks(settings.training.run_type), *launch_warnings(settings, launch)]:
+    for line in [*_first_lines(checked, start), *notes, *launch_warnings(settings, launch)]:
         console.say(line)
     if is_rank_0:
         _write_how_it_was_started(directory, launch, settings, start.sha256, facts["git_commit"])
@@ -364,6 +359,17 @@ def open_run(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Training
         is_validated=start.is_validated,
         last_step=settings.last_step,
     )
+
+
+def _first_lines(checked: CheckedRun, start: Start) -> list[str]:
+    """Return what to know of a run before its first step, whatever its launch."""
+    settings = checked.settings
+    lines = [*of_the_run(settings, start.sha256), *checked.notes, *warnings_of_locks(settings.training.run_type)]
+    if start.checkpoint is None and run_folder.is_converted(init_from := settings.model.init_from):
+        lines.append(
+            f"note: --init_from {init_from} takes the weights alone; --resume {init_from} goes on with their AdamW"
+        )
+    return lines
 
 
 def _begin_trackers(

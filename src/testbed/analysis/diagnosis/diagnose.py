@@ -162,7 +162,8 @@ class _Watched:
     def _calls(self, group: range) -> list[Shift]:
         """Return how long each rank's calls of collectives take beyond the others', call for call: how many a stage
         makes is by design."""
-        num = [sum(row["num"] for row in rows if _phase_of(row)) / _num_steps(self) for rows in _collectives(self)]
+        steps = max(1, _num_steps(self))
+        num = [sum(row["num"] for row in rows if _phase_of(row)) / steps for rows in _collectives(self)]
         of_rank = np.maximum(np.array(num)[group], 1e-9)
         return self._of_each(against_others(batches(self.of("calls")[:, group] / of_rank)) * of_rank)
 

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 MOST_AROUND = 12  # lines beside a table that are looked at
-LONGEST_LINE = 3000  # characters of a line beside a table; more is no text
+LONGEST_LINE = 3000  # characters of a line beside a table; a longer one is cut
 MOST_NOTE = 1000  # characters
 LONGEST_NAME = 200
 _MARK = r"\[\^\w{1,20}\]|\[\d{1,2}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
@@ -37,7 +37,7 @@ SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 class Row:
     line: int  # of the file, from 1
     cells: tuple[str, ...]
-    said: str = ""  # its footnotes, and the sentences beside the table that name this row only
+    said: str = ""  # footnotes and sentences that apply to this row alone
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def rows_named(names: Sequence[str], words: str, flags: int = 0) -> set[int]:
 
 
 def name_of(row: Row) -> str:
-    """Return the first cell with letters, without its markup and marks; a long one is no name."""
+    """Return the first cell that has letters and no more than LONGEST_NAME characters, without markup."""
     texts = (cell for cell in row.cells if len(cell) <= LONGEST_NAME)
     cells = (" ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)", r"\1", cell).split()) for cell in texts)
     return next((re.sub(rf" ?(?:{_MARK})+$", "", cell) for cell in cells if re.search("[A-Za-z]", cell)), "")
