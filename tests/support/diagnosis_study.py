@@ -36,7 +36,7 @@ FLAGS = [
     "--model", "nano", "--seq_length", "64", "--global_batch_size", "8", "--precision", "fp32", "--device", "cpu",
     "--max_val_steps", "0", "--sample_tokens", "0", "--save_at_end", "off", "--threads_per_rank", "1",
 ]  # fmt: skip
-RUN_S, STEPS = 15.0, (60, 400)  # how long to train, and bounds of the steps for it
+RUN_S, STEPS = 30.0, (60, 1000)  # how long to train, and bounds of the steps for it
 HOW = ("auto", "off")  # --watch_collectives
 START_UP_S = (5.0, 12.0)  # once, for shares of 0 to 30 %
 
