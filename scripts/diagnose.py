@@ -5,8 +5,8 @@
     python scripts/diagnose.py checkpoint/ddp --json diagnosis.json
 
 It reads training_metrics.json, in which a run on the CPU records each rank's own time of every phase
-(--watch_collectives). Of a run on CUDA it can say nothing: none of this is recorded there. It is hardly tried yet.
-See docs/diagnosis.md.
+(--watch_collectives). Of a run on CUDA it tells which rank the others wait for in collectives, if it was trained with
+--watch_collectives every_step. See docs/diagnosis.md for how often it is right.
 
 Exit code: 0 said, whatever stands out; 1 the file cannot say it, or writing failed; 2 what was typed is wrong.
 """

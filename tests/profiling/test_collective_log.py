@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch._C import _distributed_c10d as c10d
 
+from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
-from testbed.profiling import collective_log
+from testbed.profiling import collective_log, flight_recorder
 from testbed.profiling.collective_log import CollectiveLog, receive_collectives
 
 TENSOR = torch.ones(4)
@@ -65,6 +68,22 @@ def test_collectives_tell_their_end(told):
         call()
         assert told.events[0] == ("enter", "allreduce")
         assert sorted(told.events[1:]) == [("done", "allreduce"), ("return", "allreduce")]
+
+
+def test_pytorchs_flight_recorder_has_the_form_that_is_read(told):
+    for dtype in (torch.float, torch.bfloat16, torch.uint8):
+        dist.all_reduce(torch.ones(40, 2, dtype=dtype))
+    dump = json.loads(c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False))
+    assert flight_recorder.recorded_calls(process_group.ranks_of_group) == []  # gloo times none
+    *_, first, second, third = dump["entries"]
+    timed = [{**entry, "duration_ms": 1.5} for entry in (first, second, third)]
+    calls = flight_recorder.calls_of({"entries": timed}, process_group.ranks_of_group)
+    group, ranks, number, name, _ = calls[0].key
+    assert (ranks, name, calls[0].seconds) == ((0,), "all_reduce", 0.0015)
+    assert [call.key for call in calls] == [
+        (group, ranks, number + place, name, 80 * size) for place, size in enumerate((4, 2, 1))
+    ]
+    assert calls[0].began_s == pytest.approx(time.time(), abs=60)
 
 
 def scatter() -> None:

@@ -123,6 +123,11 @@ def _check(metrics: Any, version: str) -> None:
     ranks = segments[-1]["world_size"] if segments else world_size
     if watched and watched != list(range(ranks)):
         raise InputError(f"watched.per_rank is of ranks {reprlib.repr(watched)}, and the last start had {ranks}")
+    for index, row in enumerate(metrics.get("timed_collectives", {}).get("collectives", [])):
+        of_ranks = row["ranks"]
+        if max(of_ranks) >= ranks or any(len(window) != len(of_ranks) for window in row["per_rank_s"]):
+            what = f"{ranks} ranks, and of each of {reprlib.repr(of_ranks)} in every window"
+            raise InputError(f"timed_collectives.collectives[{index}] does not fit: its times must be of {what}")
 
 
 def _check_rows_agree(name: str, rows: list[dict], world_size: int, segments: list[dict]) -> None:

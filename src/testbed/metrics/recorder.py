@@ -192,6 +192,10 @@ class RunRecorder:
         """Add what every rank watched over the whole start."""
         self.metrics["watched"] = {"per_rank": [{"rank": rank, **row} for rank, row in enumerate(per_rank)]}
 
+    def add_timed_collectives(self, timed: dict) -> None:
+        """Add how long collectives took on each rank's device."""
+        self.metrics["timed_collectives"] = timed
+
     def add_attribution(self, attribution: dict | None) -> None:
         """Add the attribution of the profiled steps."""
         self.metrics["attribution"] = attribution

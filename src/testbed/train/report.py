@@ -14,11 +14,13 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.metrics.recorder import RunRecorder
+from testbed.metrics.timed_collectives import timed_collectives
 from testbed.metrics.trackers import Trackers
 from testbed.metrics.world_step import WorldStep
 from testbed.profiling.attribution import attribution
 from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import PeakRate, peak_memory
+from testbed.profiling.flight_recorder import recorded_calls, times_on_device
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
 from testbed.profiling.utilization import UtilizationSampler
@@ -111,6 +113,9 @@ class Report:
                 "collectives": self.watch.rows(self._axes_of_group),
             }
             self.recorder.add_watched(process_group.gather_objects(mine))
+        if times_on_device(self.settings, self.device):
+            per_rank = process_group.gather_objects(recorded_calls(process_group.ranks_of_group))
+            self.recorder.add_timed_collectives(timed_collectives(per_rank, self.settings.plan.mesh.axes_of))
         utilization = process_group.gather_objects(self._sampler.stop())
         if not self.settings.training.eval_only:
             self.recorder.add_utilization(utilization)

@@ -48,6 +48,7 @@ from testbed.metrics.trackers import TrackedRun, Trackers
 from testbed.metrics.world_step import gather_loss
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
+from testbed.profiling import flight_recorder
 from testbed.profiling.collective_log import Receiver, log_in, receive_collectives
 from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
@@ -172,6 +173,8 @@ def join_ranks(
     how, watch = settings.measuring.watch_collectives, None
     if how != "off" and device.type == "cpu":
         watch = CollectiveWatch(is_limited=how == "auto")
+    if flight_recorder.times_on_device(settings, device):
+        flight_recorder.turn_on()
     with contextlib.nullcontext() if watch is None else watch.joining():
         backend = process_group.start_process_group(
             device,

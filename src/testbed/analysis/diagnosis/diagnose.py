@@ -1,7 +1,8 @@
 """Find the rank and the cause that hold a run back, from its own training_metrics.json.
 
 A rank is compared with the others of its group by its own times (docs/diagnosis.md). What all ranks share, as a slow
-link, is told from the run's other figures.
+link, is told from the run's other figures. On CUDA there are no own times: a rank is compared by how long the others
+wait for it inside collectives.
 """
 
 from __future__ import annotations
@@ -63,18 +64,22 @@ class Finding:
 class Diagnosis:
     """Findings, sorted by the lower bound of their cost, the largest first.
 
-    `unknown` is why nothing can be said, and `notes` what was not looked at.
+    `unknown` is why nothing can be said, `notes` what was not looked at, and `is_of_devices` that it was found in times
+    of collectives on GPUs.
     """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: str | None = None
+    is_of_devices: bool = False
 
 
 def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
     """Return what holds a run back. `metrics`: its file, of any version, with or without the rows of its steps."""
     rows = metrics.get("watched_steps") or []
     world_size = (metrics.get("hardware") or {}).get("world_size") or 1
+    if not rows and (metrics.get("timed_collectives") or {}).get("collectives"):
+        return _of_timed_collectives(metrics)
     if not rows:
         return Diagnosis(unknown=_why_not_watched(metrics))
     if len(rows) < LEAST_WINDOWS:
@@ -95,11 +100,63 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
 
 def _why_not_watched(metrics: Mapping[str, Any]) -> str:
     hardware = metrics.get("hardware") or {}
+    if "timed_collectives" in metrics:
+        return "no kind of collective was timed ten times on all ranks of a group; train more steps"
     if hardware.get("device_type") == "cuda":
-        return "on CUDA the host does not know when a collective ends; train with --profile, and merge_traces.py"
+        return "on CUDA collectives are timed with --watch_collectives every_step alone, and between ranks"
     if (metrics.get("settings") or {}).get("watch_collectives") == "off":
         return "it was run with --watch_collectives off"
     return "it has no watched steps after warm-up: an earlier version wrote it, or it did no such step"
+
+
+def _of_timed_collectives(metrics: Mapping[str, Any]) -> Diagnosis:
+    """Return which ranks the others wait for inside collectives: who comes last is in a collective the shortest.
+
+    A rank that is late in some groups because it waits in others, as a slow rank's neighbour on a mesh, is not named:
+    over all groups it waits as much as it is waited for.
+    """
+    timed, step_s = metrics["timed_collectives"], metrics["timing"]["step_time_p50_sec"]
+    rows = [row for row in timed["collectives"] if len(row["ranks"]) > 1 and len(row["per_rank_s"]) > 1]
+    if not step_s or not timed["seconds"] or not rows:
+        return Diagnosis(unknown="its file has no step time, or no collectives of several ranks were timed")
+    comparisons = sum(len(row["ranks"]) for row in rows)
+    net: dict[int, float] = {}
+    lates: dict[int, list[Finding]] = {}
+    for row in rows:
+        calls = row["num"] * step_s / timed["seconds"]
+        for rank, ahead in zip(row["ranks"], -against_others(np.array(row["per_rank_s"])).T, strict=True):
+            shift = shift_of(ahead, comparisons)
+            share = calls * shift.seconds / step_s
+            net[rank] = net.get(rank, 0.0) + share
+            if shift.low > 0:
+                details = {"collective": _named(row), "bytes": row["bytes"], "calls": calls}
+                lates.setdefault(rank, []).append(Finding("late", rank, shift, share, details))
+    found = []
+    for rank, of_rank in lates.items():
+        most = max(of_rank, key=lambda one: one.share or 0.0)
+        if min(net[rank], most.share or 0.0) >= LEAST_SHARE:
+            phase = _longer_phase(metrics, rank, most.shift.seconds / 2)
+            found.append(
+                replace(most, details={**most.details, "phase": phase}, settings=metrics.get("settings") or {})
+            )
+    if not all(math.isfinite(one.share or 0.0) for one in found):
+        return Diagnosis(unknown="its times are too large to be added up")
+    found.sort(key=lambda one: -(one.share or 0.0))
+    note = "transfers between two ranks, as between stages, were not timed"
+    return Diagnosis(tuple(found), (note,), is_of_devices=True)
+
+
+def _longer_phase(metrics: Mapping[str, Any], rank: int, least_s: float) -> str | None:
+    """Return the phase that takes this rank so much longer than the others. None: none, or it holds collectives, in
+    which all ranks end together."""
+    rows = [row for row in metrics.get("steps") or [] if not row["is_warmup"]]
+    excess: dict[str, float] = {}
+    for phase in PHASES:
+        times = [row[name] for row in rows if (name := f"per_rank_{phase}_s") in row and len(row[name]) > rank]
+        if times and len(times[0]) > 1 and len({len(one) for one in times}) == 1:
+            excess[phase] = float(against_others(np.median(times, axis=0)[None])[0, rank])
+    most = max(excess, key=lambda phase: excess[phase], default=None)
+    return most if most is not None and excess[most] >= least_s else None
 
 
 class _Watched:

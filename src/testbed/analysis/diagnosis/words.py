@@ -16,6 +16,7 @@ SHOWN = (  # docs/results/diagnosis/cases.jsonl; a test compares them
     "of 35 planted slow-downs on two ranks it named 26 rightly, and of 13 undisturbed runs it blamed 1 "
     "(docs/diagnosis.md)"
 )
+SHOWN_OF_DEVICES = "on GPUs this was never tried: it was tested with made-up times of collectives (docs/diagnosis.md)"
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
@@ -42,6 +43,10 @@ TRY: dict[str, tuple[str | tuple[str, Fits], ...]] = {  # with a condition on th
         ("more --grad_accum_steps", _is_of(WHOLE)),
         "a faster network (docs/network.md)",
     ),
+    "late": (
+        "nvidia-smi -q -d PERFORMANCE on its host shows whether its GPU is throttled",
+        "--profile shows its operators, and merge_traces.py all ranks on one clock",
+    ),
     "core": (
         "move the other work",
         ("--bind_cores", lambda settings: not settings.get("bind_cores")),
@@ -64,6 +69,10 @@ def sentence(finding: Finding) -> str:
     words = f"{_who(finding)}{_what(finding)}"
     if finding.share is None:
         return f"{words}: {finding.shift.seconds:.1f} s once"
+    if finding.cause == "late":
+        interval = f"{CONFIDENCE:.0%} interval {_time(finding.shift.low)} to {_time(finding.shift.high)}"
+        often = f"{finding.details['calls']:.3g} times a step, at most {finding.share:.1%} of it"
+        return f"{words} for {_time(finding.shift.seconds)} ({interval}), {often}"
     cost = f"{_time(finding.shift.seconds)} per step, {finding.share:.1%} of it"
     if not math.isfinite(finding.shift.score):
         return f"{words}: {cost}"
@@ -93,7 +102,8 @@ def text_of(diagnosis: Diagnosis) -> str:
         lines = [verdict(diagnosis)]
     else:
         lines = [line for one in diagnosis.findings for line in (sentence(one), f"  try: {way_out(one)}")]
-    notes = [*diagnosis.notes, SHOWN] if diagnosis.unknown is None else diagnosis.notes
+    shown = SHOWN_OF_DEVICES if diagnosis.is_of_devices else SHOWN
+    notes = [*diagnosis.notes, shown] if diagnosis.unknown is None else diagnosis.notes
     return as_lines([*lines, *(f"note: {note}" for note in notes)])
 
 
@@ -142,6 +152,10 @@ def _what(finding: Finding) -> str:
         which = f"in {details['collective']}" if "collective" in details else "between its collectives"
         where = "outside the step's phases" if details["phase"] == ELSEWHERE else f"of {details['phase']}"
         return f"is slow {which} {where}, before the transfer begins"
+    if finding.cause == "late":
+        which = f"{details['collective']} of {details['bytes'] / 1e6:.3g} MB"
+        why = "" if details["phase"] is None else f"its {details['phase'].replace('_', ' ')} takes longer; "
+        return f"comes last to collectives ({why}most in {which}), in which the other GPUs wait"
     if finding.cause == "writing":
         return "is busy between the steps: rows, printing, writing" if is_one else f"{details['what']} take time"
     if finding.cause == "start-up":

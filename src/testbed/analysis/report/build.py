@@ -91,7 +91,7 @@ def report_of(
         ("losses", sections.learning(subject)),
         ("predicted against measured: needs a plan.json, a calibration.json or a known GPU", predictions(subject)),
         ("breakdown of the step: train with --profile", sections.step_breakdown(subject)),
-        ("what holds a run back: --watch_collectives, on the CPU", held_back(subject)),
+        ("what holds a run back: --watch_collectives", held_back(subject)),
         ("collectives: train with --profile", details.communication(subject)),
         ("pipeline bubble: a pipeline, trained with --profile", details.pipelines(subject)),
         ("memory", sections.memory(subject)),

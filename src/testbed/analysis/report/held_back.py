@@ -20,7 +20,7 @@ def held_back(subject: Subject) -> Section | None:
         (entry, run, diagnose(run.record))
         for entry in subject.entries
         for run in entry.runs
-        if run.record.get("watched_steps")
+        if run.record.get("watched_steps") or run.record.get("timed_collectives")
     ]
     if not found:
         return None
@@ -31,7 +31,8 @@ def held_back(subject: Subject) -> Section | None:
         "try": lambda one: way_out(one[2].findings[0]) if one[2].findings else "",
     }
     note = (
-        "From each rank's own time of every phase, without what it was blocked in collectives. Intervals hold at 95 % "
-        f"for all ranks and phases of a run together. All findings: python scripts/diagnose.py RUN. Note: {SHOWN}."
+        "From each rank's own time of every phase, without what it was blocked in collectives; on CUDA from how long "
+        "collectives took on each GPU. Intervals hold at 95 % for all ranks and phases of a run together. "
+        f"All findings: python scripts/diagnose.py RUN. Note: {SHOWN}."
     )
     return Section("What holds a run back", [table_of(found, columns, "", note, columns)], "held_back")

@@ -18,7 +18,7 @@ from testbed.metrics.fields.run import (
 from testbed.metrics.fields.steps import Epoch, Evaluation, Flops, Memory, Step, Summary, Timing
 from testbed.metrics.fields.training import Data, DeepSpeedConfig, Hardware, TrainingConfig
 from testbed.metrics.fields.types import AboveZero, Name, OneOrMore
-from testbed.metrics.fields.watched import Watched, WatchedSteps
+from testbed.metrics.fields.watched import TimedCollectives, Watched, WatchedSteps
 
 SCHEMA_VERSION = "2.2"
 
@@ -89,6 +89,13 @@ class TrainingMetrics(TypedDict):
         Annotated[list[WatchedSteps], "measured steps of the last start, in at most 128 windows: means over each"]
     ]
     watched: NotRequired[Annotated[Watched, "of the last start, once it has ended by itself"]]
+    timed_collectives: NotRequired[
+        Annotated[
+            TimedCollectives,
+            "with `--watch_collectives every_step` on NCCL: of the last 4,000 collectives of each rank that PyTorch's "
+            "flight recorder timed",
+        ]
+    ]
     inference_latency: NotRequired[
         Annotated[
             AboveZero | None,
@@ -115,7 +122,7 @@ SECTIONS = {
     ),
     "watched_steps": (
         "Which rank holds the others back",
-        "With `--watch_collectives`, on the CPU: see [diagnosis.md](diagnosis.md).",
+        "With `--watch_collectives`: see [diagnosis.md](diagnosis.md).",
     ),
     "inference_latency": (
         "Inference",

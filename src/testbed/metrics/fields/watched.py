@@ -69,3 +69,21 @@ class WatchedRank(TypedDict):
 
 class Watched(TypedDict):
     per_rank: list[WatchedRank]
+
+
+class TimedCollective(TypedDict):
+    name: Name
+    axes: Annotated[str, "of the mesh, along which its ranks differ"]
+    bytes: Annotated[Count, "of the inputs of one rank"]
+    ranks: Annotated[OneOrMore[Count], "of the group, and how often they all called it"]
+    num: Positive
+    per_rank_s: Annotated[
+        OneOrMore[OneOrMore[Amount]],
+        "time on the device, of each of `ranks`: means over ten windows of calls in their order. A rank that comes "
+        "early waits inside it",
+    ]
+
+
+class TimedCollectives(TypedDict):
+    seconds: Annotated[Amount, "in which these calls were made; validation and checkpoints are among them"]
+    collectives: Annotated[list[TimedCollective], "at most 64 kinds, those in which ranks differ most first"]
