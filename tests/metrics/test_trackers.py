@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from support import tracker_study
 
 from testbed.config.flags import parse_command_line
 from testbed.config.tracker_names import trackers_of
@@ -168,28 +167,6 @@ def test_rows_that_found_no_room_are_counted(tmp_path, monkeypatch, fake):
     trackers.close(is_complete=True)
     lost = "lacks 51 rows, which came while 50 waited for it; training_metrics.json has them"
     assert said == [f"warning: --track wandb {lost}"] and len(fake[0].rows) == 50
-
-
-def test_the_study_of_what_a_tracker_costs_compares_whole_pairs_of_one_commit(tmp_path, monkeypatch):
-    into, left = tmp_path / "runs.jsonl", iter(range(10))
-
-    def one_run(track, steps: int) -> dict:
-        if next(left) == 4:  # a measurement of 60 steps, a pair, and the first run of another were done
-            raise KeyboardInterrupt
-        seconds = dict.fromkeys(tracker_study.QUANTITIES, 2.0 if track else 1.0)
-        return {"track": track, "steps": steps, **seconds}
-
-    assert "No runs with wandb" in tracker_study.table(tracker_study.read(into), "wandb")
-    monkeypatch.setattr(tracker_study, "commit", lambda: "a" * 40)
-    with pytest.raises(KeyboardInterrupt):
-        tracker_study.measure(2, "wandb", into, one_run)
-    tracker_study.measure(1, "wandb", into, one_run)
-    rows = tracker_study.read(into)
-    assert [row["track"] for row in rows] == [None, "wandb"] * 2 and {row["steps"] for row in rows} == {53}
-    assert f"2 pairs of 53 steps at commit {'a' * 40}" in tracker_study.table(rows, "wandb")
-    others = [{**row, "commit": "b" * 40, "step_s": 9.0} for row in rows] + [{**row, "steps": 7} for row in rows]
-    assert tracker_study.table(others + rows, "wandb") == tracker_study.table(rows, "wandb")
-    assert "No runs with mlflow" in tracker_study.table(rows, "mlflow")
 
 
 def test_flags_name_them_once_and_unknown_ones_are_refused():

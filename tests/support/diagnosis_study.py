@@ -3,7 +3,7 @@
     cd tests
     PYTHONPATH=../src:. python -m support.diagnosis_study --planted 54 --clean 24 --seed 1 --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --table --into FILE.jsonl
-    PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 10 --into OVERHEAD.jsonl
+    PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 3000 --into OVERHEAD.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --cost --into COST.json
 
 A case that the file holds is not run again, so it continues where it was stopped. Cases are drawn from the seed: the
@@ -23,12 +23,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from support.alternation import in_words
 from support.planted_causes import CAUSES
 from support.programs import REPOSITORY, data_flags, write_token_files
 from support.ranks import Ranks
 from testbed.analysis.diagnosis.diagnose import diagnose
 from testbed.analysis.diagnosis.words import json_of
-from testbed.analysis.statistics import compare
 from testbed.metrics.file import read_metrics
 
 RUN_TYPES = ("allreduce", "ddp", "fsdp", "optimized", "tensor", "pipeline")
@@ -37,7 +37,7 @@ FLAGS = [
     "--max_val_steps", "0", "--sample_tokens", "0", "--save_at_end", "off", "--threads_per_rank", "1",
 ]  # fmt: skip
 RUN_S, STEPS = 30.0, (60, 1000)  # how long to train, and bounds of the steps for it
-HOW = ("auto", "off")  # --watch_collectives
+OVERHEAD_OF = ("ddp", "allreduce", "fsdp")
 START_UP_S = (5.0, 12.0)  # once, for shares of 0 to 30 %
 
 
@@ -74,15 +74,6 @@ class Study:
         if run_type not in self.step_s:
             self.step_s[run_type] = self.run(run_type, 40, None)["timing"]["step_time_p50_sec"]
         return self.step_s[run_type]
-
-    def cost(self, run_type: str, how: str) -> dict:
-        """Return CPU seconds and wall seconds of a step on the mean rank with --watch_collectives `how`."""
-        metrics = self.run(run_type, 60, None, "--watch_collectives", how)
-        wall_s = [sum(one) for one in zip(*(row["per_rank_step_time_s"] for row in metrics["steps"]), strict=True)]
-        used = [row["cpu_percent_mean"] / 100 for row in metrics["utilization"]["per_rank"]]
-        cpu_s = sum(share * seconds for share, seconds in zip(used, wall_s, strict=True)) / len(used)
-        median_s = metrics["timing"]["step_time_p50_sec"]
-        return {"run_type": run_type, "how": how, "cpu_s": cpu_s / 60, "step_s": median_s, "commit": commit()}
 
     def run(self, run_type: str, steps: int, plant: list | None, *more: str) -> dict:
         folder = self.folder / "run"
@@ -149,17 +140,9 @@ def table(cases: list[dict]) -> str:
 
 
 def overhead(rows: list[dict]) -> str:
-    """Return what watching costs, in Markdown: ratios of medians with 95 % intervals, on over off."""
-    lines = ["| run type | pairs | CPU time of a step | step time |", "|---|--:|--:|--:|"]
-    for run_type in dict.fromkeys(row["run_type"] for row in rows):
-        cells = []
-        for name in ("cpu_s", "step_s"):
-            on, off = ([row[name] for row in rows if (row["run_type"], row["how"]) == (run_type, how)] for how in HOW)
-            found = compare([1 / one for one in off], [1 / one for one in on])
-            interval = "" if found.low is None else f" ({found.low - 1:+.1%} to {found.high - 1:+.1%})"
-            cells.append(f"{found.ratio - 1:+.1%}{interval}")
-        lines.append(f"| {run_type} | {len(on)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """Return what watching every step costs, in Markdown."""
+    lines = ["| run type | a watched step takes longer by |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {row['run_type']} | {in_words(row['moments_s'])} |" for row in rows)])
 
 
 def costs(found: dict) -> str:
@@ -179,15 +162,16 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def measure_overhead(pairs: int, into: Path) -> None:
-    """Run with and without watching in turn, and which is first in turn too."""
+def measure_overhead(steps: int, into: Path) -> None:
+    """Train with every step watched in some blocks of steps and none in others."""
     with tempfile.TemporaryDirectory() as folder, into.open("a") as file:
-        study = Study(Path(folder))
-        for pair in range(pairs):
-            for run_type in ("ddp", "allreduce"):
-                for how in HOW if pair % 2 else HOW[::-1]:
-                    file.write(json.dumps(study.cost(run_type, how)) + "\n")
-                    file.flush()
+        study, moments = Study(Path(folder)), Path(folder) / "moments.json"
+        for run_type in OVERHEAD_OF:
+            plant = ["unwatched", steps, None, str(moments)]
+            study.run(run_type, steps, plant, "--watch_collectives", "every_step")
+            row = {"run_type": run_type, "moments_s": [round(one, 6) for one in json.loads(moments.read_text())]}
+            file.write(json.dumps({**row, "commit": commit()}) + "\n")
+            file.flush()
         study.ranks.close()
 
 
@@ -242,7 +226,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--overhead", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--overhead", type=int, default=0, metavar="STEPS")
     parser.add_argument("--cost", action="store_true")
     arguments = parser.parse_args()
     if arguments.cost:
@@ -250,7 +234,7 @@ def main() -> None:
         return
     if arguments.table:
         rows = read(arguments.into)
-        print(overhead(rows) if "how" in rows[0] else costs(rows[0]) if "step_us" in rows[0] else table(rows))
+        print(overhead(rows) if "moments_s" in rows[0] else costs(rows[0]) if "step_us" in rows[0] else table(rows))
         return
     if arguments.overhead:
         measure_overhead(arguments.overhead, arguments.into)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 BUSY = """
 import ctypes, os, sys, time
@@ -163,6 +165,29 @@ def start_up(seconds: float, style: str) -> None:
     from testbed.train import run
 
     run.build_strategy = before(run.build_strategy, lambda: pause(seconds, style))
+
+
+def unwatched(steps: int, path: str) -> None:
+    """No cause: watch collectives in some steps and in others not (alternation.py), and note when each step began."""
+    from support.alternation import is_given
+    from testbed.profiling.step_clock import StepClock
+
+    moments_s: list[float] = []
+    watches: list = []
+    enter = StepClock.__enter__
+
+    def enter_next(clock):
+        watches.append(clock.watch)
+        is_on = is_given(len(moments_s))
+        if is_on != (clock.watch is not None):
+            clock.watch, clock.watched = watches[0] if is_on else None, {}
+            watches[0]._switch(is_on)
+        moments_s.append(time.perf_counter())
+        if len(moments_s) == steps and os.environ["RANK"] == "0":
+            Path(path).write_text(json.dumps(moments_s))
+        return enter(clock)
+
+    StepClock.__enter__ = enter_next
 
 
 CAUSES = {

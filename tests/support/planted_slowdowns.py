@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     place, pause_s, rank, *style = json.loads((folder / "tasks.json").read_text())["plant"]
     is_here = place != "nowhere" and rank in (None, int(os.environ["RANK"]))
     if is_here and style:
-        planted_causes.CAUSES[place](pause_s, *style)
+        {**planted_causes.CAUSES, "unwatched": planted_causes.unwatched}[place](pause_s, *style)
     elif is_here:
         plant(place, pause_s)
     program_worker.main(folder)
