@@ -438,7 +438,6 @@ def test_the_page_of_the_study_has_the_counts_of_its_cases():
     assert table(cases) in page
     assert overhead([json.loads(line) for line in (folder / "overhead.jsonl").read_text().splitlines()]) in page
     assert costs(json.loads((folder / "cost.json").read_text())) in " ".join(page.split())
-    assert table(read(folder / "cases_before.jsonl")) in page
     planted = [case for case in cases if case["cause"]]
     right = sum(is_right(case) == (True, True) for case in planted)
     blamed = [case for case in cases if not case["cause"] and case["findings"]]

@@ -37,7 +37,8 @@ def turn_on() -> None:
 
 def recorded_calls(ranks_of_group: Callable[[str], Sequence[int]]) -> list[Call]:
     """Return this rank's last collectives that are over and were timed, the oldest first."""
-    return calls_of(json.loads(c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False)), ranks_of_group)
+    dump = c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False)  # type: ignore[attr-defined]
+    return calls_of(json.loads(dump), ranks_of_group)
 
 
 def calls_of(dump: Mapping[str, Any], ranks_of_group: Callable[[str], Sequence[int]]) -> list[Call]:
