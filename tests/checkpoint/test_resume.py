@@ -38,8 +38,6 @@ RUNS = {
     "dp": (1, "--run_type dp"),  # these two refuse dropout
     "tensor": (2, "--run_type tensor"),
     "baseline, Muon": (1, f"--run_type baseline {DROPOUT} --optimizer muon"),
-    "ddp, label smoothing": (2, f"--run_type ddp {DROPOUT} --label_smoothing 0.2"),
-    "ddp, bf16": (2, f"--run_type ddp {DROPOUT} --precision bf16"),
     "fsdp, native": (2, f"--run_type fsdp {DROPOUT} --precision bf16 --mixed_precision native"),
     "ZeRO 1, 1 rank": (1, "--run_type optimized"),
     "ZeRO 0": (2, f"--run_type optimized {DROPOUT} --zero_stage 0"),
@@ -52,7 +50,8 @@ RUNS = {
     "ZeRO 3, native": (2, f"--run_type optimized {DROPOUT} --zero_stage 3 --precision bf16 --mixed_precision native"),
     "ZeRO 1, offloaded": (2, f"--run_type optimized {DROPOUT} --zero_stage 1 --offload optimizer"),
     "ZeRO 3, offloaded": (2, f"--run_type optimized {DROPOUT} --zero_stage 3 --offload parameters"),
-    "zero bubble": (2, f"--run_type pipeline {DROPOUT} --pipeline_schedule zero_bubble"),
+    "fsdp, Muon": (2, f"--run_type fsdp {DROPOUT} --optimizer muon"),
+    "pipeline, Muon": (2, f"--run_type pipeline {DROPOUT} --optimizer muon"),
     "tensor, Muon": (2, "--run_type tensor --optimizer muon"),
     # several buckets, and enough ranks for their layout to matter: a sum of two does not depend on the order
     "ddp, 4 ranks": (4, f"--run_type ddp {DROPOUT} --bucket_cap_mb 0.02"),
@@ -63,15 +62,14 @@ RUNS = {
     "tensor x data": (4, "--run_type tensor --tensor_parallel_size 2"),
     "shards x tensor": (4, "--run_type mesh --tensor_parallel_size 2 --sequence_parallel on"),
     "shards x context": (4, "--run_type mesh --context_parallel_size 2"),
-    "context x tensor": (4, "--run_type mesh --context_parallel_size 2 --tensor_parallel_size 2"),
     "stages x shards": (4, f"--run_type mesh --pipeline_stages 2 {DROPOUT}"),
     "stages x tensor": (4, "--run_type mesh --pipeline_stages 2 --tensor_parallel_size 2 --sequence_parallel on"),
     "zero bubble x shards": (4, f"--run_type mesh --pipeline_stages 2 --pipeline_schedule zero_bubble {DROPOUT}"),
 }
+EVERY_DAY = ("ddp", "fsdp", "optimized", "pipeline", "tensor")
 # what reads a state that another strategy wrote: everything, and these on other numbers of ranks
 READERS = {
     **RUNS,
-    "ddp, 1 rank": (1, "--run_type ddp"),
     "ddp, 3 ranks": (3, "--run_type ddp"),
     "fsdp, 1 rank": (1, "--run_type fsdp"),
     "ZeRO 2, 3 ranks": (3, "--run_type optimized --zero_stage 2"),
@@ -147,7 +145,7 @@ def starts(ranks, token_files, states, tmp_path_factory):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("name", slow_but(["ddp", "fsdp"], RUNS))
+@pytest.mark.parametrize("name", slow_but(EVERY_DAY, RUNS))
 def test_a_run_goes_on_bit_for_bit(starts, name):
     """Saved after two steps, in the background where the strategy can; the second start draws other weights first."""
     whole, second, *_ = starts(name)
@@ -157,7 +155,7 @@ def test_a_run_goes_on_bit_for_bit(starts, name):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("name", slow_but(["ddp", "fsdp"], READERS))
+@pytest.mark.parametrize("name", slow_but(EVERY_DAY, READERS))
 def test_every_strategy_reads_and_writes_the_same_state(starts, states, name):
     """A state that one process wrote is the same to the last bit after others have read and written it: weights,
     moments and step counters, under the same names."""

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.agreement import CLIPPING, WORKER, case_flags, disagreements, run_cases
+from support.agreement import WORKER, case_flags, disagreements, run_cases
 from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags
 
 from testbed.experiments.network_lab import HostEnd, Lab, Link, lab, parse_rate, run_on_hosts, why_impossible
@@ -21,14 +21,7 @@ pytestmark = [
     pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}"),
 ]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
-STRATEGIES_OVER_HOSTS = {
-    "allreduce": [],
-    "ddp": [],
-    "fsdp": [],
-    "optimized": ["--zero_stage", "1"],
-    "ZeRO 3": ["--run_type", "optimized", "--zero_stage", "3"],
-    "pipeline": [],
-}
+OVER_HOSTS = ("allreduce", "ddp", "fsdp", "optimized --zero_stage 1", "optimized --zero_stage 3", "pipeline")
 NANO_BYTES = 8_000_000  # of nano's gradients, about
 
 
@@ -75,24 +68,17 @@ def baseline_losses(ranks, token_files, tmp_path_factory) -> list[float]:
 
 
 def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, ranks, token_files, tmp_path):
-    """Loss, norm, validation and weights to the tolerances of test_strategies_agree.py, with clipping and without."""
-    names = [(name, clipping) for name in STRATEGIES_OVER_HOSTS for clipping in CLIPPING]
-    cases = []
-    for name, clipping in names:
-        run_type = [] if "--run_type" in STRATEGIES_OVER_HOSTS[name] else ["--run_type", name]
-        flags = case_flags(token_files, None, [*run_type, *STRATEGIES_OVER_HOSTS[name]], CLIPPING[clipping])
-        cases.append((flags, None, False))
-    alone = [
-        (case_flags(token_files, None, ["--run_type", "baseline"], norm), None, False) for norm in CLIPPING.values()
-    ]
-    expected = dict(zip(CLIPPING, run_cases(ranks, tmp_path / "alone", alone, 1), strict=True))
+    """Loss, norm, validation and weights to the tolerances of test_strategies_agree.py."""
+    alone, *cases = (
+        (case_flags(token_files, None, ["--run_type", *words.split()]), None) for words in ("baseline", *OVER_HOSTS)
+    )
+    (expected,) = run_cases(ranks, tmp_path / "alone", [alone], 1)
     (tmp_path / "tasks.json").write_text(json.dumps(cases))
     ends, said = run(two_hosts, [*TORCHRUN, str(WORKER), str(tmp_path)], tmp_path / "logs")
     assert codes(ends) == [0, 0], said[-3000:]
-    found = json.loads((tmp_path / "results.json").read_text())
-    for (name, clipping), actual in zip(names, found, strict=True):
+    for words, actual in zip(OVER_HOSTS, json.loads((tmp_path / "results.json").read_text()), strict=True):
         assert actual["world_size"] == 2
-        assert disagreements(expected[clipping], actual) == [], (name, clipping)
+        assert disagreements(expected, actual) == [], words
 
 
 def test_a_command_starts_in_the_folder_where_it_was_typed(two_hosts, tmp_path, monkeypatch):

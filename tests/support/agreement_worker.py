@@ -1,7 +1,7 @@
 """Be one rank of an agreement run: train a few steps as gpt2.py does and write the results.
 
 Usage, by support/ranks.py or a launcher: agreement_worker.py FOLDER, with FOLDER/tasks.json, a list of
-[arguments of gpt2.py, bug, whether to try a checkpoint]; rank 0 writes FOLDER/results.json.
+[arguments of gpt2.py, bug]; rank 0 writes FOLDER/results.json.
 It goes through the program's own parts (settings, data, seam), so that a fault in any of them shows. A bug is null, or
 the name of a mistake of tests/support/planted_bugs.py that is made on purpose, to see that the comparison finds it.
 """
@@ -100,24 +100,7 @@ def losses_of_steps(strategy: Strategy, batches: TrainingBatches, steps: range) 
     return losses
 
 
-def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, folder: Path) -> list[list[float]]:
-    """Return the losses of two more steps: from a checkpoint in a new strategy, and without a break."""
-    last = batches.settings.last_step
-    if read_launch().rank == 0:
-        folder.mkdir()
-    process_group.wait_for_everyone()
-    strategy.save_checkpoint(folder)
-    process_group.wait_for_everyone()
-    uninterrupted = losses_of_steps(strategy, batches, range(last, last + 2))
-    strategy.close()
-    again = build(batches.settings)
-    again.load_checkpoint(folder)
-    resumed = losses_of_steps(again, batches, range(last, last + 2))
-    again.close()
-    return [resumed, uninterrupted]
-
-
-def results_of(checked: CheckedRun, checkpoint_folder: Path | None, looks_for_waits: bool) -> dict:
+def results_of(checked: CheckedRun, looks_for_waits: bool) -> dict:
     settings = checked.settings
     strategy = build(settings)
     batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, CPU)
@@ -148,18 +131,11 @@ def results_of(checked: CheckedRun, checkpoint_folder: Path | None, looks_for_wa
         kept.append(torch.cat([tensor[:channels], tensor[2 * channels :]]) if name.endswith("c_attn.bias") else tensor)
     weights_in_a_row = torch.cat([tensor.flatten() for tensor in kept]).tolist() if kept else []
     parameter_bytes = sum(tensor.numel() * tensor.element_size() for tensor in strategy.model_states()["parameters"])
-    data_world_size, built = strategy.data_world_size, what_was_built(strategy)
-    continued = None
-    if checkpoint_folder is None:
-        strategy.close()
-    else:
-        continued = resumed_and_uninterrupted(strategy, batches, checkpoint_folder)
+    built = what_was_built(strategy)
+    strategy.close()
     return {
         "world_size": read_launch().world_size,
-        "data_world_size": data_world_size,
-        "continued": continued,
         "built": built,
-        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "waits": waits,
         "block_passes": sum(process_group.gather_objects(calls.number)),
         "mesh": str(settings.plan.mesh),
@@ -174,18 +150,14 @@ def results_of(checked: CheckedRun, checkpoint_folder: Path | None, looks_for_wa
 
 
 def main(folder: Path) -> None:
-    """What the first case compiled serves those after it: they differ in what is done behind backward alone."""
     cases = json.loads((folder / "tasks.json").read_text())
-    (kernel,) = {parse_command_line(arguments).values["attention"] for arguments, *_ in cases}
-    is_needed = not all("baseline" in arguments for arguments, *_ in cases)
-    with attention_kernel(kernel), all_tasks_done(folder, is_needed) as results:
-        for number, (arguments, bug, tries_checkpoint) in enumerate(cases):
+    is_needed = not all("baseline" in arguments for arguments, _ in cases)
+    with all_tasks_done(folder, is_needed) as results:
+        for arguments, bug in cases:
             with making(bug):
-                place = folder / f"checkpoint_{number}" if tries_checkpoint else None
-                # a step waits alike in every case, and what rank 0 found is the result
-                looks_for_waits = number == 0 and bug is None and read_launch().rank == 0
                 checked = check_run(parse_command_line(arguments), read_launch())
-                results.append(results_of(checked, place, looks_for_waits))
+                with attention_kernel(checked.settings.model.attention):
+                    results.append(results_of(checked, looks_for_waits=bug is None and read_launch().rank == 0))
 
 
 if __name__ == "__main__":
