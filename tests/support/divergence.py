@@ -113,7 +113,8 @@ def table() -> str:
     calls, lines = ([line for line in lines if ("command" in line) == wanted] for wanted in (True, False))
     faults, sound = ([line for line in lines if line["is_fault"] == wanted] for wanted in (True, False))
     right, silent = (sum(line["is_right"] for line in of_kind) for of_kind in (faults, sound))
-    missing = sorted(SOUND.keys() - {line["name"] for line in sound})
+    tried = {line["name"] for line in sound}
+    missing = sorted(SOUND.keys() - tried)
     of_any_name = sum(EXPECTED[line["name"]].name == ".*" for line in faults)
     of_any_rank = sum(EXPECTED[line["name"]].to_blame is None for line in faults)
     text = [
@@ -122,7 +123,7 @@ def table() -> str:
         for made in calls
     ] + [
         f"{right} of {len(faults)} planted faults were named where they are; for {of_any_name} any module or parameter "
-        f"counted, for {of_any_rank} any rank. {silent} of the {len(SOUND)} sound runs did not part, "
+        f"counted, for {of_any_rank} any rank. {silent} of the {len(SOUND.keys() | tried)} sound runs did not part, "
         f"{len(sound) - silent} did, and {len(missing)} were not run.\n",
         "| planted fault | run | ranks | named | size | likely cause |",
         "|---|---|---:|---|---:|---|",
