@@ -44,10 +44,8 @@ SIMULATED = [
     (normal, 8, EQUAL_NOISE, 300),
     (with_slow_runs, 8, UNEQUAL_NOISE, 300),
     *(
-        pytest.param(arm, repeats, noise, 1500, marks=pytest.mark.slow)
-        for arm in (normal, with_slow_runs)
-        for repeats in (5, 8, 20)
-        for noise in (EQUAL_NOISE, UNEQUAL_NOISE)
+        pytest.param(*case, 1500, marks=pytest.mark.slow)
+        for case in ((normal, 5, UNEQUAL_NOISE), (with_slow_runs, 5, EQUAL_NOISE), (with_slow_runs, 20, UNEQUAL_NOISE))
     ),
 ]
 
