@@ -50,7 +50,9 @@ def asks(path: Path) -> list[str]:
             for child in ast.iter_child_nodes(node):
                 visit(child, function)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")), "")
+    text = path.read_text(encoding="utf-8")
+    if any(name in text for name in ("cuda", "accelerator")):
+        visit(ast.parse(text), "")
     return found
 
 

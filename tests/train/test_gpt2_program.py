@@ -43,10 +43,6 @@ def flags_of(token_files, directory: Path, *more: str) -> list[str]:
     return [*TINY_RUN, *data_flags(token_files), *SHORT_RUN, "--checkpoint_path", str(directory), *more]
 
 
-def last_line(text: str) -> str:
-    return text.strip().splitlines()[-1]
-
-
 @pytest.fixture(scope="module")
 def baseline_run(token_files, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("baseline") / "run"
