@@ -18,7 +18,7 @@ from support.ranks import AUDIT_EVENT, Ranks
 
 # No deadline: beside other work an example takes as long as it takes.
 settings.register_profile("everyday", deadline=None)
-settings.register_profile("all", deadline=None)  # support/fuzz.py draws a tenth without it
+settings.register_profile("all", deadline=None)  # support/fuzz.py draws a fifth without it
 settings.load_profile("everyday")
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", AUDIT_EVENT)
 FREE = ("git", "uname")  # every record of a run asks for the commit, and the platform module once for the processor
@@ -40,6 +40,13 @@ def pytest_addoption(parser):
 def pytest_generate_tests(metafunc):
     if "drill_seed" in metafunc.fixturenames:
         metafunc.parametrize("drill_seed", range(metafunc.config.getoption("--drills")), indirect=True)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m alone`, import only the few files that have such tests."""
+    if config.option.markexpr == "alone" and collection_path.suffix == ".py":
+        return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 @pytest.hookimpl(trylast=True)  # what is deselected does not count

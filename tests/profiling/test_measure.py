@@ -257,7 +257,7 @@ CHOOSE = """
 import torch
 from testbed.profiling.device_limits import choose_precision
 torch.set_num_threads(2)
-print({choose_precision(torch.device("cpu"))[0] == "bf16" for _ in range(12)})
+print({choose_precision(torch.device("cpu"))[0] == "bf16" for _ in range(6)})
 """
 
 
