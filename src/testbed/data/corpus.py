@@ -260,7 +260,7 @@ def _identity(source: Source, limits: Limits) -> dict[str, Any]:
 
 
 def _verify(documents: Path, manifest: dict[str, Any]) -> None:
-    command = manifest.get("command_line", "python download_data.py, and the flags that it was made with,")
+    command = str(manifest.get("command_line", "python download_data.py, and the flags that it was made with,"))
     way_out = f"make it again with: {command.removesuffix(' --overwrite')} --overwrite"
     if not documents.is_file():
         raise CorpusError(f"{documents} is missing though its manifest is there; {way_out}")
