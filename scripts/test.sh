@@ -42,7 +42,7 @@ if [ "${1:-}" = --all ]; then
     run_tests --hypothesis-profile all -m alone "$@" && found=yes
 else
     in_parallel -m "not slow and not alone" "$@" && found=yes
-    echo "Left out: the tests marked slow or alone, and nine of ten examples of a fuzz."
+    echo "Left out: the tests marked slow or alone, and four of five examples of a fuzz."
     echo "Run them with \`bash scripts/test.sh --all\`, or those of one file with \`bash scripts/test.sh --all FILE\`."
 fi
 if [ "$found" = no ]; then

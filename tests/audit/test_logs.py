@@ -206,7 +206,7 @@ def test_no_broken_log_breaks_the_audit(tmp_path):
     broken = st.sampled_from(LOGS).flatmap(
         lambda path: st.tuples(st.just(path), st.one_of(broken_words(whole[path]), broken_bytes(whole[path])))
     )
-    fuzz.draw(broken, 1000, one_file)
+    fuzz.draw(broken, 500, one_file)
     fuzz.check(READ)
 
 

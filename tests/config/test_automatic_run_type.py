@@ -203,7 +203,7 @@ def test_no_choice_file_breaks_a_start(place, token_files):
 
     good = choice_content(token_files)
     start(json.dumps(good))
-    fuzz.draw(broken_json(good), 300, start)
+    fuzz.draw(broken_json(good), 150, start)
     fuzz.check(READ, REFUSED)
 
 

@@ -114,7 +114,7 @@ def test_no_command_line_breaks_gpt2(tmp_path, token_files, monkeypatch):
 
         fuzz.case(run, drawn)
 
-    fuzz.draw(command_lines(), 1500, one_line)
+    fuzz.draw(command_lines(), 750, one_line)
     fuzz.check(READ, REFUSED)
 
 
@@ -132,7 +132,7 @@ def test_no_environment_of_a_launcher_breaks_gpt2(tmp_path, token_files):
         fuzz.case(run, variables)
 
     values = st.one_of(st.sampled_from(["0", "1", "2"]), texts)
-    fuzz.draw(st.dictionaries(st.sampled_from(names), values), 200, one_environment)
+    fuzz.draw(st.dictionaries(st.sampled_from(names), values), 100, one_environment)
     fuzz.check(READ, REFUSED)
 
 
@@ -205,5 +205,5 @@ def test_no_command_line_breaks_a_program(places, program, monkeypatch):
             line += [word for word in (name, text if takes_value else "") if word or (takes_value and not name)]
         fuzz.case(lambda: run_in_process(REPOSITORY / program, *ALWAYS.get(program, []), *line), line)
 
-    fuzz.draw(st.lists(st.tuples(st.sampled_from(flags), texts), max_size=4), 40, one_line)
+    fuzz.draw(st.lists(st.tuples(st.sampled_from(flags), texts), max_size=4), 20, one_line)
     fuzz.check(REFUSED)

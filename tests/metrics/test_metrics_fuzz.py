@@ -96,7 +96,7 @@ def test_no_file_breaks_the_readers(tmp_path):
         path.write_bytes(text)
         fuzz.case(lambda: use_run(path, reference), text)
 
-    fuzz.draw(broken_files, 2000, one_file)
+    fuzz.draw(broken_files, 1000, one_file)
     fuzz.check(READ, REFUSED)
 
 
@@ -125,7 +125,7 @@ def test_no_file_of_another_program_breaks_the_audit(tmp_path):
 
     valid = {path: path.read_bytes() for path in files}
     broken = st.sampled_from(files).flatmap(lambda path: st.tuples(st.just(path), broken_words(valid[path])))
-    fuzz.draw(broken, 300, one_file)
+    fuzz.draw(broken, 150, one_file)
     fuzz.check(READ)
 
 

@@ -2,7 +2,7 @@
 
 Every fault is kept with the first input that showed it, one per place in the code, so that one run of a test tells all
 of them. The draws are the same on every machine. The hypothesis profile "all", which `bash scripts/test.sh --all` sets,
-draws the whole number; without it a fuzz draws a tenth.
+draws the whole number; without it a fuzz draws a fifth.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST_SENTENCE = 1500
 MEMORY_BYTES = 4 << 30  # that a reader may take beyond what the process has: a damaged size must not fill the machine
 READ, REFUSED, FAULT = "read", "refused", "fault"
 LEAST_SHARE = 0.02  # of the draws that an outcome must have: a fuzz that is always refused tests one line
-EVERY_DAY = 10  # one draw in this many
+EVERY_DAY = 5  # one draw in this many
 OS_ERRORS = (FileNotFoundError, IsADirectoryError, OSError)  # what opening a file raises
 
 
@@ -167,7 +167,7 @@ class Fuzz:
         self.faults: dict[str, str] = {}
 
     def draw(self, strategy: Any, number: int, one_case: Callable[[Any], None]) -> None:
-        """Call `one_case` with this number of draws, or a tenth; it calls `case`. Nothing is shrunk."""
+        """Call `one_case` with this number of draws, or a fifth; it calls `case`. Nothing is shrunk."""
         drawn = number if draws_all() else max(10, number // EVERY_DAY)
 
         @settings(max_examples=drawn, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
@@ -241,7 +241,7 @@ class Reader:
     outcomes: tuple[str, ...] = (READ, REFUSED)
 
 
-DRAWS = 180  # of each file that is read
+DRAWS = 90  # of each file that is read
 
 
 def break_in_every_way(name: str, reader: Reader, folder: Path) -> None:
