@@ -11,8 +11,8 @@ from support.metrics_examples import example_metrics
 from testbed.analysis.diagnosis.diagnose import Diagnosis, diagnose
 from testbed.analysis.diagnosis.words import NOTHING, SHOWN, SHOWN_OF_DEVICES, text_of
 from testbed.metrics.file import check_metrics
-from testbed.metrics.timed_collectives import timed_collectives
 from testbed.profiling.flight_recorder import calls_of
+from testbed.profiling.timed_collectives import timed_collectives
 
 STEP_S, TRANSFER_S = 0.2, 0.002
 PAIRS = {("tensor", 0): (0, 1), ("tensor", 1): (2, 3), ("data", 0): (0, 2), ("data", 1): (1, 3)}

@@ -37,7 +37,7 @@ FLAGS = [
     "--max_val_steps", "0", "--sample_tokens", "0", "--save_at_end", "off", "--threads_per_rank", "1",
 ]  # fmt: skip
 RUN_S, STEPS = 30.0, (60, 1000)  # how long to train, and bounds of the steps for it
-OVERHEAD_OF = ("ddp", "allreduce", "fsdp")
+OVERHEAD_OF = ("ddp", "allreduce")
 START_UP_S = (5.0, 12.0)  # once, for shares of 0 to 30 %
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from testbed.metrics.timed_collectives import Call
+from testbed.profiling.timed_collectives import Call
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings

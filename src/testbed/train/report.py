@@ -14,7 +14,6 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.metrics.recorder import RunRecorder
-from testbed.metrics.timed_collectives import timed_collectives
 from testbed.metrics.trackers import Trackers
 from testbed.metrics.world_step import WorldStep
 from testbed.profiling.attribution import attribution
@@ -23,6 +22,7 @@ from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.flight_recorder import recorded_calls, times_on_device
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
+from testbed.profiling.timed_collectives import timed_collectives
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train import validated_text
 from testbed.train.console import Console
