@@ -18,9 +18,18 @@ SAID = {
     # a default batch that the devices divide: 448 for 7, not 512
     f"{GPT2} h100-sxm --gpus 7": r"Best: ddp.*448 x 1,024 tokens",
     f"{GPT2} h100-sxm --gpus 56": "448 x 1,024 tokens",
-    f"{GPT2} h100-sxm --gpus 7 --global_batch_size 512": "--global_batch_size 448 lets them",
+    f"{GPT2} h100-sxm --gpus 7 --global_batch_size 512": "with --global_batch_size 448, ddp has",
     f"{GPT2} h100-sxm --gpus 7 --global_batch_size 512 --run_type pipeline": "costs most",
+    # from all of them, not where data parallelism alone gains
+    "--gpu a100-40 --gpus 24 --num_layers 32 --num_heads 32 --embedding_size 4096 --seq_length 8192 "
+    "--global_batch_size 64 --activation_checkpointing selective": r"--global_batch_size 72, mesh .* has 1\.1\d* ti",
+    # and of every number of devices in a sweep
+    f"{GPT2} h100-sxm --global_batch_size 100 --tokens 10B --sweep gpus=7,8,16,24": "24 x h100-sxm: A batch of 100 ",
     # what the device lacks
+    f"{GPT2} t4 --run_type pipeline": r"--precision fp16 without --run_type pipeline would be about \d",
+    f"{GPT2} v100 --gpus 7 --global_batch_size 64 --run_type pipeline": r"fp16 without \S+ pipeline with --g\S+ 56",
+    f"{GPT2} v100 --precision bf16 --mixed_precision native": "fp16 without --mixed_precision native would be about",
+    f"{LLAMA} v100,h100 --gpus 64 --matmul fp8": "v100-16gb *64   --matmul fp8: v100-16gb multiplies nothing in 8 bits",
     f"{GPT2} t4": "--precision fp16 would be about",
     f"{GPT2} mi300x": "No published run on mi300x is known",
     "--model gpt2-medium --gpu v100 --gpus 8 --precision bf16": r"--precision fp16 would be about[^$]*--compile off",
@@ -47,6 +56,7 @@ SAID = {
     f"{GPT2} t4 --precision fp32": "--precision fp16 would be about",
     f"{LLAMA} rtx4090,h100-sxm --gpus 16 --seq_length 8192 --mixed_precision native": "16 x rtx4090: Without "
     "--mixed_precision native there is room: mesh",
+    "--model llama3-405b --gpu h100 --gpus 4096 --seq_length 4096 --global_batch_size 64": ": 64 tokens a device. Take",
     # offload where all else is tight
     f"{LLAMA} b200 --gpus 1 --seq_length 16384": "--offload optimizer has room: ZeRO-",
     # a batch that gives the ranks work only where they share sequences
@@ -73,7 +83,7 @@ NOT_SAID = {
     "--model llama3-405b --seq_length 131072 --gpu h100-sxm --gpus 2048 --global_batch_size 32": "too small",
     "--model gpt2-medium --gpu l4 --gpus 8": "of them",
     "--here --gpus 4 --global_batch_size 15": "of them",  # shares of cores
-    f"{XL} rtx-4090 --gpus 3 --global_batch_size 64": "lets them run",  # a pipeline is as fast
+    f"{XL} rtx-4090 --gpus 3 --global_batch_size 64": "does not divide",  # a pipeline is as fast
     f"{XL} h100 --matmul fp8 --top 1": "leaving --matmul fp8 out",
     "--model gpt2-medium --gpu v100 --gpus 1 --run_type optimized --offload parameters": "not possible: optimized",
 }
@@ -85,6 +95,16 @@ REFUSED = {
     f"{GPT2} h100 --gpus 1 --run_type optimized": "on one device does what baseline does.*--offload optimizer",
     f"{XL} a10g --gpus 1": "--run_type optimized --offload optimizer has room: ZeRO-",
     f"{GPT2} v100 --precision bf16 --compile on": "v100-16gb has no bf16",
+    # kernels that PyTorch has from Ampere on: of a ring, and of fused attention in bf16
+    f"{GPT2} v100 --seq_length 65536 --precision bf16 --run_type mesh --context_parallel_size 8": "v100-16gb has no fl",
+    f"{GPT2} t4 --attention efficient --precision bf16": "--attention efficient: t4 has no bf16",
+    "--model gpt2-large --gpu t4 --gpus 8 --seq_length 8192 --precision bf16 --run_type fsdp": "does not fit on 8 x t4",
+    f"{GPT2} v100 --mixed_precision native": "has no bf16; leave --mixed_precision out. Without --mixed",
+    # a batch that does not divide, and then does not fit or need not be
+    "--model llama2-7b --gpu t4 --gpus 7 --seq_length 16384 --global_batch_size 2048 --run_type optimized": "nearest "
+    r"that is: 2051. With --global_batch_size 1792: does not fit",
+    "--model llama3-70b --gpu h200 --gpus 512 --seq_length 8192 --global_batch_size 256 --run_type fsdp": "the nearest "
+    r"that is: 512. Without --run_type fsdp there is room: mesh",
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"
     ".*--pipeline_schedule gpipe with --pipeline_stages 1 does nothing",
@@ -127,7 +147,9 @@ def test_a_table_gives_the_reason_of_the_run_types_that_have_the_typed_flags():
 
 def test_a_batch_that_is_named_can_be_run():
     words = ["--gpu", "h100-sxm", "--gpus", 8, "--micro_batch_size_per_gpu", 25]
-    named = re.search(r"--global_batch_size (\d+) lets them", run_here(PLAN, *words, "--global_batch_size", 100).stdout)
+    named = re.search(
+        r"with --global_batch_size (\d+), ddp has", run_here(PLAN, *words, "--global_batch_size", 100).stdout
+    )
     assert named is not None
     assert "Best: ddp" in run_here(PLAN, *words, "--global_batch_size", named[1]).stdout
 

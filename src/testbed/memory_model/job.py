@@ -267,13 +267,15 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
     Args:
         values: every flag, filled in.
     """
-    job = _job_of(values, mesh, shape, machine.device.kind, machine.devices)
-    is_without = machine.device.architecture in NO_TRITON or emulates_bf16(job.precision, machine.device)
+    job, device = _job_of(values, mesh, shape, machine.device.kind, machine.devices), machine.device
+    is_without = emulates_bf16(job.precision, device)  # fused attention too: PyTorch writes its scores down
+    job = replace(job, attention="eager") if is_without else job
+    is_without |= device.architecture in NO_TRITON
     return replace(job, compiled=False) if values["compile"] is None and is_without else job
 
 
 def emulates_bf16(precision: str, device: Device) -> bool:
-    """Return whether the GPU lacks native bf16. PyTorch does not compile bf16 kernels for it."""
+    """Return whether the GPU lacks native bf16. PyTorch compiles no bf16 kernels for it, and has no fused attention."""
     return precision == "bf16" and device.kind == "cuda" and "bf16" not in device.peak_flops
 
 

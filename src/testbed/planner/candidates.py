@@ -182,22 +182,33 @@ def _why_not(run_type: str, machine: Machine) -> str | None:
     return None
 
 
+def _check_kernels(values: Mapping[str, Any], device: Device) -> None:
+    """Check that a device has the kernels that flags ask for. InputError names the flag and the way out."""
+    attention, context = values["attention"], values["context_parallel_size"] or 1
+    emulates, flash = emulates_bf16(values["precision"], device), device.architecture not in WITHOUT_FLASH
+    is_fp8, is_native = values["matmul"] == "fp8", values["mixed_precision"] == "native"
+    lacks_bf16 = emulates_bf16("bf16", device)
+    no_flash = "has no flash kernel, as PyTorch has it from compute capability 8.0 on"
+    for flag, is_missing, why, way in (
+        ("--matmul fp8", is_fp8 and "fp8" not in device.peak_flops, "multiplies nothing in 8 bits", ""),
+        ("--mixed_precision native", is_native and lacks_bf16 and not emulates, "has no bf16", ""),
+        ("--compile on", values["compile"] and emulates, "has no bf16, and PyTorch compiles none for it", "fp16"),
+        ("--attention efficient", attention == "efficient" and emulates, "has no bf16, and no kernel for it", "fp16"),
+        (f"--attention {attention}", attention in ("flash", "cudnn") and not flash, no_flash, ""),
+        (f"--context_parallel_size {context}", context > 1 and not flash, f"{no_flash}, and the ring needs it", ""),
+    ):  # fmt: skip
+        if is_missing:
+            way = f", or give --precision {way}" if way else ""
+            raise InputError(f"{flag}: {device.name} {why}; leave {flag.split()[0]} out{way}")
+
+
 def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, machine: Machine) -> Iterator[Job]:
     """Yield a job for each micro batch that divides a rank's share of the batch.
 
     Raises:
         InputError: the program refuses the mesh, the batch, or every micro batch.
     """
-    if values["compile"] and emulates_bf16(values["precision"], machine.device):
-        raise InputError(
-            f"--compile on with --precision bf16: {machine.device.name} has no bf16, and PyTorch compiles none for it; "
-            "leave --compile out, or give --precision fp16"
-        )
-    if values["attention"] in ("flash", "cudnn") and machine.device.architecture in WITHOUT_FLASH:
-        raise InputError(
-            f"--attention {values['attention']}: PyTorch has that kernel from compute capability 8.0 on, and "
-            f"{machine.device.name} has less; leave --attention out"
-        )
+    _check_kernels(values, machine.device)
     ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
     values = {**values, **options_of_run_type(values, typed)}
     _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all

@@ -27,7 +27,7 @@ UNITS = (
 GIVEN_UP = 1.05  # times the fastest estimate that the simplest run may take; more is too much for being simple
 NEAR_FULL = 0.05  # of the memory
 WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
-FEW_TOKENS, LOW_MFU = 8192, 0.3  # of a step on one data rank, and of the peak
+FEW_TOKENS, FEW_EACH, LOW_MFU = 8192, 512, 0.3  # of a step on one data rank, on a device, and of the peak
 PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
 BELOW_PEAK, UNEVEN = "kernels below peak", "uneven stages"
 LOSSES = {"elementwise": "memory traffic", "optimizer": "memory traffic", WITHIN: "network", BETWEEN: "network"}
@@ -364,29 +364,32 @@ def _of_deadline(budget: Budget, days: Sequence[float]) -> str:
 def advice(runs: Sequence[PlannedRun]) -> list[str]:
     """Return what an experienced reader would object to in the first run, where it is true."""
     run = runs[0]
-    job, device, said = run.job, run.machine.device, []
+    job, device, devices, said = run.job, run.machine.device, run.machine.devices, []
     tight = [other for other in runs if other.is_tight and not run.is_tight]
     fastest = min(tight, key=lambda other: other.time.seconds, default=run)
     roomy = [other for other in runs if other.fits and not other.is_near_full]
-    if run.is_near_full and not run.is_tight and roomy:
-        other = min(roomy, key=lambda each: each.time.seconds)
-        said.append(
-            f"It leaves {run.spare_bytes / 2**30:.1f} GiB, which an error of the estimate may use up; "
-            f"{name_of(other.job)}, {settings_of(other.job)}, leaves {other.spare_bytes / 2**30:.1f} and takes "
-            f"{three(other.time.seconds / run.time.seconds)} times as long"
-        )
+    if run.is_near_full and not run.is_tight:
+        words = f"It leaves {run.spare_bytes / 2**30:.1f} GiB, which an error of the estimate may use up"
+        if roomy:
+            other = min(roomy, key=lambda each: each.time.seconds)
+            words += (
+                f"; {name_of(other.job)}, {settings_of(other.job)}, leaves {other.spare_bytes / 2**30:.1f} and takes "
+            )
+            words += f"{three(other.time.seconds / run.time.seconds)} times as long"
+        said.append(words)
     if run.time.seconds > WORTH_A_TRY * fastest.time.seconds:
         gain = run.time.seconds / fastest.time.seconds
         said.append(
             f"{name_of(fastest.job)} would be {gain:.1f} times as fast and is tight: "
             "try whether it fits, with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
-    tokens = job.tokens_per_step / job.layout.data
-    if run.machine.devices > 1 and tokens <= FEW_TOKENS and run.mfu < LOW_MFU:
-        said.append(
-            f"The batch is too small for so many devices: {tokens:,.0f} tokens on each data rank. Take a larger "
-            "--global_batch_size or fewer devices"
-        )
+    for ranks, most, place in ((job.layout.data, FEW_TOKENS, "on each data rank"), (devices, FEW_EACH, "a device")):
+        if devices > 1 and job.tokens_per_step <= most * ranks and run.mfu < LOW_MFU:
+            said.append(
+                f"The batch is too small for so many devices: {job.tokens_per_step / ranks:,.0f} tokens {place}. Take "
+                "a larger --global_batch_size or fewer devices"
+            )
+            break
     if device.kind == "cuda" and run.time.label.startswith("uncalibrated") and device.name not in _known_devices():
         said.append(f"No published run on {device.name} is known, so what it reaches of its peak is an estimate")
     return said

@@ -152,36 +152,49 @@ class Question:
         return dataclasses.replace(self, given={name: value for name, value in self.given.items() if name not in names})
 
     def _narrower_precision(self, best: PlannedRun) -> str | None:
-        """Return the speed-up of --precision fp16 on a device without native bf16; None if there is none."""
-        peaks = self.machine.device.peak_flops
+        """Return the speed-up of --precision fp16 on a device without native bf16, without what excludes it: native
+        bf16, a run type that has no fp16, a batch that does not divide. None if there is none."""
+        peaks, run_type = self.machine.device.peak_flops, self.given.get("run_type")
         if self.given.get("precision") == "fp16" or "fp16" not in peaks or "bf16" in peaks:
             return None
-        other = self._asked(precision="fp16")
+        other, words = self._asked(precision="fp16"), "--precision fp16"
         fp16 = other.fitting()
-        if fp16 is None or best.time.seconds < WORTH_SAYING * fp16.time.seconds:
+        for name in ("mixed_precision", "run_type"):
+            if fp16 is None and name in self.given:
+                own = STRATEGIES[run_type].options if name == "run_type" and run_type else ()
+                words += f" without {_typed(name, self.given[name])}"
+                other = other._without(name, *own)
+                fp16 = other.fitting()
+        divided = other._dividing() if fp16 is None else None
+        if divided is not None:
+            words += f" with --global_batch_size {divided.global_batch}"
+            other, fp16 = divided, divided.fitting()
+        if fp16 is None or fp16.tokens_per_s < WORTH_SAYING * best.tokens_per_s:
             return None
-        words = f"--precision fp16 would be about {best.time.seconds / fp16.time.seconds:.1f} times as fast"
+        words += f" would be about {fp16.tokens_per_s / best.tokens_per_s:.1f} times as fast"
         words += f" ({name_of(fp16.job)}{', tight' * fp16.is_tight})"
         offloaded = other._with_offload(fp16) if fp16.is_tight else None
         return words + (f"; with it {offloaded}" if offloaded else "")
 
-    def _batch_that_divides(self, best: PlannedRun) -> str | None:
-        """Return a batch that lets data parallelism use all devices, and what it gains."""
+    def _dividing(self) -> Question | None:
+        """Return the same question with a batch that divides among all devices; None where this one does."""
         devices = self.machine.devices
-        is_asked = "run_type" in self.given or best.job.layout.data == devices
-        if devices > self.global_batch or not self.global_batch % devices or is_asked or devices > MOST_TRIED:
+        if devices > self.global_batch or not self.global_batch % devices or devices > MOST_TRIED:
             return None
-        batch = _rounded(self.global_batch, [devices * (self.given.get("micro_batch_size_per_gpu") or 1)])
-        other = self._asked(batch).fitting()
-        if other is None or other.job.layout.data < devices:
+        return self._asked(_rounded(self.global_batch, [devices * (self.given.get("micro_batch_size_per_gpu") or 1)]))
+
+    def _batch_that_divides(self, best: PlannedRun) -> str | None:
+        """Return a batch that divides among the devices, and what it gains."""
+        other = self._dividing()
+        if other is None or "run_type" in self.given or best.job.layout.data == self.machine.devices:
             return None
-        gain = other.tokens_per_s / best.tokens_per_s
-        if gain < GAIN:
+        found = other.fitting()
+        if found is None or found.tokens_per_s < GAIN * best.tokens_per_s:
             return None
         return (
-            f"A batch of {self.global_batch:,} sequences does not divide among {devices} devices, which leaves out "
-            f"ddp, ZeRO and fsdp on all of them; --global_batch_size {batch} lets them run, {three(gain)} times the "
-            "tokens/s"
+            f"A batch of {self.global_batch:,} sequences does not divide among {self.machine.devices} devices; with "
+            f"--global_batch_size {other.global_batch}, {name_of(found.job)} has "
+            f"{three(found.tokens_per_s / best.tokens_per_s)} times the tokens/s"
         )
 
     def _fewer_devices(self, best: PlannedRun) -> str | None:
@@ -259,7 +272,12 @@ class Question:
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
-        return InputError(f"nothing can be planned for {self.devices_in_words}: {self._reason(refused)}")
+        words = [f"nothing can be planned for {self.devices_in_words}: {self._reason(refused)}"]
+        other = self._dividing()
+        found = other.best() if other else None
+        if other and isinstance(found, str):  # else the reason names a batch that has room
+            words.append(f"With --global_batch_size {other.global_batch}: {found}")
+        return InputError(". ".join([*words, *filter(None, [self.with_room()])]))
 
     def _reason(self, refused: Mapping[str, str]) -> str:
         """Return why there is no candidate."""
@@ -331,8 +349,7 @@ class Choice:
     def hints(self) -> list[str]:
         """Return what to know of the run, or what lets one fit."""
         if isinstance(self.best, str):
-            room = self.question.with_room()
-            return [room] if room else []
+            return [*filter(None, [self.question.with_room()])]
         tight = ["It fits only tightly"] if self.best.is_tight else []
         return [*self.question.hints(self.best), *advice([self.best]), *tight]
 
@@ -372,16 +389,18 @@ def _winners(choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
 
 
 def caveats_of(choices: Sequence[Choice]) -> list[str]:
-    """Return what to know of the first choice of each kind of device, and of each that an answer names."""
+    """Return what to know of the first choice of each kind of device, and of each that an answer names; of the others
+    a batch that would make them faster."""
     firsts: dict[str, Choice] = {}  # without one, the last of them
     for choice in choices:
         kind = choice.question.machine.device.name
         if kind not in firsts or isinstance(firsts[kind].best, str):
             firsts[kind] = choice
+    told = {id(choice) for choice in [*firsts.values(), *(choice for _, choice in _winners(choices))]}
     said: dict[str, None] = {}
-    told = [*firsts.values(), *(choice for _, choice in _winners(choices) if choice)]
-    for each in {id(choice): choice for choice in told}.values():
-        for hint in each.hints():
+    for each in choices:
+        other = None if isinstance(each.best, str) else each.question._batch_that_divides(each.best)
+        for hint in each.hints() if id(each) in told else filter(None, [other]):
             said[f"{each.question.devices_in_words}: {hint}."] = None
     return list(said)
 
@@ -417,8 +436,6 @@ def question(
         base["vocab_size"] = open_token_file(data, "--vocab_size of the data:").vocab_size
     shape = {name: values.get(name) or number for name, number in base.items()}
     check_shape(shape, values["seq_length"])
-    if values.get("matmul") == "fp8" and "fp8" not in machine.device.peak_flops:
-        raise InputError(f"--matmul fp8: {machine.device.name} multiplies nothing in 8 bits; leave --matmul out")
     work = [word for name in WORK if values.get(name) is not None for word in (f"--{name}", str(values[name]))]
     return Question(
         shape=ModelShape(**shape),
