@@ -83,7 +83,7 @@ NOT_SAID = {
     "--model llama3-405b --seq_length 131072 --gpu h100-sxm --gpus 2048 --global_batch_size 32": "too small",
     "--model gpt2-medium --gpu l4 --gpus 8": "of them",
     "--here --gpus 4 --global_batch_size 15": "of them",  # shares of cores
-    f"{XL} rtx-4090 --gpus 3 --global_batch_size 64": "does not divide",  # a pipeline is as fast
+    f"{XL} rtx-4090 --gpus 3 --global_batch_size 64": "A batch of 64",  # a pipeline is as fast
     f"{XL} h100 --matmul fp8 --top 1": "leaving --matmul fp8 out",
     "--model gpt2-medium --gpu v100 --gpus 1 --run_type optimized --offload parameters": "not possible: optimized",
 }
