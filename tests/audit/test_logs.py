@@ -264,3 +264,12 @@ def test_a_line_of_a_log_says_a_setting(tmp_path, line, name, setting):
 def test_an_mfu_is_of_a_device_and_not_over_100_percent(tmp_path):
     assert "does not name the device" in messages(FOLDER / "nanogpt.txt", NOTE)
     assert "is more than the device can do" in messages(edited(tmp_path, "nanochat", (r"mfu: 4", "mfu: 14")), FAILS)
+
+
+def test_a_guide_that_shows_a_line_of_a_log_is_no_run(tmp_path):
+    line = "step: 20  loss: 11.83506  grad_norm:  9.6669  memory: 48.87GiB(51.44%)  tps: 4,376  tflops: 253.41"
+    with pytest.raises(InputError, match="says no time"):
+        read_reported([saved(tmp_path, f"# Guide\n\nIt prints\n\n```\n{line}\n```\n", "guide.md")])
+    lines = "\n".join(line.replace("20", str(step)) for step in range(5))
+    (run,) = read_reported([saved(tmp_path, f"# Results\n\n```\n{lines}\n```\n", "results.md")])
+    assert run.form == "torchtitan log" and not messages(run.path, NOTE)

@@ -79,7 +79,7 @@ FOUND = [
      "refers to a row that was not measured: OOM"),
     ("Config | GPUs | tokens/s | Speedup", ("ddp | 1 | 100 | 1.0", "ddp projected | 8 | 780 | 7.8"),
      "Speedup 7.8 is of a figure that its row does not call measured"),
-    ("Model | GPUs | tokens/s | Speedup", ("124M | 1 | 100 | 1.0", "355M | 1 | 250 | 2.5"),
+    ("Run | GPUs | tokens/s | Speedup", ("124M | 1 | 100 | 1.0", "355M | 1 | 250 | 2.5"),
      "compares rows of other work: model 124M against 355M"),
     ("Config | GPUs | Speedup", ("TP=1 depth 16 | 8 | 1.0", "TP=2 depth 12 | 8 | 1.4"),
      "compares rows of other work: model depth 16 against depth 12"),
@@ -152,6 +152,16 @@ FOUND = [
      "devices M1 CPU against A100"),
     ("run | tokens/s | Speedup", ("bf16 (val loss 3.28) | 100 | 1.00x", "int4 (val loss 3.71) | 145 | 1.45x"),
      "Speedup 1.45x with loss 3.71 against 3.28"),
+    ("Strategy | #GPU | Batch Size | RAM | speedup",
+     ("plain | 1 | 16 | oom | \\", "plain | 1 | 8 | 61.8 | 1", "gemini | 4 | 8 | 29.4 | 2.00"),
+     "speedup 2.00 is not of gemini against plain alone"),
+    ("Model | BS | seq/s | Speedup vs Large", ("Large | 8 | 100 | 1", "Base | 128 | 280 | 2.8"),
+     "batch size 8 against 128 (16 times)"),
+    ("Experiment | GPUs | Batch size | Throughput | Speed up",
+     ("reference-256 | 8 | 256 | N/A | N/A", "dp-256 | 2 | 256 | 180.3/s | 1x", "pipe-4k | 8 | 4K | 378.7/s | 2.100x"),
+     "not of pipe-4k against dp-256 alone: ranks 2 against 8 (4 times); batch size 256 against 4,096 (16 times)"),
+    ("GPUs | Time | Speedup", ("1x V100 | 25s | 1.0x", "2x V100 | 13s | 1.9x", "8x A100 | 4s | 6.3x"),
+     "devices V100 against A100"),
     ("Softmax | Valid PPL | speed-up", ("full | 18.7 | 1.0", "hashed | 29.4 | 2.5"), "with loss 3.381 against 2.929"),
 ]  # fmt: skip
 
@@ -204,6 +214,38 @@ SOUND = {
                                                                      "2 | 195 | 1.95"),
     "devices of each node": table("num_nodes | gpu_num_per_node | throughput | speedup", "1 | 1 | 149.84 | 1.00",
                                   "1 | 8 | 1158.51 | 7.73", "2 | 8 | 2257.71 | 15.07"),
+    "weak scaling by name of a column": table(
+        "node_num | gpu_num_per_node | batch_size_per_device | throughput | speedup", "1 | 1 | 96 | 150.1 | 1.00",
+        "1 | 8 | 96 | 1161.2 | 7.74", "4 | 8 | 96 | 4460.5 | 29.72"),
+    "a ratio of two columns by its heading": table(
+        "GPUs | Batch size / GPU | Time to train - TF32 | Time to train speedup (TF32 to mixed precision)",
+        "1 | 8 | 21 h | 2.40", "8 | 8 | 2.5 h | 1.00"),
+    "a ratio of two columns by its figures": table(
+        "GPUs | batch | Old (s) | New (s) | Speedup", "1 | 8 | 20.0 | 10.0 | 2.0x", "8 | 64 | 3.0 | 3.0 | 1.0x"),
+    "a ratio that is 1 by chance": table("Kernel | batch | Speedup", "a | 8 | 0.97x", "b | 16 | 1.00x",
+        "c | 32 | 1.3x"),
+    "a precision that the heading says": table(
+        "Framework | Precision | samples/s | Speed-up vs. PyT FP32", "TRT | FP16 | 370 | 4.25x",
+        "TRT | FP32 | 124 | 1.43x",
+        "PyTorch | FP16 | 95 | 1.09x", "PyTorch | FP32 | 87 | 1.00x"),
+    "models are compared": table("Model | BS | seq/s | Speedup vs Large", "Large | 8 | 100 | 1",
+        "Base | 8 | 280 | 2.8"),
+    "a length that each row varies": table("Parallelism | Sequence length | TPS/GPU", "FSDP 8, CP 1 | 32768 | 3900",
+                                           "FSDP 4, CP 2 | 65536 | 2500", "FSDP 2, CP 4 | 131072 | 1100"),
+    "a batch in the name": table("Experiment | GPUs | Batch size | images/s | Speed up",
+        "plain-256 | 2 | 256 | 180 | 1x",
+                                 "plain-1k | 8 | 1K | 607 | 3.37x"),
+    "steps of a rate": table("Configuration | Steps | tokens/s | Speedup", "1 GPU | 50 | 43,470 | 1.0x",
+                             "4 GPUs | 5,000 | 152,140 | 3.50x"),
+    "a file's size is no model": table("Method | Model Size | Inference | Speedup", "plain | 120MB | 45ms | 1.0x",
+                                       "INT8 | 30MB | 15ms | 3.0x"),
+    "examples of several models": table("Model | GPUs | GBS | Tokens/sec/GPU", "L-8B | 8 | 128 | 13812",
+                                        "L-70B | 64 | 128 | 1621", "L-405B | 1024 | 512 | 315"),
+    "an efficiency of a series": table("GPUs | Strategy | img/s | Efficiency", "1 | DDP | 450 | 100%",
+        "2 | DDP | 882 | 98%",
+                                       "8 | FSDP | 3,240 | 90%"),
+    "a row that failed": table("Run | Time to target (s) | Status", "a | 93.8 | PASS",
+        "b | 999999 (not reached) | FAIL"),
     "a length under MFU": table("Run | GPUs | tokens/s | MFU", "a | 8 | 100 | 4096"),
     "an estimate of its own heading": table("GPUs | Expected speedup", "1 | 1.0x", "2 | 1.9x"),
     "a configuration is no ratio": table("Metric | Configuration A | Configuration B", "Tokens/s | 1000 | 1500",
@@ -217,11 +259,11 @@ def test_a_sound_table_of_each_kind_is_left_alone(tmp_path, name):
 
 
 def test_a_row_of_other_work_is_noted(tmp_path):
-    rows = ("1 | 4 | 1024 | 100 | 1.0", "4 | 16 | 1024 | 290 | 2.9", "4 | 4 | 2048 | 290 | 2.9")
+    rows = ("1 | 4 | 1024 | 100 | 1.0", "4 | 8 | 1024 | 290 | 2.9", "4 | 4 | 2048 | 290 | 2.9")
     path = saved(tmp_path, table("GPUs | global batch | seq len | tokens/s | speedup", *rows))
     said = [(f.severity, f.runs[0][-1], f.message.partition(": ")[2]) for f in audit([path])]
     devices = "ranks 1 against 4 (4 times)"
-    assert said == [(NOTE, "4", f"{devices}; global batch size 4 against 16 (4 times); 0.725x per device"),
+    assert said == [(NOTE, "4", f"{devices}; global batch size 4 against 8 (2 times); 0.725x per device"),
                     (NOTE, "5", f"{devices}; sequence length 1024 against 2048; 0.725x per device")]  # fmt: skip
 
 
@@ -419,7 +461,7 @@ SEEN = {
                             "none | 4 | 2 | 2 | 6.9 | 5.97x"), "global batch size 64 against 16",
                       ("4 | 2 |", "4 | 8 |")),
     "a batch with what it makes in all": (table("GPUs | Batch size | Speedup", "1 | 128 | 1.0x",
-                                                "2 | 64 per GPU (256 effective) | 1.8x"),
+                                                "4 | 64 per GPU (256 effective) | 1.8x"),
                                           "128 against 256", ("256 effective", "128 effective")),
     "what a sentence gives to each": (
         table("Method | seq/s | Speedup", "Baseline | 412 | 1.00x", "CPU offload | 618 | 1.50x")
@@ -458,7 +500,7 @@ SEEN = {
     "a model of the figures": ("The figures below come from our roofline model.\n\n" + SPEED_UP,
                                "the text says of it: The figures below", ("roofline model", "cluster")),
     "a batch of each GPU": (table("GPUs | Batch/GPU | Time/Epoch | Speedup", "1 | 128 | 218.5s | 1.00x",
-                                  "4 | 128 | 65.0s | 3.36x"), "128 against 512", ("4 | 128", "4 | 32")),
+                                  "4 | 64 | 65.0s | 3.36x"), "128 against 256", ("4 | 64", "4 | 32")),
 }  # fmt: skip
 
 
@@ -471,9 +513,8 @@ def test_what_a_reader_sees_is_said_and_nothing_else(tmp_path, name):
 
 
 def test_a_batch_that_grows_is_held_against_what_is_called_strong_scaling(tmp_path):
-    """Of weak scaling it is the point; where the text says nothing, it is noted."""
     rows = table("GPUs | global batch | images/s | speedup", "8 | 64 | 101 | 1.00x", "16 | 128 | 198 | 1.96x")
     for title, words in (("Weak scaling", []), ("Strong scaling", ["is called strong scaling, and the batch grows"]),
-                         ("Scaling", ["compares rows of other work"])):  # fmt: skip
+                         ("Scaling", [])):  # fmt: skip
         found = audit([saved(tmp_path, f"# {title}\n\n{rows}")])
         assert len(found) == len(words) and all(word in each.message for word, each in zip(words, found, strict=True))

@@ -180,9 +180,18 @@ def kind_of(claim: Claim) -> str:
 
 def is_another_strategy(claim: Claim) -> bool:
     """Return whether both sides name a strategy, and not the same: the devices and sizes beside a name are no part."""
-    names = [strategy_of(side) for side in claim.sides]
-    plain = [" ".join(re.sub(r"[^\w+]+", " ", _NOT_OF_A_NAME.sub(" ", (name or "").lower())).split()) for name in names]
+    names = [_without_sizes(strategy_of(side) or "", side.first) for side in claim.sides]
+    plain = [" ".join(re.sub(r"[^\w+]+", " ", _NOT_OF_A_NAME.sub(" ", name.lower())).split()) for name in names]
     return bool(plain[0] and plain[1]) and plain[0] != plain[1]
+
+
+def _without_sizes(name: str, item: Reported) -> str:
+    """Return a row's name without the numbers in it that repeat its batch or devices: the 1k of pipeline-1k."""
+    if item.form != ROW:
+        return name
+    sizes = {item.world_size, item.global_batch_size, item.micro_batch_size, int(item.settings.get(BATCH) or 0)}
+    number = re.compile(r"(?i)(?<!zero)(?<!stage)[-_ ](\d{1,9})(k?)\b")
+    return number.sub(lambda n: "" if int(n[1]) * (1024 if n[2] else 1) in sizes else n[0], name)
 
 
 def strategy_of(side: Side) -> str | None:
@@ -305,7 +314,10 @@ def _shape(item: Reported) -> str | None:
 def _steps_decide(claim: Claim) -> bool:
     """Return whether steps are part of the quoted work: a rate or the time of one iteration is of any number."""
     items = claim.firsts
-    is_of_any = any(item.losses or item.is_of_iteration or " to " in item.time_meaning for item in items)
+    is_of_any = any(
+        item.losses or item.is_of_iteration or " to " in item.time_meaning or (item.form == ROW and item.has_own_rate)
+        for item in items
+    )
     return not is_of_any and "time_to_loss" not in (claim.protocol, *(item.protocol for item in items))
 
 

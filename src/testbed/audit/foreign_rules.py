@@ -8,7 +8,7 @@ from itertools import takewhile
 from statistics import fmean
 
 from testbed.audit.finding import Finding, Rule
-from testbed.audit.reported import ANY, TABLE, Reported
+from testbed.audit.reported import ANY, BATCH, TABLE, Reported
 from testbed.audit.run_rules import METRICS_RULES, is_exact
 from testbed.model.flops import PEAK_FLOPS_PER_S
 
@@ -107,8 +107,9 @@ def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
 
 def what_is_not_said(item: Reported) -> Iterator[Finding]:
     """Name what the file of another program does not say, of what decides a comparison."""
-    if item.run is None and item.form != TABLE:
+    if item.run is None and item.form != TABLE and item.path.suffix.lower() != ".md":  # of a page, a part of a log
         names = [words for words, name in LOOKED_FOR.items() if getattr(item, name) is None]
+        names = [name for name in names if name != "global batch size" or BATCH not in item.settings]
         said = f"could not be read from this {item.form}: {'; '.join(names)}"
         yield from [item.cannot_tell(Rule.TRACEABLE, said, *names)] if names else []
 

@@ -10,11 +10,10 @@ from statistics import median
 from testbed.analysis.scaling.time_to_loss import time_to_loss
 from testbed.analysis.statistics import compare
 from testbed.audit.conditions import NEAR
-from testbed.audit.reported import ROW, Claim, Reported, Side
+from testbed.audit.reported import ROW, SPEED_UP, Claim, Reported, Side
 
 ENOUGH_REPEATS = 5
 MOST = 1e6  # of a ratio; more is damage
-SPEED_UP = "speed-up"  # the unit of a rate of which a table prints the ratio alone
 # names of what a ratio is about
 ALL, PER_DEVICE, PRINTED = "throughput of all devices", "throughput of one device", "printed speed-up"
 SPLIT = "time of the one batch that DataParallel splits"

@@ -61,7 +61,8 @@ def ranks_in_name(name: str) -> int | None:
 
 def batch_in_name(name: str) -> str | None:
     """Return the batch that a file's name states, of one rank or of all: bs16, batch_64, batchsize-8."""
-    match = re.search(r"(?i)(?<![a-z])(?:bs|bsz|batch(?:[_-]?size)?)[_-]?(\d{1,6})(?![a-z\d])", name)
+    pattern = r"(?i)(?:(?<![a-z])|(?<=global)|(?<=micro))(?:bs|bsz|batch(?:[_-]?size)?)[_-]?(\d{1,6})(?![a-z\d])"
+    match = re.search(pattern, name)
     return match[1] if match and int(match[1]) else None
 
 

@@ -28,7 +28,9 @@ _CONTROL = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])"
     r"|(?:\^\[|\u241b)?\[(?:0|1|[349]\d)(?:;\d{1,3})*m"
 )
+LEAST_OF_A_PAGE = 5  # lines of steps
 LOOKED_AT = 1_000_000  # characters at either end of a log, where marks of a terminal show
+OF_STEPS = (*logs.FORMS, curves.PRINTED_TRAINER)
 Read = Callable[[Path], list[Reported]]
 
 
@@ -156,6 +158,9 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
             f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {no_table_in(path, text)}; "
             f"{EXPORT}"
         )
+    if path.suffix.lower() == ".md":  # a guide shows some lines of a log, which are no run
+        is_printed = len(curves.PRINTED.findall(text)) >= LEAST_OF_A_PAGE
+        found = [run for run in found if is_printed or len(run.losses) >= LEAST_OF_A_PAGE or run.form not in OF_STEPS]
     runs = [_named(run) for run in found if run.has_figures]
     if not runs:
         raise InputError(f"{path} {SAYS_NOTHING}")

@@ -30,6 +30,7 @@ DEVICE, BATCH = "device", "batch size"  # a batch of which nothing says whether 
 SETTINGS = {STRATEGY: "run_type", MODEL: "model_name", PRECISION: "precision", COMPILED: "compile", ZERO: "zero_stage",
             RECOMPUTED: "activation_checkpointing", OFFLOADED: "offload", DATA: "dataset_name"}  # fmt: skip
 ROW, TABLE = "row of a table", "table"  # the forms of one side that is a row, and of a file of tables
+SPEED_UP = "speed-up"  # the unit of a rate of which a table prints the ratio alone
 SAYS_NOTHING = "says no time, throughput or loss of a run"
 BREAKDOWN = "DeepSpeed's wall_clock_breakdown synchronises after each part of the step"
 ANY = ()  # rules that read files of every form
@@ -98,6 +99,11 @@ class Reported(Audited):
     def has_figures(self) -> bool:
         """Return whether the source says a time, a rate or a loss."""
         return any(value is not None for value in (self.time_s, self.rate, self.train_loss, self.val_loss))
+
+    @property
+    def has_own_rate(self) -> bool:
+        """Return whether the source says a throughput, and no ratio of two alone."""
+        return self.rate is not None and self.rate_unit != SPEED_UP
 
     @property
     def work_per_iteration(self) -> float | None:

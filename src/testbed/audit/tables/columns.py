@@ -118,6 +118,10 @@ WORDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 RATES = ("token_rate", "device_token_rate", "sample_rate", "device_sample_rate", "step_rate", "rate")
 RESULTS = ("step_s", "time_s", *RATES, "mfu", "tflops", "speedup", "efficiency")
+TIMED = ("step_s", "time_s", *RATES)  # of which two columns of a row may be divided
+_PRECISIONS = re.compile(r"\b(?:fp32|tf32|fp16|bf16|fp8|amp|mixed)\b")
+_OF_A_FILE = re.compile(r"(?i)[~\d., ]+ ?[KMG]i?B")  # a size in bytes
+_BETWEEN = re.compile(r"(?i)\(\w[\w .-]{0,30} (?:to|->|/) \w[\w .-]{0,30}\)")
 # what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
 COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
@@ -203,6 +207,7 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
         column = _column(heading, quantity, cells)
         name, unit = _canonical(heading)
         word = WORD_OF.get(name) if unit != "%" else None
+        word = None if word == MODEL and any(map(_OF_A_FILE.fullmatch, cells)) else word
         if word and word not in taken and not any(column.figures):
             column, quantity = Column(heading, None, column.figures, column.texts, word), word
         taken |= {quantity} if quantity else set()
@@ -210,6 +215,9 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     for quantity, text in named.items():
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
+    columns = [replace(column, quantity=None, figures=(None,) * len(column.figures))
+               if column.quantity == "speedup" and _is_of_two_columns(column, columns) else column
+               for column in columns]  # fmt: skip
     notes = _notes_of(table, columns)
     columns += _said_in_words(columns, taken, notes)
     columns += _told_of_rows(table, columns)
@@ -281,6 +289,28 @@ def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str
     if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
         return None
     return quantity
+
+
+def _is_of_two_columns(ratio: Column, columns: Sequence[Column]) -> bool:
+    """Return whether a speed-up is of two columns of its row, and refers to no row: fp32 to mixed precision."""
+    if _BETWEEN.search(ratio.heading) or len({*_PRECISIONS.findall(ratio.heading.lower())}) > 1:
+        return True
+    rows = [row for row, figure in enumerate(ratio.figures) if figure]
+    others = [[figure_of(text, "number") for text in each.texts] for each in columns
+              if each.quantity in (None, *TIMED) and each is not ratio]  # fmt: skip
+    known = [figures for figures in others if len(rows) > 1 and all(figures[row] for row in rows)]
+    return any(_is_quotient(ratio, one, two, rows) for one in known for two in known if one is not two)
+
+
+def _is_quotient(
+    ratio: Column, one: Sequence[Figure | None], two: Sequence[Figure | None], rows: Sequence[int]
+) -> bool:
+    for row in rows:
+        stated, above, below = ratio.figures[row], one[row], two[row]
+        gain = above.over(below) if above and below else None
+        if not stated or not gain or not (gain.low <= stated.high and gain.high >= stated.low):
+            return False
+    return True
 
 
 def _are_factors(cells: Sequence[str]) -> bool:
@@ -428,16 +458,16 @@ def _scale(heading: str, kind: str) -> float:
 
 def _figures_of(quantity: str, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the figures in the cells of a column: the 4 of "4x A100", the 128 of "64 per GPU (128 effective)"."""
-    if quantity == "length":  # 2k tokens are 2,048
-        return tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
     if quantity == "devices":
         read = ("1" if text.lower() in ("single", "one") else _multiplied(text) for text in texts)
         return tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
     if quantity in ("batch", "any_batch"):
-        return tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in texts)
+        texts = tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in texts)
     if quantity in RATES:  # one cell is of a GPU, another of all
         of_one = [re.search(r"(?i)(?:/|\bper )\s?(?:gpu|device|rank|card)\b", text) is not None for text in texts]
         are_figures = [re.search(r"\d", text) is not None for text in texts]
         is_mixed = any(of_one) and of_one != are_figures
         return tuple("" if is_mixed and is_one else text for text, is_one in zip(texts, of_one, strict=True))
+    if quantity in ("length", "batch", "any_batch"):  # 2k tokens are 2,048
+        return tuple(re.sub(r"^(1|2|4|8|16|32|64|128)[kK]$", lambda n: str(1024 * int(n[1])), text) for text in texts)
     return texts

@@ -136,6 +136,7 @@ def _last_digit(digits: str) -> float:
 
 def _factor(rest: str, kind: str, scale: float) -> float | None:
     """Return what a figure is multiplied by for what stands behind it; None: it is not a single figure."""
+    rest = re.sub(r"^/ ?s(?:ec)?$", "", rest) if kind == "number" else rest
     if re.search(r"\d", rest) or re.match(r"[-:+,~/]", rest):
         return None
     unit = re.match(r"%|[^\W\d_]*", rest)

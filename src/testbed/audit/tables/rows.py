@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from testbed.audit.measures import SPEED_UP
 from testbed.audit.printed_setup import plain_precision
 from testbed.audit.reported import (
     BATCH,
@@ -16,6 +15,7 @@ from testbed.audit.reported import (
     PRECISION,
     QUALITY,
     ROW,
+    SPEED_UP,
     STATUS,
     STRATEGY,
     Claim,

@@ -52,8 +52,13 @@ OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "instrument
 MOST_METHODS = 8  # rows of a table that sets methods side by side
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 LONGEST_NOTE = 160
+NEARLY_EQUAL = 0.03  # batches of one rank
 MOST_MFU = 10  # more is another figure, as the length beside it
 _ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
+
+
+_VERSUS = re.compile(r"\b(?:vs\.?|versus|over|relative to|compared (?:to|with)|against) (.*)")
+_AS_REFERENCE = re.compile(r"(?i)\b(?:base(?:line)?|reference|ref|vanilla|original|naive|eager|standard|single|1)\b")
 
 
 @dataclass(frozen=True)
@@ -333,16 +338,33 @@ def rows_compare_with_their_reference(grid: Grid) -> Iterator[Finding]:
             said = f"{said_of(grid, name)} refers to a row that was not measured: {failed}"
             yield _fails(grid, reference, Rule.POSSIBLE, said)
             continue
-        for pair in _pairs(grid, name):
+        for pair in _pairs(grid, name) if _is_referred_to(grid, name, reference) else ():
             yield from _against_reference(pair, name)
-    yield from _not_measured(grid, bool(ratios))
+    yield from _not_measured(grid)
     if not ratios:
         yield from _methods_of_other_work(grid)
         yield from _on_more_devices(grid)
 
 
-def _not_measured(grid: Grid, is_of_ratios: bool) -> Iterator[Finding]:
-    """Note a table of which the text says that it was not measured, or else, without ratios, the rows that say it."""
+def _is_referred_to(grid: Grid, name: str, row: int | None) -> bool:
+    """Return whether a ratio of 1 is the reference of the others, and not 1 by chance.
+
+    Where the rates of several rows can be divided by its own, one of them has to give the ratio. Where none can, it is
+    the first or the last row, or has a name of a reference, which the heading may say too.
+    """
+    if row is None or grid.figure(name, row) is None:
+        return row is not None
+    checked = _products(grid, _ratio_formula(name), row)
+    if len(checked) > 1:
+        return any(any(map(_holds, found)) for found in checked.values())
+    words = grid.columns[0].texts[row].lower()
+    is_named = {*re.findall(r"[a-z]{3,}", words)} & {*said_of(grid, name).lower().split()}
+    rows = [at for at in range(len(grid.lines)) if grid.figure(name, at)]
+    return bool(checked or is_named) or row in (rows[0], rows[-1]) or _AS_REFERENCE.search(words) is not None
+
+
+def _not_measured(grid: Grid) -> Iterator[Finding]:
+    """Note a table of which the text says that it was not measured."""
     shown = next((column for column in grid.columns if column.quantity in RESULTS and any(column.figures)), None)
     if shown is None:
         return
@@ -350,12 +372,6 @@ def _not_measured(grid: Grid, is_of_ratios: bool) -> Iterator[Finding]:
         said = f"{shown.heading} may be no measurement; the text says of it: "
         said += textwrap.shorten(grid.warning, LONGEST_NOTE, placeholder=" ...")
         yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
-    for row in range(len(grid.lines)) if not is_of_ratios else ():
-        if shown.figures[row] and side_of(grid, row).first.settings.get(STATUS):
-            failed = failure_of(grid, row)
-            how = f"a run of which its row says: {failed}" if failed else "a figure that its row does not call measured"
-            said = f"{shown.heading} {shown.texts[row]} is of {how}"
-            yield Finding(Rule.POSSIBLE, (grid.place(row),), said, NOTE)
 
 
 def _methods_of_other_work(grid: Grid) -> Iterator[Finding]:
@@ -364,10 +380,16 @@ def _methods_of_other_work(grid: Grid) -> Iterator[Finding]:
     names = [str(strategy_of(side_of(grid, row))).lower() for row in range(len(grid.lines))]
     if len(names) > MOST_METHODS or len({*names}) < len(names) or _compares_models(grid) or failure_of(grid, 0):
         return
-    for row in range(1, len(grid.lines)):
-        pair = Pair(grid, row, 0)
-        differ = [each.against for each in pair.conditions if each.spoils and each.name in (*BATCHES, *OF_OTHER_WORK)]
-        if differ and is_another_strategy(pair.claim) and any(measures(pair.claim)):
+    pairs = [Pair(grid, row, 0) for row in range(1, len(grid.lines))]
+    values = [{each.name: each.b for each in pair.conditions} for pair in pairs]
+    for pair in pairs:
+        differ = [
+            each.against for each in pair.conditions
+            if each.spoils and each.name in (*BATCHES, *OF_OTHER_WORK)
+            and not (len(pairs) > 1 and len({each.a, *(of_row.get(each.name) for of_row in values)}) > len(pairs))
+        ]  # fmt: skip
+        is_of_models = any(each.name == "model" and each.state == DIFFERS for each in pair.conditions)
+        if differ and is_another_strategy(pair.claim) and not is_of_models and any(measures(pair.claim)):
             sides = " and ".join(str(strategy_of(side)) for side in (pair.claim.baseline, pair.claim.other))
             message = f"{sides} differ in more than their names: {'; '.join(differ)}"
             yield pair.finds(Rule.EQUAL_WORK, NOTE, message)
@@ -400,14 +422,16 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     grid, row, claim = pair.grid, pair.row, pair.claim
     found = {each.name: each for each in pair.conditions if each.state == DIFFERS}
     kind, said = kind_of(claim), said_of(grid, name, row)
-    passed_over = ("ranks", "figures are", *(["model"] if _compares_models(grid) else []))
-    spoiled = [each for each in found.values() if each.spoils and each.name not in passed_over]
+    spoiled = [each for each in found.values() if each.spoils and not _is_meant(each, grid, name)]
     names = {each.name for each in spoiled}
     is_weak = kind == SCALING and len(names) == 1 and names <= set(BATCHES)
-    is_only_change = len(names) == 1 and kind == OF_STRATEGY and not is_another_strategy(claim)
+    is_sound = is_weak and (name == "efficiency" or _is_in_proportion(found)) and grid.scaling != "strong"
+    is_only_change = (
+        len({*names} | {*found} & {"model"}) == 1 and kind == OF_STRATEGY and not is_another_strategy(claim)
+    )
     differ = "; ".join(each.against for each in found.values() if each in spoiled or each.name == "ranks")
     differ += _per_device(claim)
-    if kind == OF_BOTH:
+    if kind == OF_BOTH and name == "speedup":  # an efficiency is of more devices, and no gain of a strategy
         strategies = " against ".join(str(strategy_of(side)) for side in (claim.other, claim.baseline))
         severity = FAILS if names & set(BATCHES) else NOTE
         yield pair.finds(Rule.EQUAL_WORK, severity, f"{said} is not of {strategies} alone: {differ}")
@@ -417,7 +441,7 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     elif (
         spoiled
         and not (is_only_change and not names & WORK_OF_A_TOKEN)
-        and not (name == "efficiency" and is_weak)  # which is what weak scaling reports
+        and not is_sound  # which is what weak scaling reports
     ):
         is_strong = is_weak and grid.scaling == "strong"
         of = "is called strong scaling, and the batch grows" if is_strong else "compares rows of other work"
@@ -434,6 +458,29 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
                 message = f"{said} with {heading}{in_words(each.b)} against {in_words(each.a)}: {each.effect}"
                 yield pair.finds(Rule.LOSSES, FAILS, message)
         yield from _more_devices(pair)
+
+
+def _is_meant(each: Condition, grid: Grid, ratio: str) -> bool:
+    """Return whether a condition that differs is what a speed-up is of, or is open: the page says it in its columns.
+
+    A precision is; so are models, one a row or in the heading ("vs BERT Large"), and a CPU against a GPU.
+    """
+    if each.name == "model":
+        against = _VERSUS.search(said_of(grid, ratio).lower())
+        is_named = against is not None and {*re.findall(r"[a-z]{3,}", str(each.a).lower())} & {*against[1].split()}
+        names = [text.lower() for text in grid.columns[0].texts]
+        return (
+            bool(is_named) or _compares_models(grid) or (grid.columns[0].word == MODEL and len({*names}) == len(names))
+        )
+    return each.name in ("ranks", "figures are", "precision") or "cpu" in (str(each.a).lower(), str(each.b).lower())
+
+
+def _is_in_proportion(found: Mapping[str, Condition]) -> bool:
+    """Return whether the batch grows with the ranks: each has the same."""
+    batch, ranks = next((found[name] for name in BATCHES if name in found), None), found.get("ranks")
+    growth = [each.b / each.a for each in (batch, ranks)
+              if each and isinstance(each.a, int) and isinstance(each.b, int) and each.a]  # fmt: skip
+    return len(growth) == 2 and abs(growth[0] / growth[1] - 1) < NEARLY_EQUAL
 
 
 def _compares_models(grid: Grid) -> bool:
@@ -517,7 +564,8 @@ def findings_of_table(grid: Grid) -> Iterator[Finding]:
     found = [finding for rule in TABLE_RULES for finding in rule(grid)]
     wrong = {name for each in found if each.rule == Rule.FOLLOWS for name in each.runs}
     for each in found:  # a row that contradicts itself is compared with none
-        if each.rule != Rule.MORE_DEVICES or not wrong & {*each.runs}:
+        is_of_devices = each.rule == Rule.MORE_DEVICES or (each.rule == Rule.STEP_CLOCK and each.severity == NOTE)
+        if not is_of_devices or not wrong & {*each.runs}:
             yield each
 
 
