@@ -116,9 +116,12 @@ WORDS: dict[str, tuple[str, ...]] = {
     RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop",
                  "train res", "train resolution", "res"),
 }  # fmt: skip
-RATES = ("token_rate", "device_token_rate", "sample_rate", "device_sample_rate", "step_rate", "rate")
-RESULTS = ("step_s", "time_s", *RATES, "mfu", "tflops", "speedup", "efficiency")
-TIMED = ("step_s", "time_s", *RATES)  # of which two columns of a row may be divided
+# quantity -> its unit, in the order in which one of a row is taken
+RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
+         "device_sample_rate": "samples/s", "step_rate": "steps/s"}  # fmt: skip
+TIMES = ("step_s", "time_s")
+RATIOS = ("speedup", "efficiency")
+RESULTS = (*TIMES, *RATES, "mfu", "tflops", *RATIOS)
 _PRECISIONS = re.compile(r"\b(?:fp32|tf32|fp16|bf16|fp8|amp|mixed)\b")
 _OF_A_FILE = re.compile(r"(?i)[~\d., ]+ ?[KMG]i?B")  # a size in bytes
 _BETWEEN = re.compile(r"(?i)\(\w[\w .-]{0,30} (?:to|->|/) \w[\w .-]{0,30}\)")
@@ -297,7 +300,7 @@ def _is_of_two_columns(ratio: Column, columns: Sequence[Column]) -> bool:
         return True
     rows = [row for row, figure in enumerate(ratio.figures) if figure]
     others = [[figure_of(text, "number") for text in each.texts] for each in columns
-              if each.quantity in (None, *TIMED) and each is not ratio]  # fmt: skip
+              if each.quantity in (None, *TIMES, *RATES) and each is not ratio]  # fmt: skip
     known = [figures for figures in others if len(rows) > 1 and all(figures[row] for row in rows)]
     return any(_is_quotient(ratio, one, two, rows) for one in known for two in known if one is not two)
 

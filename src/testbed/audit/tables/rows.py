@@ -22,18 +22,15 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
-from testbed.audit.tables.columns import RESULTS, Grid
+from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
 from testbed.audit.tables.figures import Figure, plain
 from testbed.audit.tables.sentences import DECISIVE
 from testbed.audit.tables.words import IN_WORDS
 from testbed.errors import InputError
 
-RATIOS = ("speedup", "efficiency")
 LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
 SHOWN = 12  # rows that a refusal lists
 SAID_OF_IT = "what is said of one row alone:"
-RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
-         "device_sample_rate": "samples/s", "step_rate": "steps/s"}  # fmt: skip
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
           "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip
 _FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
@@ -120,7 +117,7 @@ def side_of(grid: Grid, row: int) -> Side:
 def _as_the_page_calls_it(side: Side, grid: Grid) -> Side:
     """Return a row of which the page, or the heading of its result, says that it was not measured, with that."""
     settings = side.first.settings
-    result = next((name for name in (*RATES, "speedup", "step_s", "time_s") if any(_figures(grid, name))), "")
+    result = next((name for name in (*RATES, "speedup", *TIMES) if any(_figures(grid, name))), "")
     marked = IN_WORDS[STATUS].search(said_of(grid, result))
     said = marked[0].lower() if marked else f"'{grid.warning}'" if grid.warning else ""
     return Side(side.name, (replace(side.first, settings={STATUS: said} | settings),)) if said else side

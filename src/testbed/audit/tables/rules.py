@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from testbed.audit.comparison_rules import SLOWER
 from testbed.audit.conditions import (
     BATCHES,
     DIFFERS,
@@ -32,9 +33,9 @@ from testbed.audit.conditions import (
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import measures, of_one_device
 from testbed.audit.reported import MODEL, PASS, PRECISION, STATUS, Claim
-from testbed.audit.tables.columns import RATES, RESULTS, Grid
+from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
 from testbed.audit.tables.figures import Figure, exactly, is_reference
-from testbed.audit.tables.rows import RATIOS, claim_of, devices_of, failure_of, said_of, side_of
+from testbed.audit.tables.rows import claim_of, devices_of, failure_of, said_of, side_of
 from testbed.audit.tables.words import IN_WORDS
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
@@ -45,9 +46,7 @@ SLACK = 1.01  # beyond rounding: times and rates are averaged over windows that 
 LINEAR = 1.05  # caches and the noise of single runs give as much
 DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline ranks)
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
-POWERS = {"token_rate": 1, "sample_rate": 1, "rate": 1, "step_rate": 1, "device_token_rate": 1,
-          "device_sample_rate": 1, "step_s": -1, "time_s": -1}  # fmt: skip
-SLOWER = 0.95  # as in comparison_rules.py
+POWERS = dict.fromkeys(RATES, 1) | dict.fromkeys(TIMES, -1)
 OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "instrumentation", "warm-up")
 MOST_METHODS = 8  # rows of a table that sets methods side by side
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare

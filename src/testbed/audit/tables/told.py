@@ -9,32 +9,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from testbed.audit.tables.grid import rows_named
-from testbed.audit.tables.words import DEVICES
+from testbed.audit.tables.words import IN_SENTENCES, NUMBER, WORDS
 
-WORDS = {word: number for number, word in enumerate(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-)} | {"single": 1, "thirty-two": 32, "sixty-four": 64}  # fmt: skip
-_N = rf"(\d[\d,]*(?:\.\d+)?k?|{'|'.join(WORDS)})"
-_EACH = r"(?:gpu|device|card|rank|worker)"
-# quantity -> how a number of it stands in a sentence
-_FORMS = {
-    name: re.compile(form, re.I)
-    for name, form in {
-        "batch": rf"\bglobal batch(?:[- ]size)?(?: of| was| is)? {_N}\b",
-        "micro_batch": rf"\b{_N} (?:sequences|samples|images|examples) (?:per|on each|on every) {_EACH}\b"
-        rf"|\b(?:per[- ]{_EACH}|micro)[- ]?batch(?:[- ]size)?(?: of| was| is)? {_N}\b",
-        "any_batch": rf"\bbatch(?:[- ]size)?(?: of| was| is)? {_N}\b",
-        "devices": rf"\b{_N}[- ]?(?:x )?(?:{DEVICES}|gpus?|cards?|accelerators)s?\b|\bv[2-6][ep]?-(\d{{1,5}})\b",
-        "nodes": rf"\b{_N} (?:nodes?|machines?|hosts?)\b",
-        "length": rf"\b(?:sequence|context)(?:[- ]length)?(?: of| was| is)? {_N}\b",
-        "val_loss": r"\b(?:val\w*|eval\w*|test)[. -]+loss(?: of| was| is| at)? (\d{1,2}\.\d{2,5})\b",
-    }.items()
-}
-_NUMBER = re.compile(rf"(?<![\w.-]){_N}(?![\w-]|\.\d)", re.I)
+_NUMBER = re.compile(rf"(?<![\w.-]){NUMBER}(?![\w-]|\.\d)", re.I)
 _BARE = re.compile(r"(?i)\s*(?:of (?:them|these|those)\b|$|[.!)])")  # behind a number that repeats the quantity
 _PARTS = re.compile(r"(?i),\s|;|\b(?:while|whereas|but|and|against|versus|compared (?:to|with))\b")
 _CONTRAST = re.compile(r"(?i)\b(?:while|whereas|against|versus|compared (?:to|with))\b")
-_INSTEAD = re.compile(rf"(?i)\s*(?:\w+ )?(?:instead of|rather than) {_N}\b")
+_INSTEAD = re.compile(rf"(?i)\s*(?:\w+ )?(?:instead of|rather than) {NUMBER}\b")
 
 
 def told_apart(sentences: Iterable[str], names: Sequence[str], notes: Sequence[str]) -> dict[str, list[str]]:
@@ -61,7 +42,7 @@ def _of_sentence(sentence: str, names: Sequence[str]) -> tuple[str, dict[int, st
         for row in rows:  # 8-bit is no number
             part = re.sub(re.escape(names[row]), "", part, flags=re.I)
         before |= rows
-        if _NUMBER.search(part) or any(form.search(part) for form in _FORMS.values()):
+        if _NUMBER.search(part) or any(form.search(part) for form in IN_SENTENCES.values()):
             parts.append((before, part))
             before = set()
     if len(names) == len(parts) == 2 and _CONTRAST.search(sentence):  # of two rows, the other
@@ -69,7 +50,7 @@ def _of_sentence(sentence: str, names: Sequence[str]) -> tuple[str, dict[int, st
     rows_told = [row for rows, _ in parts for row in rows]
     if len(parts) < 2 or not all(rows for rows, _ in parts) or len({*rows_told}) < len(rows_told):
         return None
-    for quantity, form in _FORMS.items():
+    for quantity, form in IN_SENTENCES.items():
         numbers = [_number_of(part, form) for _, part in parts]
         if any(form.search(part) for _, part in parts) and all(numbers) and len({*numbers}) > 1:
             return quantity, {
@@ -92,7 +73,7 @@ def _number_of(part: str, form: re.Pattern[str]) -> str | None:
 
 def _instead(note: str, row: int, num_rows: int) -> tuple[str, dict[int, str]] | None:
     """Return the quantity of which a note says what its row has instead of what the others have."""
-    for quantity, form in _FORMS.items():
+    for quantity, form in IN_SENTENCES.items():
         for match in form.finditer(note):
             if instead := _INSTEAD.match(note, match.end()):
                 own, of_others = (next(group for group in each.groups() if group) for each in (match, instead))

@@ -1,4 +1,8 @@
-"""Hold what a row, or a sentence beside a table, may say in words: DP=16, 4x A100, bs 8, bf16, projected."""
+"""Hold what a row, or a sentence beside a table, may say in words: DP=16, 4x A100, bs 8, bf16, projected.
+
+A row writes "bs=8", a sentence "a batch size of sixteen": BEFORE has the words of both, IN_WORDS the forms of a row,
+and IN_SENTENCES those of a sentence.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,6 @@ from testbed.audit.reported import (
     WARM_UP,
 )
 
-# what a row may say in its words; a quantity or a setting -> its value in a group
 # also of CPUs, which no row counts as devices
 PROCESSORS = (
     r"(?:Apple )?M[1-4](?: (?:Pro|Max|Ultra))?(?: Mac(?:Book)?| CPU| GPU)|Apple M[1-4](?: (?:Pro|Max|Ultra))?"
@@ -28,6 +31,19 @@ DEVICES = (
     r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|(?:RTX ?)?A[456]000|RTX ?\d{4}(?: ?Ti)?"
     r"|MI\d{3}X?"
 )
+WORDS = {word: number for number, word in enumerate(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+)} | {"single": 1, "thirty-two": 32, "sixty-four": 64}  # fmt: skip
+NUMBER = rf"(\d[\d,]*(?:\.\d+)?k?|{'|'.join(WORDS)})"  # of a sentence
+_EACH = r"(?:gpu|device|card|rank|worker)"
+# quantity -> what stands before its number, and the number as a row writes it
+BEFORE = {
+    "micro_batch": (r"mbs|micro[- ]?batch(?:[- ]size)?", r"\d{1,6}"),
+    "batch": (r"gbs|global[- ]batch(?:[- ]size)?", r"\d{1,7}"),
+    "any_batch": (r"bs|batch(?:[- ]size)?", r"\d{1,7}"),
+    "val_loss": (r"(?:val\w*|eval\w*|test)[. -]+loss", r"\d{1,2}\.\d{2,5}"),
+    "length": (r"(?:seq|sequence|context)(?:[- ]?len(?:gth)?)?", r"\d{2,7}k?"),
+}
 _COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
 _OF_JOB = r"(?!(?:[ -]?\d+ ?GB)?s? ?(?:per|/|in (?:each|every|one)) ?(?:node|machine|host|server))"
 IN_WORDS = {
@@ -39,11 +55,7 @@ IN_WORDS = {
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",
-        "micro_batch": r"\b(?:mbs|micro[- ]?batch(?:[- ]size)?) ?=? ?(\d{1,6})\b",
-        "batch": r"\b(?:gbs|global[- ]batch(?:[- ]size)?) ?=? ?(\d{1,7})\b",
-        "any_batch": r"\b(?:bs|batch(?:[- ]size)?)(?: of|[=:])? ?(\d{1,7})\b",
-        "val_loss": r"\bval\w*\.?[ -]loss ?[=:]? ?(\d{1,2}\.\d{2,5})\b",
-        "length": r"\b(?:seq(?:[- ]?len(?:gth)?)?|sequence(?:[- ]length)?|context(?:[- ]length)?) ?=? ?(\d{2,7}k?)\b",
+        **{name: rf"\b(?:{words})(?: of| ?[=:])? ?({number})\b" for name, (words, number) in BEFORE.items()},
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
         r"(?! ?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
@@ -73,6 +85,21 @@ IN_WORDS = {
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
+_TOLD = {name: rf"\b(?:{words})(?: of| was| is| at)? {NUMBER}\b" for name, (words, _) in BEFORE.items()}
+# how a sentence says them, in the order in which one is looked for
+IN_SENTENCES = {
+    name: re.compile(pattern, re.I)
+    for name, pattern in {
+        "batch": _TOLD["batch"],
+        "micro_batch": rf"\b{NUMBER} (?:sequences|samples|images|examples) (?:per|on each|on every) {_EACH}\b"
+        rf"|\bper[- ]{_EACH}[- ]?batch(?:[- ]size)?(?: of| was| is)? {NUMBER}\b|{_TOLD['micro_batch']}",
+        "any_batch": _TOLD["any_batch"],
+        "devices": rf"\b{NUMBER}[- ]?(?:x )?(?:{DEVICES}|gpus?|cards?|accelerators)s?\b|\bv[2-6][ep]?-(\d{{1,5}})\b",
+        "nodes": rf"\b{NUMBER} (?:nodes?|machines?|hosts?)\b",
+        "length": _TOLD["length"],
+        "val_loss": rf"\b{BEFORE['val_loss'][0]}(?: of| was| is| at)? ({BEFORE['val_loss'][1]})\b",
+    }.items()
+}
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
 # what a sentence beside a table may say of all its rows
 OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
