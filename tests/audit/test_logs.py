@@ -273,3 +273,13 @@ def test_a_guide_that_shows_a_line_of_a_log_is_no_run(tmp_path):
     lines = "\n".join(line.replace("20", str(step)) for step in range(5))
     (run,) = read_reported([saved(tmp_path, f"# Results\n\n```\n{lines}\n```\n", "results.md")])
     assert run.form == "torchtitan log" and not messages(run.path, NOTE)
+
+
+@pytest.mark.parametrize("indent", ["  ", "    "])
+def test_the_configuration_that_wandb_stored_beside_a_log_is_read(tmp_path, indent):
+    steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))
+    said = "".join(f"{name}:\n{indent}desc: null\n{indent}value: {value}\n"
+                   for name, value in (("world_size", 4), ("block_size", 1024), ("grad_accum", 8)))  # fmt: skip
+    saved(tmp_path, said, "config.yaml")
+    (run,) = read_reported([saved(tmp_path, steps, "output.log")])
+    assert (run.world_size, run.sequence_length, run.accumulation) == (4, 1024, 8)

@@ -52,7 +52,7 @@ ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none")  #
 _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
     r"|\b(?:exp(?:eriment)?|run|trial|test|job|case|config|setup|version)[ _-]?\d+[a-z]?\b|\bx ?\d+\b"
-    r"|\bv\d[a-z]?-\d+\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
+    r"|\bv\d[a-z]?-\d+\b|\b[a-z]+\d[a-z]*\.\d*x?large\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
 _OF_PRECISION = re.compile(r"(?i)[\s(\[-]*\b(?:bf|fp|tf|int)\d{1,2}\b[)\]]?")  # beside the name of a model
 BATCHES = ("global batch size", "batch size")

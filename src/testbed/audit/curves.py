@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from testbed.audit.printed_setup import counts_of, ranks_in_name, said_in
-from testbed.audit.reported import PRECISION, SAYS_NOTHING, Reported
+from testbed.audit.reported import SAYS_NOTHING, Reported
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -100,10 +100,6 @@ def read_printed_trainer(path: Path, text: str) -> list[Reported]:
     end = next((row for row in reversed(rows) if "train_runtime" in row), {})
     told = [(at, name, value) for at, row in enumerate(rows, start=1) if row is not end for name, value in row.items()]
     known = {**_of_call(end), **counts_of(said_in(text, _HEADER))}
-    flags = said_in(text, {name: rf"(?m)^{name}=(True|False),$" for name in ("bf16", "fp16")})
-    if len(flags) == 2:
-        on = (name for name, value in flags.items() if value == "True")
-        known["settings"] = {PRECISION: next(on, "fp32")}
     if (total := known.get("global_batch_size")) and (each := known.get("micro_batch_size")):
         known["world_size"] = total // (each * known.get("accumulation", 1)) or None
     return [reported_of(path, PRINTED_TRAINER, curves_in(told), **known, losses=())]  # no step is printed

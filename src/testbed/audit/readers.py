@@ -181,7 +181,7 @@ def _with_config(run: Reported) -> Reported:
     config = run.path.with_name("config.yaml")
     if run.path.name != "output.log" or not config.is_file():
         return run
-    said = re.findall(r"(?m)^([\w.-]{1,60}):\n(?:  \w+:.*\n)*?  value: ['\"]?([\w.,+-]{1,60})['\"]?$", text_of(config))
+    said = re.findall(r"(?m)^([\w.-]{1,60}):\n(?: +\w+:.*\n)*? +value: ['\"]?([\w.,+-]{1,60})['\"]?$", text_of(config))
     fields = {"batch": "global_batch_size", "micro_batch": "micro_batch_size", "length": "sequence_length",
               "devices": "world_size", "accumulation": "accumulation"}  # fmt: skip
     known: dict[str, int] = {}

@@ -47,12 +47,14 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
-    "micro_batch": ("count", ("micro batch", "mbs", "local batch", "batch/gpu", "batch/dp", "micro batch/gpu",
+    "micro_batch": ("count", ("micro batch", "mic batch", "mbs", "local batch", "batch/gpu", "batch/dp",
+                              "micro batch/gpu",
                               "per gpu batch", "gpu batch", "per device batch")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps", "ga", "gas",
                                "accum")),
-    "batch": ("count", ("global batch", "gbs", "effective batch", "total batch", "sequences/step", "seqs/step",
+    "batch": ("count", ("global batch", "glob batch", "gbs", "effective batch", "total batch", "sequences/step",
+                        "seqs/step",
                         "samples/step")),
     "any_batch": ("count", ("batch", "tokens/step", "tok/step", "batch tokens")),  # of one device or of all
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq",
@@ -62,11 +64,13 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed", "tokens seen",
                           "tokens trained", "trained tokens")),
     "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "s/step", "ms/step", "step duration",
-                        "step ms", "iter ms", "step time ms", "iter time ms", "batch time", "time/batch")),
+                        "step ms", "iter ms", "step time ms", "iter time ms", "batch time", "time/batch",
+                        "time/minibatch")),
     "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
                         "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
                         "wall clock", "epoch", "train", "training", "total", "training time/epoch",
-                        "train time/epoch", "total training time", "total train time", "total time cost",
+                        "train time/epoch", "training runtime", "total training time", "total train time",
+                        "total time cost",
                         "s/epoch", "min/epoch", "minutes/epoch", "hours/epoch", "pre training time",
                         "total pre training time")),
     "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s", "wps", "words/s")),
@@ -75,7 +79,7 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                "examples/s")),
     "device_sample_rate": ("number", ("samples/s/gpu", "sequences/s/gpu", "images/s/gpu", "img/s/gpu", "seq/s/gpu",
                                       "examples/s/gpu")),
-    "step_rate": ("number", ("steps/s", "it/s", "iter/s", "iters/s", "iterations/s")),
+    "step_rate": ("number", ("steps/s", "updates/s", "it/s", "iter/s", "iters/s", "iterations/s")),
     "rate": ("number", ("throughput",)),
     "mfu": ("share", ("mfu",)),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
@@ -155,7 +159,7 @@ _SPELLINGS = {
     r"\b(?:batch size|batchsize|bsz|bs)\b": "batch",
     r"/(?:device|accelerator|rank|card|chip)\b": "/gpu",
 }
-_OF_A_UNIT = re.compile(r"(?:throughput|rate|(?:training |train )?(?:speed|time)),? (\S.*)")
+_OF_A_UNIT = re.compile(r"(?:rate|(?:training |train )?(?:throughput|speed|time)),? (\S.*)")
 _ABOVE = re.compile(r"(?i)\b(above|beyond|over|more than|from) (\d[\d,]*) (?:GPUs?|devices|nodes|ranks|cards)\b")
 _OF_AN_ESTIMATE = re.compile(r"^(?:expected|projected|predicted|estimated|theoretical|simulated|est\.?) ")
 _OF_SOME_RUN = re.compile(r"^(?:avg\.?|average|mean|median|measured|achieved|overall|final|best|max\.?) ")
@@ -197,13 +201,16 @@ class Grid:
 
 def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     """Return the columns of a table, by their headings or as `named` names them."""
-    headings = [plain(heading) for heading in table.header]
+    headings = list(map(_in_one_line, table.header))
+    is_german = any(re.match(r"\d+,\d{1,2}(?!\d)", cell) for row in table.rows for cell in row.cells)
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
     known = {quantity_of(heading) for heading in headings}
     taken: set[str] = {*named}
     columns = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
+        if is_german and all(re.fullmatch(r"\d{1,3}(?:\.\d{3})+", cell) for cell in cells):
+            cells = [cell.replace(".", "") for cell in cells]  # thousands
         quantity = chosen.get(heading) or _quantity(heading, cells, known)
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
@@ -239,6 +246,13 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     )
 
 
+def _in_one_line(heading: str) -> str:
+    """Return a heading without markup; of three lines the first two where only they are known: the rest is a set-up."""
+    parts = re.split(r"<br ?/?>", heading)
+    first = plain(" ".join(parts[:2]))
+    return first if len(parts) > 2 and quantity_of(first) and not quantity_of(plain(heading)) else plain(heading)
+
+
 def _notes_of(table: Table, columns: Sequence[Column]) -> tuple[str, ...]:
     """Return what the text says of each row alone, also of all rows on more devices: "above 64 GPUs extrapolated"."""
     notes = [row.said for row in table.rows]
@@ -255,7 +269,7 @@ def _warned_by_name(path: Path) -> str:
     """Return the name of a file that says of its figures that they were not measured: projected_scaling.csv."""
     return (
         path.name
-        if re.search(r"(?i)(?<![a-z])(?:projected|expected|simulated|extrapolated)(?![a-z])", path.stem)
+        if re.search(r"(?i)(?<![a-z])(?:projected|expected|simulated|extrapolated|forecast)(?![a-z])", path.stem)
         else ""
     )
 
@@ -369,7 +383,10 @@ def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
     A setting with several values in the text, or with a column of the table, is left out.
     """
     taken = {column.quantity or column.word for column in columns}
-    of_all = re.sub(r"\*\*|__|`", "", table.of_all).translate(SIGNS)
+    taken |= {"any_batch"} if {"batch", "micro_batch"} & taken else set()
+    of_all = _multiplied(re.sub(r"\*\*|__|`", "", table.of_all).translate(SIGNS))
+    if re.search(r"(?i)\beach (?:node|machine|host|server|VM|instance)\b", of_all):
+        taken |= {"devices"}  # which are those of a node
     said = {name: only(IN_WORDS[name], of_all) for name in OF_ALL_ROWS if name not in taken}
     return [_of_words(name, f"{name} in the text", [text] * len(table.rows)) for name, text in said.items() if text]
 
@@ -388,7 +405,10 @@ def _rows_of(columns: Sequence[Column]) -> list[str]:
 
 def _multiplied(text: str) -> str:
     """Return a text with the devices of several nodes in one number: 2 x 8 A100 are 16 A100."""
-    nodes = rf"(?<![\w.,])(\d{{1,4}}) ?x ?(\d{{1,2}}) ?x? ?(?=(?:nvidia )?(?:{DEVICES}|gpus?\b))"
+    nodes = (
+        r"(?<![\w.,])(\d{1,4})(?: (?:nodes|machines|hosts|servers|VMs|instances),?)? ?(?:x|with|of) ?(\d{1,2}) ?x? ?"
+        rf"(?=(?:nvidia )?(?:{DEVICES}|gpus?\b))"
+    )
     return re.sub(nodes, lambda two: f"{int(two[1]) * int(two[2])} ", text, flags=re.I)
 
 

@@ -20,9 +20,14 @@ _OF_FIGURES = re.compile(
     r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|timed?|times|results?|measured?|taken"
     r"|read off|ran|run on)\b"
 )
+# rows that a sentence names otherwise than the table does
+_OF_SOME = re.compile(
+    r"(?i)\b(?:the (?:original|baseline|reference|former|latter|other|first|last|second|port|fork|competitor)"
+    r"|ours|theirs|upstream|only)\b"
+)
 _NOT_MEASURED = re.compile(
-    r"(?i)\b(?:expected|projected|predicted|estimated|theoretical(?! (?:peak|max\w*|FLOP))|extrapolated|placeholder"
-    r"|simulated)[^\w.;]+(?:(?!peak)\w+[^\w.;]+){0,3}"
+    r"(?i)\b(?:expected|projected|predicted|estimated|extrapolated|placeholder|simulated"
+    r"|theoretical(?! (?:peak|max\w*|FLOP|(?:\w+ )?performance)))[^\w.;]+(?:(?!peak)\w+[^\w.;]+){0,3}"
     r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
     r"|(?<!peak )\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
     r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
@@ -66,18 +71,18 @@ def page_tables(text: str) -> list[Table]:
         if (match := _NOTE.match(line)) and not re.fullmatch(r"(\*+)[^*]+\1", line.strip())  # a text in italics
     ]
     found = [*_markdown(lines), *_html(text)]
-    return [_table(rows, lines, notes, begin, end) for rows, begin, end in found]
+    return [_table(rows, lines, notes, begin, end, caption) for rows, begin, end, caption in found]
 
 
-def _markdown(lines: Sequence[str]) -> Iterator[tuple[list[Row], int, int]]:
-    """Yield the rows of each table, the header first, and the lines between which the table stands."""
+def _markdown(lines: Sequence[str]) -> Iterator[tuple[list[Row], int, int, str]]:
+    """Yield the rows of each table, the header first, the lines between which it stands, and no caption."""
     at = 1
     while at < len(lines):
         if "|" in lines[at - 1] and "|" in lines[at] and SEPARATOR.fullmatch(lines[at]):
             end = at + 1
             while end < len(lines) and "|" in lines[end] and lines[end].strip():
                 end += 1
-            yield [Row(each + 1, _cells(lines[each])) for each in (at - 1, *range(at + 1, end))], at - 1, end
+            yield [Row(each + 1, _cells(lines[each])) for each in (at - 1, *range(at + 1, end))], at - 1, end, ""
             at = end
         at += 1
 
@@ -93,12 +98,15 @@ class _Html(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tables: list[list[tuple[int, list[str]]]] = []
-        self._is_cell = False
+        self.captions: list[str] = []  # of each table
+        self._is_cell = self._is_caption = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "table":
             self.tables.append([])
-        elif tag == "tr" and self.tables:
+            self.captions.append("")
+        self._is_caption = tag == "caption" and bool(self.tables)
+        if tag == "tr" and self.tables:
             self.tables[-1].append((self.getpos()[0], []))
         elif tag in ("td", "th") and self.tables and self.tables[-1]:
             self.tables[-1][-1][1].append("")
@@ -106,29 +114,34 @@ class _Html(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._is_cell &= tag not in ("td", "th", "tr", "table")
+        self._is_caption &= tag != "caption"
 
     def handle_data(self, data: str) -> None:
         if self._is_cell:
             self.tables[-1][-1][1][-1] += data
+        elif self._is_caption:
+            self.captions[-1] += data
 
 
-def _html(text: str) -> Iterator[tuple[list[Row], int, int]]:
-    """Yield the rows of each table, and about where it begins and ends."""
+def _html(text: str) -> Iterator[tuple[list[Row], int, int, str]]:
+    """Yield the rows of each table, about where it begins and ends, and its caption."""
     if "<table" not in text.lower():
         return
     page = _Html()
     page.feed(text)
-    for table in page.tables:
+    for table, caption in zip(page.tables, page.captions, strict=True):
         rows = [Row(line, tuple(" ".join(cell.split()) for cell in cells)) for line, cells in table if cells]
         if len(rows) > 1:
-            yield rows, max(0, rows[0].line - 2), rows[-1].line + 1
+            yield rows, max(0, rows[0].line - 2), rows[-1].line + 1, " ".join(caption.split())
 
 
-def _table(rows: Sequence[Row], lines: Sequence[str], notes: Sequence[Note], begin: int, end: int) -> Table:
+def _table(
+    rows: Sequence[Row], lines: Sequence[str], notes: Sequence[Note], begin: int, end: int, caption: str
+) -> Table:
     """Return a table whose first row is its header, with the text above line `begin` and below line `end`."""
     above, below = lines[max(0, begin - MOST_AROUND) : begin][::-1], lines[end : end + MOST_AROUND]
     title = next((line.lstrip("# ") for line in above if line.startswith("#")), "")
-    around = f"{_paragraph(above)}\n\n{_paragraph(below)}"
+    around = f"{_paragraph(above)}\n\n{_paragraph(below)}\n\n{caption}".rstrip("\n")
     footnotes = {
         note.mark: note.text for note in reversed(notes)  # the first below the table counts
         if note.at >= end and (note.at < end + MOST_AROUND or note.mark[0] not in "*(")  # far away those make lists
@@ -169,7 +182,7 @@ def _noted(rows: Sequence[Row], around: str, title: str, footnotes: dict[str, st
         about |= {at for place, at in (("first row", 0), ("last row", len(kept) - 1)) if place in sentence.lower()}
         if len(about) == 1 and kept and _OF_FIGURES.search(sentence):
             said[min(about)].append(sentence)
-        if len(about) in (0, len(kept)):
+        if len(about) in (0, len(kept)) and not _OF_SOME.search(sentence):
             of_all.append(sentence)
     noted = tuple(replace(row, said=" ".join(each)[:MOST_NOTE]) for row, each in zip(kept, said, strict=True))
     return Table(rows[0].cells, noted, rows[0].line, f"{around}\n\n{title}", "\n".join(of_all))

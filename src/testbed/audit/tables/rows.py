@@ -70,6 +70,9 @@ def side_of(grid: Grid, row: int) -> Side:
     if (size := _SIZE.search(words.get(MODEL, ""))) and size[0] != words[MODEL]:  # "350M with Adam": a model and a run
         words.setdefault(STRATEGY, words[MODEL])
         words[MODEL] = next(group for group in size.groups() if group)
+    model, _, method = words.get(MODEL, "").partition(", ")
+    if method:  # "BERT-large, 4-stage pipeline"
+        words[STRATEGY], words[MODEL] = words.get(STRATEGY, method), model
     words.setdefault(STRATEGY, _first_words(grid, row))
     words[PRECISION] = plain_precision(words.get(PRECISION, ""))
     failed = failure_of(grid, row)

@@ -51,6 +51,7 @@ OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "instrument
 MOST_METHODS = 8  # rows of a table that sets methods side by side
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 LONGEST_NOTE = 160
+NOISE_OF_ROWS = 0.1  # as answer.py allows single runs
 NEARLY_EQUAL = 0.03  # batches of one rank
 MOST_MFU = 10  # more is another figure, as the length beside it
 _ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
@@ -342,7 +343,6 @@ def rows_compare_with_their_reference(grid: Grid) -> Iterator[Finding]:
     yield from _not_measured(grid)
     if not ratios:
         yield from _methods_of_other_work(grid)
-        yield from _on_more_devices(grid)
 
 
 def _is_referred_to(grid: Grid, name: str, row: int | None) -> bool:
@@ -384,24 +384,24 @@ def _methods_of_other_work(grid: Grid) -> Iterator[Finding]:
     for pair in pairs:
         differ = [
             each.against for each in pair.conditions
-            if each.spoils and each.name in (*BATCHES, *OF_OTHER_WORK)
+            if each.spoils and each.name in (*BATCHES, *OF_OTHER_WORK) and _may_explain(pair, each)
             and not (len(pairs) > 1 and len({each.a, *(of_row.get(each.name) for of_row in values)}) > len(pairs))
         ]  # fmt: skip
         is_of_models = any(each.name == "model" and each.state == DIFFERS for each in pair.conditions)
-        if differ and is_another_strategy(pair.claim) and not is_of_models and any(measures(pair.claim)):
+        if differ and is_another_strategy(pair.claim) and not is_of_models:
             sides = " and ".join(str(strategy_of(side)) for side in (pair.claim.baseline, pair.claim.other))
             message = f"{sides} differ in more than their names: {'; '.join(differ)}"
             yield pair.finds(Rule.EQUAL_WORK, NOTE, message)
 
 
-def _on_more_devices(grid: Grid) -> Iterator[Finding]:
-    """Compare the rows of a table without ratios with its only row on the fewest devices."""
-    sizes = [(count, row) for row in range(len(grid.lines)) if (count := _size(grid, row))]
-    least, fewest = min(sizes, default=(0, 0))
-    if [count for count, _ in sizes].count(least) == 1:
-        for row in range(len(grid.lines)):
-            if row != fewest:
-                yield from _more_devices(Pair(grid, row, fewest))
+def _may_explain(pair: Pair, each: Condition) -> bool:
+    """Return whether the faster of two rows has the larger batch, or the less work."""
+    gain = next((measure.ratio for measure in measures(pair.claim)), 1.0)
+    if max(gain, 1 / gain) < 1 + NOISE_OF_ROWS:
+        return False
+    if not isinstance(each.a, int) or not isinstance(each.b, int):
+        return True
+    return (each.b > each.a) == (gain > 1) if each.name in BATCHES else (each.b < each.a) == (gain > 1)
 
 
 def _size(grid: Grid, row: int) -> int | None:
@@ -490,43 +490,22 @@ def _compares_models(grid: Grid) -> bool:
 def _more_devices(pair: Pair) -> Iterator[Finding]:
     """Find more than linear gains, and losses, on more devices; both directions, whichever row is the reference."""
     few, many = (_size(pair.grid, row) for row in (pair.reference, pair.row))
-    if not few or not many or few == many or is_another_strategy(pair.claim) or _is_other_work(pair):
+    if not few or not many or few == many or is_another_strategy(pair.claim):
         return
     if many < few:
         pair = replace(pair, row=pair.reference, reference=pair.row)
         few, many = many, few
-    base, other = pair.claim.baseline.first, pair.claim.other.first
     added, what = many / few, "devices" if pair.grid.column("devices") else "nodes"
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
-    of_base, of_other = base.details["figures"], other.details["figures"]
-    if speedup and at:
-        gain = speedup.over(at)
-        said = said_of(pair.grid, "speedup", pair.row)
-    elif base.rate and other.rate and base.rate_unit == other.rate_unit and not base.rate_is_per_rank:
-        gain = of_other["rate"].over(of_base["rate"])
-        said = f"{gain.value:.2f} times the {base.rate_unit}"
-    elif base.time_s and other.time_s and base.rate is None and base.time_meaning == other.time_meaning:
-        gain = of_base["time_s"].over(of_other["time_s"])
-        is_one_work = "epoch" in base.time_meaning  # else a rank may have as much to do on more devices
-        if gain.value < 1 and not is_one_work:
-            return
-        said = f"{base.time_meaning} {gain.value:.2f} times as short"
-    else:
+    if not speedup or not at:
         return
+    gain, said = speedup.over(at), said_of(pair.grid, "speedup", pair.row)
     if gain.low > LINEAR * added:
         said = f"{said} on {added:g} times the {what} is more than linear"
-        found = pair.finds(Rule.STEP_CLOCK, FAILS if speedup else NOTE, said)
-        yield replace(found, runs=found.runs[:1]) if speedup else found
+        yield replace(pair.finds(Rule.STEP_CLOCK, FAILS, said), runs=(pair.claim.names[1],))
     elif gain.value < SLOWER and gain.high <= 1:
         said = f"more {what} were slower: {said} on {many:,} {what} against {few:,}"
         yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain.value / added:.0%} efficiency")
-
-
-def _is_other_work(pair: Pair) -> bool:
-    """Return whether two rows without a ratio are examples of different work, and no series."""
-    is_of_ratios = any(pair.grid.column(name) for name in RATIOS)
-    differ = {each.name for each in pair.conditions if each.state == DIFFERS}
-    return not is_of_ratios and bool(differ & {"model", "data", "kind of pass"})
 
 
 def _per_device(claim: Claim) -> str:
@@ -563,8 +542,7 @@ def findings_of_table(grid: Grid) -> Iterator[Finding]:
     found = [finding for rule in TABLE_RULES for finding in rule(grid)]
     wrong = {name for each in found if each.rule == Rule.FOLLOWS for name in each.runs}
     for each in found:  # a row that contradicts itself is compared with none
-        is_of_devices = each.rule == Rule.MORE_DEVICES or (each.rule == Rule.STEP_CLOCK and each.severity == NOTE)
-        if not is_of_devices or not wrong & {*each.runs}:
+        if each.rule != Rule.MORE_DEVICES or not wrong & {*each.runs}:
             yield each
 
 

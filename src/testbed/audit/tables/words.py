@@ -55,7 +55,7 @@ IN_WORDS = {
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",
-        **{name: rf"\b(?:{words})(?: of| ?[=:])? ?({number})\b" for name, (words, number) in BEFORE.items()},
+        **{name: rf"\b(?:{words})(?: of| ?[=:])? ?({number})\b(?!,\d)" for name, (words, number) in BEFORE.items()},
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
         r"(?! ?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
