@@ -138,13 +138,6 @@ def test_logs_that_are_typed_are_compared_and_those_of_a_folder_are_not(tmp_path
     assert [finding for finding in audit(paths) if len(finding.runs) > 1 and finding.severity == FAILS]
 
 
-def test_the_only_two_logs_of_a_folder_are_said_to_differ(tmp_path):
-    edited(tmp_path, "torchtitan", ("sequence length 128", "sequence length 256"))
-    (tmp_path / "b.log").write_text((FOLDER / "torchtitan.txt").read_text())
-    said = [found.message for found in audit([tmp_path]) if len(found.runs) > 1]
-    assert said == ["if the two are compared: sequence length 128 against 256; a token costs another time"]
-
-
 def test_logs_of_other_lengths_compare_rates_and_no_losses(tmp_path):
     shorter = edited(tmp_path, "llmc", (r"step +1[5-9]/.*\n", ""), (r"val loss 4.7\d+", "val loss 6.0"))
     found = audit([FOLDER / "llmc.txt", shorter])

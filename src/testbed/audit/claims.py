@@ -17,7 +17,6 @@ from testbed.analysis.runs.arms import group_into_arms
 from testbed.audit.answer import Answer, answer
 from testbed.audit.checked import Checked, checked_in, columns_in_words
 from testbed.audit.comparison_rules import CLAIM_RULES
-from testbed.audit.conditions import DIFFERS, conditions
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
@@ -127,7 +126,6 @@ def audit_runs(
                 said = f"left out of every comparison: {side.first.instruments[0]}"
                 findings.append(side.notes(Rule.INSTRUMENTED, said))
         findings += _findings_of_table(compared, protocol)
-    findings += _if_compared(items)
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
 
@@ -138,18 +136,6 @@ def _findings_of_item(item: Reported) -> Iterator[Finding]:
         yield from findings_of_run(item)
     for grid in item.details.get("grids", ()):
         yield from findings_of_table(grid)
-
-
-def _if_compared(items: Sequence[Reported]) -> Iterator[Finding]:
-    """Note in what the only two logs of a folder differ. Nothing says that they are compared."""
-    two = [item for item in items if not item.is_claim]
-    if len(two) != 2 or two[0].form != two[1].form:
-        return
-    one, other = (Side(item.name, (item,)) for item in two)
-    claim = Claim(one, other)
-    for each in conditions(claim):
-        if each.spoils or (each.state == DIFFERS and each.name in ("ranks", "loss")):
-            yield claim.notes(Rule.EQUAL_WORK, f"if the two are compared: {each.against}; {each.effect}")
 
 
 def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Finding]:

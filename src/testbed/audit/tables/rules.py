@@ -139,11 +139,7 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
         apart = {row: found[0] for row, found in checked.items() if not any(map(_holds, found))}
         holding = len(checked) - len(apart)
         is_ratio = reference is not None
-        others = _other_reference(grid, formula, reference) if is_ratio and len(apart) > 1 and not holding else None
-        if reference is not None and others is not None:
-            said = f"each {formula.ratio} is relative to line {grid.lines[others]}, and the 1 stands here"
-            yield _fails(grid, reference, Rule.FOLLOWS, said)
-        elif swapped := _swapped(grid, formula, reference, [*apart]):
+        if swapped := _swapped(grid, formula, reference, [*apart]):
             heading, (one, two) = said_of(grid, swapped[0]), (grid.lines[row] for row in swapped[1:])
             words = f"{heading} of lines {one} and {two} would follow from their figures if they were exchanged"
             yield _fails(grid, swapped[2], Rule.FOLLOWS, words)
@@ -197,15 +193,6 @@ def _is_opposite(grid: Grid, row: int, formula: Formula, reference: int | None) 
         if gain and ((stated.low > 1 and gain.high < 1) or (stated.high < 1 and gain.low > 1)):
             return True
     return False
-
-
-def _other_reference(grid: Grid, formula: Formula, stated: int | None) -> int | None:
-    """Return the row to which every figure of a ratio is relative, which is not the one with 1."""
-    for row in range(len(grid.lines)):
-        products = [found for at, found in _products(grid, formula, row).items() if at != stated]
-        if row != stated and len(products) > 1 and all(any(map(_holds, found)) for found in products):
-            return row
-    return None
 
 
 def _does_not_follow(
