@@ -1,8 +1,9 @@
-"""Which rank the others wait for inside collectives of NCCL: from made-up dumps of PyTorch's flight recorder."""
+"""Which rank the others wait for inside collectives of NCCL: from made-up entries of PyTorch's flight recorder."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,136 +11,206 @@ from support.metrics_examples import example_metrics
 
 from testbed.analysis.diagnosis.diagnose import Diagnosis, diagnose
 from testbed.analysis.diagnosis.words import NOTHING, SHOWN, SHOWN_OF_DEVICES, text_of
-from testbed.metrics.file import check_metrics
-from testbed.profiling.flight_recorder import calls_of
-from testbed.profiling.timed_collectives import timed_collectives
+from testbed.analysis.document import markdown
+from testbed.analysis.report.build import report_of
+from testbed.analysis.runs.load import load_run
+from testbed.distributed.mesh import MeshSizes
+from testbed.metrics.file import check_metrics, write_metrics
+from testbed.profiling.timed_collectives import calls_of, timed_collectives
 
-STEP_S, TRANSFER_S = 0.2, 0.002
-PAIRS = {("tensor", 0): (0, 1), ("tensor", 1): (2, 3), ("data", 0): (0, 2), ("data", 1): (1, 3)}
+STEP_S, TRANSFER_S, STEPS = 0.2, 0.002, 40
+BEGAN_NS = 1_700_000_000 * 10**9
 
 
 class Gpus:
-    """Ranks that compute, and wait for each other inside collectives. `times` of each: when its kernels are done."""
+    """Ranks that compute and wait for each other inside collectives, of a mesh of data x tensor ranks."""
 
-    def __init__(self, ranks: int):
-        self.computed_s, self.free_s = np.zeros(ranks), np.zeros(ranks)
-        self.dumps: list[list[dict]] = [[] for _ in range(ranks)]
+    def __init__(self, data: int, tensor: int = 1, slow: dict[int, float] | None = None, seed: int = 0):
+        self.mesh = MeshSizes(data=data, tensor=tensor)
+        self.num = data * tensor
+        self.slow = np.array([1 + (slow or {}).get(rank, 0.0) for rank in range(self.num)])
+        self.random = np.random.default_rng(seed)
+        self.computed_s, self.free_s = np.zeros(self.num), np.zeros(self.num)  # when each has done its kernels
+        self.entries: list[list[dict]] = [[] for _ in range(self.num)]
+        self.steps_s: list[tuple[float, float]] = []
+        self.numbers: dict[str, int] = {}
+        self.ranks_of = {"0": tuple(range(self.num))}
+        for place in range(data):
+            self.ranks_of[f"tensor {place}"] = tuple(range(place * tensor, (place + 1) * tensor))
+        for place in range(tensor):
+            self.ranks_of[f"data {place}"] = tuple(range(place, self.num, tensor))
 
-    def collective(self, group: str, ranks: tuple[int, ...], size: int) -> None:
-        """Run one on a stream of its own, as DDP does: nothing waits for it but the next one."""
-        start_s = {rank: max(self.computed_s[rank], self.free_s[rank]) for rank in ranks}
-        end_s = max(start_s.values()) + TRANSFER_S
-        for rank in ranks:
-            number = sum(entry["process_group"][0] == group for entry in self.dumps[rank]) + 1
-            self.dumps[rank].append({
-                "process_group": [group, "undefined"], "collective_seq_id": number, "is_p2p": False,
-                "profiling_name": "nccl:all_reduce", "time_created_ns": int(1e18 + 1e9 * self.computed_s[rank]),
-                "duration_ms": 1e3 * (end_s - start_s[rank]), "input_sizes": [[size]], "input_dtypes": ["Float"],
-            })  # fmt: skip
-            self.free_s[rank] = end_s
+    def compute(self, seconds: float) -> None:
+        self.computed_s += seconds * self.slow * self.random.normal(1, 0.003, self.num)
 
-    def wait(self, ranks: tuple[int, ...]) -> None:
-        """Let the computing of these ranks wait for their collectives."""
-        for rank in ranks:
-            self.computed_s[rank] = max(self.computed_s[rank], self.free_s[rank])
+    def collective(self, groups: str, size: int = 1000, name: str = "all_reduce", is_waited_for: bool = True) -> None:
+        """Run one in all groups of this name, on a stream of its own."""
+        for group, ranks in self.ranks_of.items():
+            if not group.startswith(groups) or len(ranks) < 2:
+                continue
+            start_s = {rank: max(self.computed_s[rank], self.free_s[rank]) for rank in ranks}
+            end_s = max(start_s.values()) + TRANSFER_S
+            self.numbers[group] = self.numbers.get(group, 0) + 1
+            for rank in ranks:
+                self.entries[rank].append({
+                    "process_group": [group, "undefined"], "collective_seq_id": self.numbers[group], "is_p2p": False,
+                    "profiling_name": f"nccl:{name}", "input_sizes": [[size]], "input_dtypes": ["Float"],
+                    "time_created_ns": BEGAN_NS + int(1e9 * self.computed_s[rank]),
+                    "duration_ms": 1e3 * (end_s - start_s[rank]),
+                })  # fmt: skip
+                self.free_s[rank] = end_s
+                if is_waited_for:
+                    self.computed_s[rank] = end_s
+
+    def between(self, seconds: Sequence[float]) -> None:
+        """Let ranks do something between the steps, and wait for each other in the barrier before the next."""
+        self.computed_s += seconds
+        self.collective("0", size=1, name="all_reduce_barrier")
+
+    def begin(self) -> float:
+        """Begin a step; returns when."""
+        return float(self.computed_s.max())
+
+    def end(self, began_s: float) -> None:
+        self.computed_s[:] = max(self.computed_s.max(), self.free_s.max())
+        self.steps_s.append((began_s, float(self.computed_s.max())))
+
+    def metrics(self) -> dict:
+        steps_ns = [(BEGAN_NS + int(1e9 * begin) - 1000, BEGAN_NS + int(1e9 * end)) for begin, end in self.steps_s]
+        per_rank = [calls_of(entries, steps_ns, self.ranks_of.__getitem__) for entries in self.entries]
+        metrics = example_metrics(num_steps=len(steps_ns), world_size=self.num, step_time_s=STEP_S)
+        metrics["hardware"]["device_type"] = "cuda"
+        metrics["timing"]["step_time_p50_sec"] = float(np.median([end - begin for begin, end in self.steps_s]))
+        metrics["timed_collectives"] = json.loads(json.dumps(timed_collectives(per_rank, self.mesh.axes_of)))
+        check_metrics(metrics)
+        return metrics
 
 
-def diagnosed(gpus: Gpus, ranks_of: dict[str, tuple[int, ...]] | None = None, steps: int = 60) -> Diagnosis:
-    world = tuple(range(len(gpus.dumps)))
-    per_rank = [
-        calls_of({"entries": entries}, lambda name: (ranks_of or {}).get(name, world)) for entries in gpus.dumps
-    ]
-    metrics = example_metrics(num_steps=steps, world_size=len(world), step_time_s=STEP_S)
-    metrics["hardware"]["device_type"] = "cuda"
-    metrics["timing"]["step_time_p50_sec"] = float(gpus.computed_s.max()) / steps
-    metrics["timed_collectives"] = json.loads(json.dumps(timed_collectives(per_rank, lambda ranks: "copies")))
-    check_metrics(metrics)
-    return diagnose(metrics)
+def late(diagnosis: Diagnosis) -> list[int | None]:
+    assert diagnosis.unknown is None and {one.cause for one in diagnosis.findings} <= {"late"}
+    return [one.rank for one in diagnosis.findings]
 
 
-def ddp(slow: dict[int, float], ranks: int = 4, steps: int = 60, buckets: int = 5, seed: int = 0) -> Gpus:
-    """Train `steps` steps of DDP: buckets during backward. `slow`: ranks that compute so much longer, as a share."""
-    gpus, random = Gpus(ranks), np.random.default_rng(seed)
-    factor = np.array([1 + slow.get(rank, 0.0) for rank in range(ranks)])
-    for _ in range(steps):
-        gpus.computed_s += STEP_S / 3 * factor * random.normal(1, 0.003, ranks)
-        for bucket in range(buckets):
-            gpus.computed_s += STEP_S * 2 / 3 / buckets * factor * random.normal(1, 0.003, ranks)
-            gpus.collective("0", tuple(range(ranks)), 1000 * (bucket + 1))
-        gpus.wait(tuple(range(ranks)))
+def ddp(ranks: int = 4, slow: dict[int, float] | None = None, seed: int = 0, rank_0_s: float = 0.003) -> Gpus:
+    """Buckets travel during backward; between the steps rank 0 keeps rows and prints."""
+    gpus = Gpus(ranks, slow=slow, seed=seed)
+    for _ in range(STEPS):
+        gpus.between([rank_0_s] + [0.0] * (ranks - 1))
+        began_s = gpus.begin()
+        gpus.compute(STEP_S / 3)
+        for bucket in range(5):
+            gpus.compute(STEP_S * 2 / 15)
+            gpus.collective("0", 1000 * (bucket + 1), is_waited_for=False)
+        gpus.end(began_s)
+    return gpus
+
+
+def fsdp_x_tensor(data: int, tensor: int, slow: dict[int, float] | None = None) -> Gpus:
+    """Ranks wait for each other in each of four layers, along the tensor axis and along the data axis."""
+    gpus = Gpus(data, tensor, slow)
+    for _ in range(STEPS):
+        gpus.between([0.0] * gpus.num)
+        began_s = gpus.begin()
+        for _ in range(4):
+            gpus.collective("data", 4000, "_all_gather_base")
+            gpus.compute(STEP_S / 4)
+            gpus.collective("tensor", 1000)
+        gpus.collective("data", 4000, "_reduce_scatter_base")
+        gpus.end(began_s)
     return gpus
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 9])
 def test_the_rank_that_comes_last_is_named_and_no_other(ranks):
     slow = ranks - 1
-    diagnosis = diagnosed(ddp({slow: 0.03}, ranks))
-    assert [(one.cause, one.rank) for one in diagnosis.findings] == [("late", slow)]
-    details = diagnosis.findings[0].details
-    assert details["collective"] == "all_reduce along copies" and details["calls"] == pytest.approx(1, rel=0.1)
-    assert 0.5 * 0.03 * STEP_S < diagnosis.findings[0].shift.seconds < 1.2 * 0.03 * STEP_S
+    diagnosis = diagnose(ddp(ranks, {slow: 0.03}).metrics())
+    assert late(diagnosis) == [slow]
+    details, shift = diagnosis.findings[0].details, diagnosis.findings[0].shift
+    assert details["collective"] == "all_reduce along copies" and details["calls"] == 1
+    assert 0.4 * 0.03 * STEP_S < shift.low < 0.03 * STEP_S
     said = text_of(diagnosis)
     assert f"rank {slow} comes last to collectives (most in all_reduce along copies of" in said
     assert SHOWN_OF_DEVICES in said and SHOWN not in said
 
 
-def test_gpus_that_are_alike_are_not_told_apart():
+def test_gpus_that_are_alike_are_not_told_apart_whatever_rank_0_does_between_the_steps():
     for seed in range(10):
-        assert (found := diagnosed(ddp({}, seed=seed))).findings == () and NOTHING in text_of(found)
+        found = diagnose(ddp(seed=seed, rank_0_s=0.05).metrics())
+        assert late(found) == [] and NOTHING in text_of(found)
 
 
-def test_who_is_late_because_it_waited_for_a_slow_rank_is_not_named():
-    gpus, random, groups = (
-        Gpus(4),
-        np.random.default_rng(0),
-        {f"{axis}{place}": ranks for (axis, place), ranks in PAIRS.items()},
-    )
-    for _ in range(60):
-        for _ in range(4):  # layers: tensor ranks wait for each other in each
-            gpus.computed_s += STEP_S / 4 * np.array([1, 1, 1, 1.05]) * random.normal(1, 0.003, 4)
-            for place in (0, 1):
-                gpus.collective(f"tensor{place}", groups[f"tensor{place}"], 1000)
-                gpus.wait(groups[f"tensor{place}"])
-        for place in (0, 1):
-            gpus.collective(f"data{place}", groups[f"data{place}"], 4000)
-            gpus.wait(groups[f"data{place}"])
-    assert [one.rank for one in diagnosed(gpus, groups).findings] == [3]
+@pytest.mark.parametrize(("data", "tensor"), [(2, 2), (4, 2), (2, 4), (4, 4), (8, 8)])
+def test_who_is_late_because_it_waited_for_a_slow_rank_is_not_named(data, tensor):
+    slow = data * tensor - 1
+    assert late(diagnose(fsdp_x_tensor(data, tensor, {slow: 0.03}).metrics())) == [slow]
+    assert late(diagnose(fsdp_x_tensor(data, tensor).metrics())) == []
+
+
+def test_stages_which_end_at_different_times_by_design_are_not_compared():
+    gpus = ddp(2, {1: 0.5})
+    gpus.mesh = MeshSizes(pipeline=2)
+    metrics = gpus.metrics()
+    assert metrics["timed_collectives"] == {"per_rank_net_s": [0.0, 0.0], "collectives": []}
+    assert "of fewer than 12 steps" in diagnose(metrics).unknown
 
 
 def test_a_phase_without_collectives_that_is_longer_there_is_named():
-    gpus = ddp({1: 0.05}, ranks=2)
-    metrics = example_metrics(num_steps=60, world_size=2, step_time_s=STEP_S)
-    for row in metrics["steps"]:
-        row["per_rank_forward_s"] = [0.06, 0.07]
-    metrics["timed_collectives"] = timed_collectives(
-        [calls_of({"entries": one}, lambda name: (0, 1)) for one in gpus.dumps], lambda ranks: "copies"
-    )
-    assert "its forward takes longer; most in all_reduce" in text_of(diagnose(metrics))
+    metrics = ddp(2, {1: 0.05}).metrics()
+    for seconds, words in ((0.07, "(its forward takes longer; most in"), (0.061, "(most in")):
+        for row in metrics["steps"]:
+            row["per_rank_forward_s"] = [0.06, seconds]
+        assert words in text_of(diagnose(metrics))
 
 
-def test_what_was_not_timed_or_not_on_all_ranks_is_left_out():
-    gpus = ddp({}, ranks=2, steps=3)
-    gpus.dumps[1][4]["duration_ms"] = 0.0
-    gpus.dumps[0][5]["is_p2p"] = True
-    per_rank = [calls_of({"entries": one}, lambda name: (0, 1)) for one in gpus.dumps]
-    assert [len(calls) for calls in per_rank] == [14, 14]
-    assert timed_collectives(per_rank, lambda ranks: "")["collectives"] == []  # of each kind there are three or fewer
-    assert timed_collectives([[], []], lambda ranks: "") == {"seconds": 0.0, "collectives": []}
+def test_only_what_is_timed_in_a_step_alike_and_on_all_ranks_counts():
+    gpus = ddp(2)
+    first, second = gpus.entries
+    inside = [entry for entry in first if "barrier" not in entry["profiling_name"]]
+    inside[0]["duration_ms"] = 0.0  # not timed
+    inside[1]["is_p2p"] = True
+    inside[2]["profiling_name"] = "nccl:broadcast"
+    inside[3]["input_sizes"] = [[1, 2]]  # another call under the same number
+    del second[-1]
+    (group, *others) = gpus.metrics()["timed_collectives"]["collectives"]
+    assert sorted(row["num"] for row in (group, *others)) == [STEPS - 1] * 5
+    assert {row["num_steps"] for row in (group, *others)} == {STEPS - 1}
 
 
-def test_times_of_other_ranks_than_the_run_had_are_refused():
-    metrics = example_metrics(world_size=2)
-    row = {
-        "name": "all_reduce",
-        "axes": "copies",
-        "bytes": 8,
-        "ranks": [0, 1],
-        "num": 20,
-        "per_rank_s": [[0.1, 0.2]] * 10,
-    }
-    metrics["timed_collectives"] = {"seconds": 1.0, "collectives": [row]}
-    check_metrics(metrics)
-    for wrong in ({"ranks": [0, 2]}, {"ranks": [0]}, {"per_rank_s": [[0.1]] * 10}):
+def test_reasons_why_nothing_is_known():
+    metrics = ddp(2).metrics()
+    del metrics["timed_collectives"]
+    assert "several ranks on NCCL with --watch_collectives every_step" in diagnose(metrics).unknown
+    short = ddp(2)
+    short.steps_s = short.steps_s[:11]
+    assert "train more steps" in diagnose(short.metrics()).unknown
+
+
+def test_the_report_says_that_gpus_were_never_tried(tmp_path):
+    write_metrics(tmp_path / "training_metrics.json", ddp(2, {1: 0.05}).metrics())
+    page = markdown.text(report_of([load_run(tmp_path)], tmp_path), "pictures")
+    assert "comes last to collectives" in page and SHOWN_OF_DEVICES in page and SHOWN not in page
+
+
+def test_times_that_do_not_fit_the_run_are_refused():
+    row = ddp(2).metrics()["timed_collectives"]["collectives"][0]
+    for wrong in (
+        {"ranks": [0, 2]}, {"ranks": [0]}, {"ranks": [1, 0]}, {"ranks": [0, 0]}, {"per_rank_s": [[0.1]] * 10},
+        {"per_rank_s": row["per_rank_s"][:9]}, {"num": 0},
+    ):  # fmt: skip
+        metrics = ddp(2).metrics()
         metrics["timed_collectives"]["collectives"] = [row | wrong]
-        with pytest.raises(ValueError, match=r"timed_collectives\.collectives\[0\] does not fit"):
+        with pytest.raises(ValueError, match="timed_collectives"):
             check_metrics(metrics)
+    metrics["timed_collectives"] = {"per_rank_net_s": [0.0], "collectives": []}
+    with pytest.raises(ValueError, match=r"per_rank_net_s has 1 entries for 2 ranks"):
+        check_metrics(metrics)
+
+
+def test_times_of_any_size_are_answered():
+    metrics = ddp(2, {1: 0.05}).metrics()
+    for seconds in (1.7e308, 1e9):
+        for row in metrics["timed_collectives"]["collectives"]:
+            row["per_rank_s"] = [[seconds, 0.0]] * 10
+        metrics["timed_collectives"]["per_rank_net_s"] = [-seconds, seconds]
+        check_metrics(metrics)
+        assert "longer than its steps" in (diagnose(metrics).unknown or "")

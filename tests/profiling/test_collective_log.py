@@ -6,16 +6,18 @@ import json
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch._C import _distributed_c10d as c10d
 
-from testbed.distributed import process_group
+from testbed.distributed import flight_recorder, process_group
 from testbed.distributed.launch import Launch
-from testbed.profiling import collective_log, flight_recorder
+from testbed.profiling import collective_log
 from testbed.profiling.collective_log import CollectiveLog, receive_collectives
+from testbed.profiling.timed_collectives import calls_of
 
 TENSOR = torch.ones(4)
 WAIT = c10d.Work.wait
@@ -70,20 +72,33 @@ def test_collectives_tell_their_end(told):
         assert sorted(told.events[1:]) == [("done", "allreduce"), ("return", "allreduce")]
 
 
-def test_pytorchs_flight_recorder_has_the_form_that_is_read(told):
+def test_pytorchs_flight_recorder_has_the_form_that_is_read(told, monkeypatch):
+    begin_ns = time.time_ns()
     for dtype in (torch.float, torch.bfloat16, torch.uint8):
         dist.all_reduce(torch.ones(40, 2, dtype=dtype))
-    dump = json.loads(c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False))
-    assert flight_recorder.recorded_calls(process_group.ranks_of_group) == []  # gloo times none
-    *_, first, second, third = dump["entries"]
-    timed = [{**entry, "duration_ms": 1.5} for entry in (first, second, third)]
-    calls = flight_recorder.calls_of({"entries": timed}, process_group.ranks_of_group)
-    group, ranks, number, name, _ = calls[0].key
-    assert (ranks, name, calls[0].seconds) == ((0,), "all_reduce", 0.0015)
-    assert [call.key for call in calls] == [
-        (group, ranks, number + place, name, 80 * size) for place, size in enumerate((4, 2, 1))
-    ]
-    assert calls[0].began_s == pytest.approx(time.time(), abs=60)
+    steps_ns = [(begin_ns, time.time_ns())]
+    dist.all_reduce(TENSOR.clone())  # behind the step
+    entries = flight_recorder.recorded()
+    assert not len(calls_of(entries, steps_ns, process_group.ranks_of_group).calls)  # gloo times none
+    nccl = json.dumps({"entries": [{**entry, "duration_ms": 1.5} for entry in entries]})
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda includeCollectives: nccl, raising=False)
+    found = calls_of(flight_recorder.recorded(), steps_ns, process_group.ranks_of_group)
+    assert [ranks for _, ranks in found.groups] == [(0,)]
+    assert found.kinds == [("all_reduce", 80 * size) for size in (4, 2, 1)]
+    assert found.calls["seconds"].tolist() == pytest.approx([0.0015] * 3)
+    assert np.diff(found.calls["number"]).tolist() == [1, 1] and set(found.calls["step"]) == {0}
+
+
+@pytest.mark.parametrize("size", [None, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_timing_leaves_what_the_environment_says(monkeypatch, size):
+    names = ("TORCH_NCCL_ENABLE_TIMING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    for name in names:
+        monkeypatch.setenv(name, "7")
+        if name != size:
+            monkeypatch.delenv(name)
+    flight_recorder.time_collectives()
+    expected = {"TORCH_NCCL_ENABLE_TIMING": "1"} | ({size: "7"} if size else {"TORCH_FR_BUFFER_SIZE": "4000"})
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
 def scatter() -> None:

@@ -1,4 +1,4 @@
-"""Read from PyTorch's flight recorder which collective this rank is in.
+"""Read from PyTorch's flight recorder which collectives this rank was in, and which it is in.
 
 The recorder is part of PyTorch's NCCL and gloo groups and keeps the last 2,000 collectives (TORCH_FR_BUFFER_SIZE). It
 is read in memory, as JSON, so no file of another process is opened.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch._C import _distributed_c10d as c10d
 
 PATIENCE_S = 5.0  # a busy machine answers later; NCCL asks CUDA about events, and a driver that hangs never answers
 STDERR = 2
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # its name now, and its earlier one
+MOST_TIMED = 4000  # collectives
 
 
 def collective_under_way() -> str | None:
@@ -28,14 +31,22 @@ def collective_under_way() -> str | None:
     """
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True, file=STDERR)
     try:
-        return _first_open(_recorded())
+        return _first_open(recorded())
     except (KeyError, TypeError, ValueError, RuntimeError):  # another version's format
         return None
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _recorded() -> list[dict[str, Any]]:
+def time_collectives() -> None:
+    """Let NCCL's groups time their collectives on the GPU, and keep more of them, as far as the environment does not
+    say it already. Call it before a group is made."""
+    os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
+    if not any(name in os.environ for name in SIZES):
+        os.environ[SIZES[0]] = str(MOST_TIMED)
+
+
+def recorded() -> list[dict[str, Any]]:
     """Return the recorder's entries of NCCL's and of gloo's groups, each from the oldest on."""
     if not dist.is_available() or not dist.is_initialized():
         return []

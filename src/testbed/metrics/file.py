@@ -123,11 +123,22 @@ def _check(metrics: Any, version: str) -> None:
     ranks = segments[-1]["world_size"] if segments else world_size
     if watched and watched != list(range(ranks)):
         raise InputError(f"watched.per_rank is of ranks {reprlib.repr(watched)}, and the last start had {ranks}")
-    for index, row in enumerate(metrics.get("timed_collectives", {}).get("collectives", [])):
+    timed = metrics.get("timed_collectives")
+    if timed is not None and len(timed["per_rank_net_s"]) != ranks:
+        raise InputError(
+            f"timed_collectives.per_rank_net_s has {len(timed['per_rank_net_s'])} entries for {ranks} ranks"
+        )
+    for index, row in enumerate(timed["collectives"] if timed else []):
         of_ranks = row["ranks"]
-        if max(of_ranks) >= ranks or any(len(window) != len(of_ranks) for window in row["per_rank_s"]):
-            what = f"{ranks} ranks, and of each of {reprlib.repr(of_ranks)} in every window"
-            raise InputError(f"timed_collectives.collectives[{index}] does not fit: its times must be of {what}")
+        if (
+            of_ranks != sorted(set(of_ranks))
+            or of_ranks[-1] >= ranks
+            or {*map(len, row["per_rank_s"])} != {len(of_ranks)}
+        ):
+            what = f"is of ranks {reprlib.repr(of_ranks)} of {ranks}, and its windows have"
+            raise InputError(
+                f"timed_collectives.collectives[{index}] {what} {reprlib.repr([*map(len, row['per_rank_s'])])}"
+            )
 
 
 def _check_rows_agree(name: str, rows: list[dict], world_size: int, segments: list[dict]) -> None:

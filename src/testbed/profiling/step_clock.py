@@ -71,6 +71,7 @@ class StepClock:
         self.watched: dict[str, float] = {}
         self.emits_nvtx = emits_nvtx and device.type == "cuda"
         self.step_time_s = self.cpu_s = 0.0
+        self.began_ns = self.ended_ns = 0  # of the last step, since 1970
         self.phase_s = dict.fromkeys(RANGES, 0.0)
         self._open: list[str] = []
         self._marks: list[tuple[str | None, float | torch.cuda.Event]] = []  # what begins at each moment
@@ -86,6 +87,7 @@ class StepClock:
         self._open, self._marks = [], []
         self._step_range = named_range(STEP_RANGE, self.emits_nvtx)
         self._step_range.__enter__()
+        self.began_ns = time.time_ns()  # noqa: TID251 - compared with PyTorch's flight recorder, which has this clock
         self._start_s, self._start_cpu_s = time.perf_counter(), time.process_time()
         self._mark()
         return self
@@ -129,6 +131,7 @@ class StepClock:
             watchdog.enter("device")
         synchronize(self.device)
         self.step_time_s = time.perf_counter() - self._start_s
+        self.ended_ns = time.time_ns()  # noqa: TID251
         self.cpu_s = time.process_time() - self._start_cpu_s
         if self.watch is not None:
             self.watched = self.watch.take_step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,17 +13,18 @@ import torch
 from testbed import run_folder
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
+from testbed.distributed.flight_recorder import MOST_TIMED, recorded
 from testbed.distributed.launch import Launch
+from testbed.errors import first_line
 from testbed.metrics.recorder import RunRecorder
 from testbed.metrics.trackers import Trackers
 from testbed.metrics.world_step import WorldStep
 from testbed.profiling.attribution import attribution
 from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import PeakRate, peak_memory
-from testbed.profiling.flight_recorder import recorded_calls, times_on_device
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
-from testbed.profiling.timed_collectives import timed_collectives
+from testbed.profiling.timed_collectives import TimedCalls, calls_of, timed_collectives
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train import validated_text
 from testbed.train.console import Console
@@ -53,6 +55,9 @@ class Report:
         self._sampler = UtilizationSampler(self.device)
         self._profile_step = lambda: None
         self._own_start_up_s = 0.0
+        asked = self.settings.measuring.watch_collectives == "every_step"
+        self._times_collectives = asked and self.device.type == "cuda" and self.launch.world_size > 1
+        self._steps_ns: deque[tuple[int, int]] = deque(maxlen=MOST_TIMED)  # begin and end
         self._traces = self.recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
@@ -71,6 +76,8 @@ class Report:
     def step(self, step: int, world: WorldStep, learning_rate: float, clock: StepClock) -> None:
         """Record and show optimizer step `step`, counted from 1. `clock` has timed it on this rank."""
         self._sampler.add_step(clock.cpu_s, clock.step_time_s)
+        if self._times_collectives:
+            self._steps_ns.append((clock.began_ns, clock.ended_ns))
         self.recorder.add_step(step, world, learning_rate)
         self.console.show_step(step, world.loss, learning_rate, world.step_time_s)
         self.trackers.add_step(step, world, learning_rate)
@@ -113,12 +120,23 @@ class Report:
                 "collectives": self.watch.rows(self._axes_of_group),
             }
             self.recorder.add_watched(process_group.gather_objects(mine))
-        if times_on_device(self.settings, self.device):
-            per_rank = process_group.gather_objects(recorded_calls(process_group.ranks_of_group))
-            self.recorder.add_timed_collectives(timed_collectives(per_rank, self.settings.plan.mesh.axes_of))
+        if self._times_collectives:
+            per_rank = process_group.gather_objects(self._timed_calls())
+            if self.launch.rank == 0:
+                self.recorder.add_timed_collectives(timed_collectives(per_rank, self.settings.plan.mesh.axes_of))
         utilization = process_group.gather_objects(self._sampler.stop())
         if not self.settings.training.eval_only:
             self.recorder.add_utilization(utilization)
+
+    def _timed_calls(self) -> TimedCalls:
+        """Return this rank's timed collectives; none where they cannot be read, so that no run fails for it."""
+        try:
+            return calls_of(recorded(), list(self._steps_ns), process_group.ranks_of_group)
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:  # another version's format
+            self.console.say(
+                f"note: rank {self.launch.rank} cannot read PyTorch's flight recorder: {first_line(error)}"
+            )
+            return calls_of([], [], process_group.ranks_of_group)
 
     def _axes_of_group(self, name: str) -> str:
         return self.settings.plan.mesh.axes_of(process_group.ranks_of_group(name))

@@ -33,6 +33,7 @@ from testbed.config.trained_run import of_the_run
 from testbed.data.characters import tokenizer_json
 from testbed.data.token_file import TokenFile, check_token_file
 from testbed.distributed import process_group, watchdog
+from testbed.distributed.flight_recorder import time_collectives
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import patience_s
 from testbed.distributed.signals import StopSignals
@@ -48,7 +49,6 @@ from testbed.metrics.trackers import TrackedRun, Trackers
 from testbed.metrics.world_step import gather_loss
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
-from testbed.profiling import flight_recorder
 from testbed.profiling.collective_log import Receiver, log_in, receive_collectives
 from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
@@ -173,8 +173,8 @@ def join_ranks(
     how, watch = settings.measuring.watch_collectives, None
     if how != "off" and device.type == "cpu":
         watch = CollectiveWatch(is_limited=how == "auto")
-    if flight_recorder.times_on_device(settings, device):
-        flight_recorder.turn_on()
+    if how == "every_step" and device.type == "cuda":
+        time_collectives()
     with contextlib.nullcontext() if watch is None else watch.joining():
         backend = process_group.start_process_group(
             device,

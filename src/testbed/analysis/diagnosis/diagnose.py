@@ -35,6 +35,11 @@ LEAST_SHARE_OF_ALL = 0.03  # of what no rank has less of: every run waits for da
 LEAST_SHARE_OF_RUN = 0.1  # of checkpoints and validation, which are asked for
 SLOW_LINK_BYTES_PER_S = 60e6
 LEAST_SHARE_OF_LINK = 0.1
+LONGEST_IN_STEPS = 100.0  # collectives of a step, on the mean over a window
+TOO_FEW_TIMED = (
+    f"PyTorch's flight recorder had timed collectives of fewer than {LEAST_WINDOWS} steps on all ranks of a group: "
+    "train more steps, keep more collectives (TORCH_FR_BUFFER_SIZE), or use NCCL"
+)
 LEAST_LATENCY_S = 1e-3  # of a collective: what is allowed for each, beside what the run's smallest ones take
 START_UP_AHEAD = 0.75  # a rank's own start-up over the others', as a fraction and in seconds: one number, no interval
 START_UP_AHEAD_S = 3.0
@@ -78,7 +83,7 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
     """Return what holds a run back. `metrics`: its file, of any version, with or without the rows of its steps."""
     rows = metrics.get("watched_steps") or []
     world_size = (metrics.get("hardware") or {}).get("world_size") or 1
-    if not rows and (metrics.get("timed_collectives") or {}).get("collectives"):
+    if not rows and "timed_collectives" in metrics:
         return _of_timed_collectives(metrics)
     if not rows:
         return Diagnosis(unknown=_why_not_watched(metrics))
@@ -100,10 +105,9 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
 
 def _why_not_watched(metrics: Mapping[str, Any]) -> str:
     hardware = metrics.get("hardware") or {}
-    if "timed_collectives" in metrics:
-        return "no kind of collective was timed ten times on all ranks of a group; train more steps"
     if hardware.get("device_type") == "cuda":
-        return "on CUDA collectives are timed with --watch_collectives every_step alone, and between ranks"
+        how = "--watch_collectives every_step"
+        return f"on CUDA it takes a run of several ranks on NCCL with {how}, that has ended by itself"
     if (metrics.get("settings") or {}).get("watch_collectives") == "off":
         return "it was run with --watch_collectives off"
     return "it has no watched steps after warm-up: an earlier version wrote it, or it did no such step"
@@ -113,36 +117,28 @@ def _of_timed_collectives(metrics: Mapping[str, Any]) -> Diagnosis:
     """Return which ranks the others wait for inside collectives: who comes last is in a collective the shortest.
 
     A rank that is late in some groups because it waits in others, as a slow rank's neighbour on a mesh, is not named:
-    over all groups it waits as much as it is waited for.
+    over all groups it waits as long as others wait for it.
     """
     timed, step_s = metrics["timed_collectives"], metrics["timing"]["step_time_p50_sec"]
-    rows = [row for row in timed["collectives"] if len(row["ranks"]) > 1 and len(row["per_rank_s"]) > 1]
-    if not step_s or not timed["seconds"] or not rows:
-        return Diagnosis(unknown="its file has no step time, or no collectives of several ranks were timed")
-    comparisons = sum(len(row["ranks"]) for row in rows)
-    net: dict[int, float] = {}
-    lates: dict[int, list[Finding]] = {}
+    rows = [row for row in timed["collectives"] if len(row["ranks"]) > 1 and row["num_steps"] >= LEAST_WINDOWS]
+    if not step_s or not rows:
+        return Diagnosis(unknown=TOO_FEW_TIMED)
+    if max(max(map(max, row["per_rank_s"])) for row in rows) > LONGEST_IN_STEPS * step_s:
+        return Diagnosis(unknown="its collectives take far longer than its steps")
+    comparisons, most = sum(len(row["ranks"]) for row in rows), dict[int, Finding]()
     for row in rows:
-        calls = row["num"] * step_s / timed["seconds"]
-        for rank, ahead in zip(row["ranks"], -against_others(np.array(row["per_rank_s"])).T, strict=True):
-            shift = shift_of(ahead, comparisons)
-            share = calls * shift.seconds / step_s
-            net[rank] = net.get(rank, 0.0) + share
-            if shift.low > 0:
-                details = {"collective": _named(row), "bytes": row["bytes"], "calls": calls}
-                lates.setdefault(rank, []).append(Finding("late", rank, shift, share, details))
-    found = []
-    for rank, of_rank in lates.items():
-        most = max(of_rank, key=lambda one: one.share or 0.0)
-        if min(net[rank], most.share or 0.0) >= LEAST_SHARE:
-            phase = _longer_phase(metrics, rank, most.shift.seconds / 2)
-            found.append(
-                replace(most, details={**most.details, "phase": phase}, settings=metrics.get("settings") or {})
-            )
-    if not all(math.isfinite(one.share or 0.0) for one in found):
-        return Diagnosis(unknown="its times are too large to be added up")
-    found.sort(key=lambda one: -(one.share or 0.0))
-    note = "transfers between two ranks, as between stages, were not timed"
+        ahead = -against_others(np.array(row["per_rank_s"]))
+        shifts = [shift_of(of_rank, comparisons) for of_rank in ahead.T]
+        details = {"collective": _named(row), "bytes": row["bytes"], "calls": row["num"] / row["num_steps"]}
+        for rank, shift in zip(row["ranks"], shifts, strict=True):
+            is_said = shift.low > 0 and min(shift.seconds, timed["per_rank_net_s"][rank]) >= LEAST_SHARE * step_s
+            if is_said and (rank not in most or shift.seconds > most[rank].shift.seconds):
+                most[rank] = Finding("late", rank, shift, shift.seconds / step_s, details)
+    settings, found = metrics.get("settings") or {}, []
+    for rank, one in sorted(most.items(), key=lambda item: -item[1].shift.low):
+        phase = _longer_phase(metrics, rank, one.shift.seconds / 2)
+        found.append(replace(one, details={**one.details, "phase": phase}, settings=settings))
+    note = "on GPUs groups along the stages of a pipeline and transfers between two ranks were not looked at"
     return Diagnosis(tuple(found), (note,), is_of_devices=True)
 
 

@@ -69,10 +69,6 @@ def sentence(finding: Finding) -> str:
     words = f"{_who(finding)}{_what(finding)}"
     if finding.share is None:
         return f"{words}: {finding.shift.seconds:.1f} s once"
-    if finding.cause == "late":
-        interval = f"{CONFIDENCE:.0%} interval {_time(finding.shift.low)} to {_time(finding.shift.high)}"
-        often = f"{finding.details['calls']:.3g} times a step, at most {finding.share:.1%} of it"
-        return f"{words} for {_time(finding.shift.seconds)} ({interval}), {often}"
     cost = f"{_time(finding.shift.seconds)} per step, {finding.share:.1%} of it"
     if not math.isfinite(finding.shift.score):
         return f"{words}: {cost}"
@@ -153,9 +149,9 @@ def _what(finding: Finding) -> str:
         where = "outside the step's phases" if details["phase"] == ELSEWHERE else f"of {details['phase']}"
         return f"is slow {which} {where}, before the transfer begins"
     if finding.cause == "late":
-        which = f"{details['collective']} of {details['bytes'] / 1e6:.3g} MB"
+        which = f"{details['collective']} of {details['bytes'] / 1e6:.3g} MB, {details['calls']:.3g} in a step"
         why = "" if details["phase"] is None else f"its {details['phase'].replace('_', ' ')} takes longer; "
-        return f"comes last to collectives ({why}most in {which}), in which the other GPUs wait"
+        return f"comes last to collectives ({why}most in {which}), and the other GPUs wait at most so long"
     if finding.cause == "writing":
         return "is busy between the steps: rows, printing, writing" if is_one else f"{details['what']} take time"
     if finding.cause == "start-up":

@@ -92,8 +92,7 @@ class TrainingMetrics(TypedDict):
     timed_collectives: NotRequired[
         Annotated[
             TimedCollectives,
-            "with `--watch_collectives every_step` on NCCL: of the last 4,000 collectives of each rank that PyTorch's "
-            "flight recorder timed",
+            "with `--watch_collectives every_step` on NCCL: of the last 4,000 collectives of each rank those in steps",
         ]
     ]
     inference_latency: NotRequired[

@@ -2,7 +2,9 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from testbed.metrics.fields.types import Amount, Count, Name, OneOrMore, Positive
+from msgspec import Meta
+
+from testbed.metrics.fields.types import Amount, Count, Name, Number, OneOrMore, Positive
 
 
 class WatchedSteps(TypedDict):
@@ -75,15 +77,21 @@ class TimedCollective(TypedDict):
     name: Name
     axes: Annotated[str, "of the mesh, along which its ranks differ"]
     bytes: Annotated[Count, "of the inputs of one rank"]
-    ranks: Annotated[OneOrMore[Count], "of the group, and how often they all called it"]
+    ranks: Annotated[OneOrMore[Count], "of the group; in how many steps they called it, and how often in all"]
+    num_steps: Positive
     num: Positive
     per_rank_s: Annotated[
-        OneOrMore[OneOrMore[Amount]],
-        "time on the device, of each of `ranks`: means over ten windows of calls in their order. A rank that comes "
+        list[OneOrMore[Amount]],
+        Meta(min_length=10, max_length=10),
+        "seconds of a step in it on the GPU, of each of `ranks`: means over ten windows of steps. A rank that comes "
         "early waits inside it",
     ]
 
 
 class TimedCollectives(TypedDict):
-    seconds: Annotated[Amount, "in which these calls were made; validation and checkpoints are among them"]
-    collectives: Annotated[list[TimedCollective], "at most 64 kinds, those in which ranks differ most first"]
+    per_rank_net_s: Annotated[
+        OneOrMore[Number], "for how long others wait for a rank in a step, minus for how long it waits for the last one"
+    ]
+    collectives: Annotated[
+        list[TimedCollective], Meta(max_length=64), "those in which ranks differ most; none of groups along stages"
+    ]
