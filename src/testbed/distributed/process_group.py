@@ -172,6 +172,14 @@ def ranks_of_group(name: str) -> list[int]:
     return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(dist.GroupName(name)))
 
 
+def size_of_group(name: str) -> int:
+    """Return the number of ranks of the group with this name; 0 of one that is gone."""
+    try:
+        return len(ranks_of_group(name))
+    except RuntimeError:
+        return 0
+
+
 def stop_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

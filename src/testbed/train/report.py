@@ -24,7 +24,7 @@ from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
-from testbed.profiling.timed_collectives import TimedCalls, calls_of, timed_collectives
+from testbed.profiling.timed_collectives import NONE, TimedCalls, calls_of, timed_collectives, times_collectives
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train import validated_text
 from testbed.train.console import Console
@@ -55,9 +55,9 @@ class Report:
         self._sampler = UtilizationSampler(self.device)
         self._profile_step = lambda: None
         self._own_start_up_s = 0.0
-        asked = self.settings.measuring.watch_collectives == "every_step"
-        self._times_collectives = asked and self.device.type == "cuda" and self.launch.world_size > 1
-        self._steps_ns: deque[tuple[int, int]] = deque(maxlen=MOST_TIMED)  # begin and end
+        self._times_collectives = times_collectives(self.settings, self.device, self.launch)
+        self._steps_ns: deque[tuple[int, int, int]] = deque(maxlen=MOST_TIMED)  # step, begin, end
+        self._timed: TimedCalls | str = NONE  # or why they cannot be read
         self._traces = self.recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
@@ -76,9 +76,9 @@ class Report:
     def step(self, step: int, world: WorldStep, learning_rate: float, clock: StepClock) -> None:
         """Record and show optimizer step `step`, counted from 1. `clock` has timed it on this rank."""
         self._sampler.add_step(clock.cpu_s, clock.step_time_s)
-        if self._times_collectives:
-            self._steps_ns.append((clock.began_ns, clock.ended_ns))
         self.recorder.add_step(step, world, learning_rate)
+        if self._times_collectives and not self.recorder.steps[-1]["is_warmup"]:
+            self._steps_ns.append((step, clock.began_ns, clock.ended_ns))
         self.console.show_step(step, world.loss, learning_rate, world.step_time_s)
         self.trackers.add_step(step, world, learning_rate)
         self._profile_step()
@@ -121,22 +121,34 @@ class Report:
             }
             self.recorder.add_watched(process_group.gather_objects(mine))
         if self._times_collectives:
-            per_rank = process_group.gather_objects(self._timed_calls())
-            if self.launch.rank == 0:
-                self.recorder.add_timed_collectives(timed_collectives(per_rank, self.settings.plan.mesh.axes_of))
+            self.keep_timed_collectives()
+            self._record_timed_collectives()
         utilization = process_group.gather_objects(self._sampler.stop())
         if not self.settings.training.eval_only:
             self.recorder.add_utilization(utilization)
 
-    def _timed_calls(self) -> TimedCalls:
-        """Return this rank's timed collectives; none where they cannot be read, so that no run fails for it."""
+    def keep_timed_collectives(self) -> None:
+        """Read the flight recorder before collectives of a validation take its room; what has more steps is kept."""
+        if not self._times_collectives or isinstance(self._timed, str):
+            return
         try:
-            return calls_of(recorded(), list(self._steps_ns), process_group.ranks_of_group)
-        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:  # another version's format
-            self.console.say(
-                f"note: rank {self.launch.rank} cannot read PyTorch's flight recorder: {first_line(error)}"
-            )
-            return calls_of([], [], process_group.ranks_of_group)
+            size = process_group.size_of_group
+            found = calls_of(recorded(), list(self._steps_ns), size, self.launch.world_size)
+            if found.num_steps >= self._timed.num_steps:
+                self._timed = found
+        except Exception as error:  # another version's form; no run fails for it
+            self._timed = first_line(error)
+
+    def _record_timed_collectives(self) -> None:
+        per_rank = process_group.gather_objects(self._timed)
+        if self.launch.rank > 0:
+            return
+        try:
+            if failed := next((one for one in per_rank if isinstance(one, str)), None):
+                raise ValueError(failed)
+            self.recorder.add_timed_collectives(timed_collectives(per_rank))
+        except Exception as error:
+            self.console.say(f"note: PyTorch's flight recorder cannot be read: {first_line(error)}")
 
     def _axes_of_group(self, name: str) -> str:
         return self.settings.plan.mesh.axes_of(process_group.ranks_of_group(name))

@@ -53,6 +53,7 @@ from testbed.profiling.collective_log import Receiver, log_in, receive_collectiv
 from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
 from testbed.profiling.step_clock import StepClock, named_range
+from testbed.profiling.timed_collectives import times_collectives
 from testbed.run_folder.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches, ValidationBatches
@@ -173,7 +174,7 @@ def join_ranks(
     how, watch = settings.measuring.watch_collectives, None
     if how != "off" and device.type == "cpu":
         watch = CollectiveWatch(is_limited=how == "auto")
-    if how == "every_step" and device.type == "cuda":
+    if times_collectives(settings, device, launch):
         time_collectives()
     with contextlib.nullcontext() if watch is None else watch.joining():
         backend = process_group.start_process_group(
@@ -440,6 +441,7 @@ def validate(run: TrainingRun, step: int) -> int:
     """
     if run.settings.training.max_val_steps == 0:
         return 0
+    run.report.keep_timed_collectives()
     start_s = time.perf_counter()
     watchdog.enter("validation")
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0

@@ -37,8 +37,8 @@ SLOW_LINK_BYTES_PER_S = 60e6
 LEAST_SHARE_OF_LINK = 0.1
 LONGEST_IN_STEPS = 100.0  # collectives of a step, on the mean over a window
 TOO_FEW_TIMED = (
-    f"PyTorch's flight recorder had timed collectives of fewer than {LEAST_WINDOWS} steps on all ranks of a group: "
-    "train more steps, keep more collectives (TORCH_FR_BUFFER_SIZE), or use NCCL"
+    f"PyTorch's flight recorder had timed all ranks' collectives in fewer than {LEAST_WINDOWS} measured steps: it "
+    "takes more steps, more room (TORCH_FR_BUFFER_SIZE), TORCH_NCCL_ENABLE_TIMING=1, and NCCL"
 )
 LEAST_LATENCY_S = 1e-3  # of a collective: what is allowed for each, beside what the run's smallest ones take
 START_UP_AHEAD = 0.75  # a rank's own start-up over the others', as a fraction and in seconds: one number, no interval
@@ -114,32 +114,30 @@ def _why_not_watched(metrics: Mapping[str, Any]) -> str:
 
 
 def _of_timed_collectives(metrics: Mapping[str, Any]) -> Diagnosis:
-    """Return which ranks the others wait for inside collectives: who comes last is in a collective the shortest.
-
-    A rank that is late in some groups because it waits in others, as a slow rank's neighbour on a mesh, is not named:
-    over all groups it waits as long as others wait for it.
-    """
+    """Return which ranks the others wait for inside collectives: who comes last is in them the shortest."""
     timed, step_s = metrics["timed_collectives"], metrics["timing"]["step_time_p50_sec"]
-    rows = [row for row in timed["collectives"] if len(row["ranks"]) > 1 and row["num_steps"] >= LEAST_WINDOWS]
-    if not step_s or not rows:
+    if timed["has_smaller_groups"] or (metrics.get("training_config") or {}).get("mesh", {}).get("pipeline", 1) > 1:
+        reason = (
+            "on GPUs ranks of a mesh or a pipeline are not compared: who is late because it waited is not told from"
+        )
+        return Diagnosis(unknown=f"{reason} who is slow; merge_traces.py shows all ranks on one clock")
+    times = np.array(timed["per_rank_s"])
+    if not step_s or timed["num_steps"] < LEAST_WINDOWS or len(times) < 2 or times.shape[1] < 2:
         return Diagnosis(unknown=TOO_FEW_TIMED)
-    if max(max(map(max, row["per_rank_s"])) for row in rows) > LONGEST_IN_STEPS * step_s:
+    if times.max() > LONGEST_IN_STEPS * step_s:
         return Diagnosis(unknown="its collectives take far longer than its steps")
-    comparisons, most = sum(len(row["ranks"]) for row in rows), dict[int, Finding]()
-    for row in rows:
-        ahead = -against_others(np.array(row["per_rank_s"]))
-        shifts = [shift_of(of_rank, comparisons) for of_rank in ahead.T]
-        details = {"collective": _named(row), "bytes": row["bytes"], "calls": row["num"] / row["num_steps"]}
-        for rank, shift in zip(row["ranks"], shifts, strict=True):
-            is_said = shift.low > 0 and min(shift.seconds, timed["per_rank_net_s"][rank]) >= LEAST_SHARE * step_s
-            if is_said and (rank not in most or shift.seconds > most[rank].shift.seconds):
-                most[rank] = Finding("late", rank, shift, shift.seconds / step_s, details)
-    settings, found = metrics.get("settings") or {}, []
-    for rank, one in sorted(most.items(), key=lambda item: -item[1].shift.low):
-        phase = _longer_phase(metrics, rank, one.shift.seconds / 2)
-        found.append(replace(one, details={**one.details, "phase": phase}, settings=settings))
-    note = "on GPUs groups along the stages of a pipeline and transfers between two ranks were not looked at"
-    return Diagnosis(tuple(found), (note,), is_of_devices=True)
+    found = []
+    for rank, ahead in enumerate(-against_others(times).T):
+        shift = shift_of(ahead, times.shape[1])
+        if shift.low > 0 and shift.seconds >= LEAST_SHARE * step_s:
+            details: dict[str, Any] = {"phase": _longer_phase(metrics, rank, shift.seconds / 2)}
+            if timed["kinds"]:
+                kind = max(timed["kinds"], key=lambda one: np.median(one["per_rank_s"]) - one["per_rank_s"][rank])
+                calls = kind["num"] / timed["num_steps"]
+                details |= {"collective": one_line(kind["name"], 80), "bytes": kind["bytes"], "calls": calls}
+            found.append(Finding("late", rank, shift, shift.seconds / step_s, details, metrics.get("settings") or {}))
+    found.sort(key=lambda one: -one.shift.low)
+    return Diagnosis(tuple(found), is_of_devices=True)
 
 
 def _longer_phase(metrics: Mapping[str, Any], rank: int, least_s: float) -> str | None:

@@ -149,9 +149,12 @@ def _what(finding: Finding) -> str:
         where = "outside the step's phases" if details["phase"] == ELSEWHERE else f"of {details['phase']}"
         return f"is slow {which} {where}, before the transfer begins"
     if finding.cause == "late":
-        which = f"{details['collective']} of {details['bytes'] / 1e6:.3g} MB, {details['calls']:.3g} in a step"
-        why = "" if details["phase"] is None else f"its {details['phase'].replace('_', ' ')} takes longer; "
-        return f"comes last to collectives ({why}most in {which}), and the other GPUs wait at most so long"
+        why = [] if details["phase"] is None else [f"its {details['phase'].replace('_', ' ')} takes longer"]
+        if "collective" in details:
+            size, calls = details["bytes"] / 1e6, details["calls"]
+            why.append(f"most in {details['collective']} of {size:.3g} MB, {calls:.3g} in a step")
+        reason = f" ({'; '.join(why)})" if why else ""
+        return f"comes last to collectives{reason}, and the other GPUs wait in all of them at most so long"
     if finding.cause == "writing":
         return "is busy between the steps: rows, printing, writing" if is_one else f"{details['what']} take time"
     if finding.cause == "start-up":

@@ -4,7 +4,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from testbed.metrics.fields.types import Amount, Count, Name, Number, OneOrMore, Positive
+from testbed.metrics.fields.types import Amount, Count, Name, OneOrMore, Positive
 
 
 class WatchedSteps(TypedDict):
@@ -73,25 +73,20 @@ class Watched(TypedDict):
     per_rank: list[WatchedRank]
 
 
-class TimedCollective(TypedDict):
+class TimedKind(TypedDict):
     name: Name
-    axes: Annotated[str, "of the mesh, along which its ranks differ"]
     bytes: Annotated[Count, "of the inputs of one rank"]
-    ranks: Annotated[OneOrMore[Count], "of the group; in how many steps they called it, and how often in all"]
-    num_steps: Positive
-    num: Positive
-    per_rank_s: Annotated[
-        list[OneOrMore[Amount]],
-        Meta(min_length=10, max_length=10),
-        "seconds of a step in it on the GPU, of each of `ranks`: means over ten windows of steps. A rank that comes "
-        "early waits inside it",
-    ]
+    num: Annotated[Positive, "calls in these steps"]
+    per_rank_s: Annotated[OneOrMore[Amount], "mean seconds of a step in it on each rank's GPU"]
 
 
 class TimedCollectives(TypedDict):
-    per_rank_net_s: Annotated[
-        OneOrMore[Number], "for how long others wait for a rank in a step, minus for how long it waits for the last one"
+    has_smaller_groups: Annotated[bool, "steps had collectives of some of the ranks too, which are left out"]
+    num_steps: Annotated[Count, "measured steps of which all ranks had timed their collectives; 0: too few"]
+    per_rank_s: Annotated[
+        list[OneOrMore[Amount]],
+        Meta(max_length=10),
+        "seconds of a step in collectives of all ranks on each rank's GPU: means over ten windows of these steps. A "
+        "rank that comes early waits inside them",
     ]
-    collectives: Annotated[
-        list[TimedCollective], Meta(max_length=64), "those in which ranks differ most; none of groups along stages"
-    ]
+    kinds: Annotated[list[TimedKind], Meta(max_length=64), "those in which ranks differ most"]
