@@ -138,15 +138,16 @@ def test_what_a_trainer_saves_of_its_whole_call_is_compared(tmp_path):
 
 
 def test_the_batch_of_a_process_in_a_state_is_compared(tmp_path):
-    """Two states of one folder are said to differ, and two that are typed are no comparison of the precision alone."""
+    """Two states that are typed are no comparison of the precision alone, which their folders name."""
+    paths = []
     for name, batch in (("fp16", 8), ("fp32", 32)):
         end = {"step": 90, "train_loss": 3.1, "train_runtime": 200.0, "train_samples_per_second": 4.0}
         rows = [{"step": 50, "loss": 3.5}, {"step": 90, "loss": 3.0}, end]
         (tmp_path / name).mkdir()
-        state = {"global_step": 90, "log_history": rows, "train_batch_size": batch}
-        (tmp_path / name / "trainer_state.json").write_text(json.dumps(state))
-    found = [each.message for each in audit([tmp_path])]
-    assert any("batch size 8 against 32" in message for message in found), found
+        paths.append(tmp_path / name / "trainer_state.json")
+        paths[-1].write_text(json.dumps({"global_step": 90, "log_history": rows, "train_batch_size": batch}))
+    found = answered(paths)
+    assert found is not None and any("8 against 32" in reason for reason in found.reasons), found
 
 
 def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):

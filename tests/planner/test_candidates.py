@@ -20,7 +20,9 @@ from testbed.planner.machines import cpu_core
 from testbed.planner.plan import name_of
 
 LINK = Link(name="link", latency_s=1e-5, bytes_per_s=1e10)
-GPU = Device(name="gpu", memory_bytes=8e10, peak_flops={"bf16": 1e15, "fp32": 6e13}, memory_bytes_per_s=3e12)
+GPU = Device(
+    name="gpu", memory_bytes=8e10, peak_flops={"bf16": 1e15, "fp32": 6e13, "fp8": 2e15}, memory_bytes_per_s=3e12
+)
 CORE = dataclasses.replace(GPU, name="core", peak_flops={"fp32": 1e11, "bf16": 1e11}, kind="cpu")
 GPT2 = MODEL_SIZES["gpt2"]
 
