@@ -3,7 +3,7 @@
     cd tests
     PYTHONPATH=../src:. python -m support.diagnosis_study --planted 54 --clean 24 --seed 1 --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --table --into FILE.jsonl
-    PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 3000 --into OVERHEAD.jsonl
+    PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 1500 --into OVERHEAD.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --cost --into COST.json
 
 A case that the file holds is not run again, so it continues where it was stopped. Cases are drawn from the seed: the
@@ -142,7 +142,7 @@ def table(cases: list[dict]) -> str:
 def overhead(rows: list[dict]) -> str:
     """Return what watching every step costs, in Markdown."""
     lines = ["| run type | a watched step takes longer by |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {row['run_type']} | {in_words(row['moments_s'])} |" for row in rows)])
+    return "\n".join([*lines, *(f"| {row['run_type']} | {in_words(row['moments'])} |" for row in rows)])
 
 
 def costs(found: dict) -> str:
@@ -169,7 +169,10 @@ def measure_overhead(steps: int, into: Path) -> None:
         for run_type in OVERHEAD_OF:
             plant = ["unwatched", steps, None, str(moments)]
             study.run(run_type, steps, plant, "--watch_collectives", "every_step")
-            row = {"run_type": run_type, "moments_s": [round(one, 6) for one in json.loads(moments.read_text())]}
+            row = {
+                "run_type": run_type,
+                "moments": [[round(one, 6) for one in both] for both in json.loads(moments.read_text())],
+            }
             file.write(json.dumps({**row, "commit": commit()}) + "\n")
             file.flush()
         study.ranks.close()
@@ -234,7 +237,7 @@ def main() -> None:
         return
     if arguments.table:
         rows = read(arguments.into)
-        print(overhead(rows) if "moments_s" in rows[0] else costs(rows[0]) if "step_us" in rows[0] else table(rows))
+        print(overhead(rows) if "moments" in rows[0] else costs(rows[0]) if "step_us" in rows[0] else table(rows))
         return
     if arguments.overhead:
         measure_overhead(arguments.overhead, arguments.into)

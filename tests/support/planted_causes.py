@@ -169,22 +169,22 @@ def start_up(seconds: float, style: str) -> None:
 
 def unwatched(steps: int, path: str) -> None:
     """No cause: watch collectives in some steps and in others not (alternation.py), and note when each step began."""
-    from support.alternation import is_given
+    from support.alternation import is_given, now
     from testbed.profiling.step_clock import StepClock
 
-    moments_s: list[float] = []
+    moments: list[tuple[float, float]] = []
     watches: list = []
     enter = StepClock.__enter__
 
     def enter_next(clock):
         watches.append(clock.watch)
-        is_on = is_given(len(moments_s))
+        is_on = is_given(len(moments))
         if is_on != (clock.watch is not None):
             clock.watch, clock.watched = watches[0] if is_on else None, {}
             watches[0]._switch(is_on)
-        moments_s.append(time.perf_counter())
-        if len(moments_s) == steps and os.environ["RANK"] == "0":
-            Path(path).write_text(json.dumps(moments_s))
+        moments.append(now())
+        if len(moments) == steps and os.environ["RANK"] == "0":
+            Path(path).write_text(json.dumps(moments))
         return enter(clock)
 
     StepClock.__enter__ = enter_next
