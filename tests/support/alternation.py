@@ -1,7 +1,8 @@
-"""Compare two ways of doing a step within one run: blocks of steps in turn, ABBA, so that a slow drift is in both.
+"""Compare two ways of doing a step within one run: steps of one and of the other in turn, ABBA, so that a slow drift is
+in both.
 
-Cores of virtual machines change their speed by more than what is to be measured, so two runs do not show it. Beside the
-clock the CPU time of the process counts, which other work on the machine changes least.
+Cores of virtual machines change their speed by more than what is to be measured, so two runs do not show it, and single
+steps take many times as long as others. So the median of many comparisons counts, and its interval is of their order.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from testbed.analysis.statistics import median_interval
-
-BLOCK = 20  # steps
+WARM_UP = 80  # steps
 
 
 def is_given(step: int) -> bool:
     """Return whether a step, counted from 0, is of the first kind."""
-    return step // BLOCK % 4 in (0, 3)
+    return step % 4 in (0, 3)
 
 
 def now() -> tuple[float, float]:
@@ -26,15 +25,15 @@ def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def added(moments_s: Sequence[float]) -> list[float]:
-    """Return by what share steps of the first kind take longer, one number for each four blocks.
+def added(moments_s: Sequence[float]) -> np.ndarray:
+    """Return by what share steps of the first kind take longer, one number for each four steps, in order of size.
 
     Args:
         moments_s: when each step began.
     """
-    step_s = np.diff(moments_s)[4 * BLOCK :]  # the first ones warm up
-    blocks = step_s[: len(step_s) // (4 * BLOCK) * 4 * BLOCK].reshape(-1, 4, BLOCK).mean(axis=2)
-    return list(blocks[:, [0, 3]].sum(axis=1) / blocks[:, [1, 2]].sum(axis=1) - 1)
+    step_s = np.diff(moments_s)[WARM_UP:]
+    fours = step_s[: len(step_s) // 4 * 4].reshape(-1, 4)
+    return np.sort((fours[:, 0] + fours[:, 3]) / (fours[:, 1] + fours[:, 2]) - 1)
 
 
 def in_words(moments: Sequence[Sequence[float]]) -> str:
@@ -46,6 +45,7 @@ def in_words(moments: Sequence[Sequence[float]]) -> str:
     told = []
     for name, times in zip(("by the clock", "in CPU time"), np.array(moments).T, strict=True):
         shares = added(times)
-        middle, low, high = median_interval(shares, is_signed=True)
-        told.append(f"{middle:+.2%} {name} ({low:+.2%} to {high:+.2%})")
-    return f"{' and '.join(told)}, 95 %, {len(shares)} comparisons of {2 * BLOCK} steps with as many"
+        beyond = max(0, int(len(shares) / 2 - 0.98 * len(shares) ** 0.5))  # of the median, by the sign test
+        low, high = shares[beyond], shares[-1 - beyond]
+        told.append(f"{np.median(shares):+.2%} {name} ({low:+.2%} to {high:+.2%})")
+    return f"{' and '.join(told)}, 95 %, {len(shares)} comparisons of two steps with two"

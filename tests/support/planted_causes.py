@@ -168,21 +168,25 @@ def start_up(seconds: float, style: str) -> None:
 
 
 def unwatched(steps: int, path: str) -> None:
-    """No cause: watch collectives in some steps and in others not (alternation.py), and note when each step began."""
+    """No cause: watch collectives in some steps and in others not (alternation.py), and note when each step began,
+    without what it took to change over."""
     from support.alternation import is_given, now
     from testbed.profiling.step_clock import StepClock
 
-    moments: list[tuple[float, float]] = []
+    moments: list[list[float]] = []
     watches: list = []
+    changes = [0.0, 0.0]
     enter = StepClock.__enter__
 
     def enter_next(clock):
         watches.append(clock.watch)
-        is_on = is_given(len(moments))
+        began, is_on = now(), is_given(len(moments))
+        moments.append([one - other for one, other in zip(began, changes, strict=True)])
         if is_on != (clock.watch is not None):
             clock.watch, clock.watched = watches[0] if is_on else None, {}
             watches[0]._switch(is_on)
-        moments.append(now())
+            for place, (end, begin) in enumerate(zip(now(), began, strict=True)):
+                changes[place] += end - begin
         if len(moments) == steps and os.environ["RANK"] == "0":
             Path(path).write_text(json.dumps(moments))
         return enter(clock)
