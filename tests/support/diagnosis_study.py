@@ -3,7 +3,7 @@
     cd tests
     PYTHONPATH=../src:. python -m support.diagnosis_study --planted 54 --clean 24 --seed 1 --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --table --into FILE.jsonl
-    PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 1500 --into OVERHEAD.jsonl
+    PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 1000 --into OVERHEAD.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --cost --into COST.json
 
 A case that the file holds is not run again, so it continues where it was stopped. Cases are drawn from the seed: the
