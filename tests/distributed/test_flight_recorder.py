@@ -56,7 +56,7 @@ from testbed.train.ending import RunEnding
 from testbed.train.other_ranks import OtherRanks
 
 flight_recorder.PATIENCE_S = 0.5
-flight_recorder._recorded = lambda: ctypes.PyDLL(None).sleep(600)
+flight_recorder.recorded = lambda: ctypes.PyDLL(None).sleep(600)
 ending = object.__new__(RunEnding)
 ending.launch, ending.recorder, ending.signals = Launch(0, 0, 2, 2), None, SimpleNamespace(number=0)
 ending.ranks = OtherRanks(ending.launch, 60, ending.end_from_thread)
@@ -86,5 +86,5 @@ def test_the_collective_is_added_to_the_mark_of_the_rank_that_wrote_it(tmp_path)
 
 def test_a_format_that_is_not_known_is_no_answer(monkeypatch):
     assert collective_under_way() is None, "without a group there is nothing to read"
-    monkeypatch.setattr(flight_recorder, "_recorded", lambda: [{"of": "the future"}])
+    monkeypatch.setattr(flight_recorder, "recorded", lambda: [{"of": "the future"}])
     assert collective_under_way() is None

@@ -143,12 +143,14 @@ class Report:
         per_rank = process_group.gather_objects(self._timed)
         if self.launch.rank > 0:
             return
-        try:
-            if failed := next((one for one in per_rank if isinstance(one, str)), None):
-                raise ValueError(failed)
-            self.recorder.add_timed_collectives(timed_collectives(per_rank))
-        except Exception as error:
-            self.console.say(f"note: PyTorch's flight recorder cannot be read: {first_line(error)}")
+        failed = next((one for one in per_rank if isinstance(one, str)), None)
+        if failed is None:
+            try:
+                self.recorder.add_timed_collectives(timed_collectives(per_rank))
+            except Exception as error:
+                failed = first_line(error)
+        if failed is not None:
+            self.console.say(f"note: PyTorch's flight recorder cannot be read: {failed}")
 
     def _axes_of_group(self, name: str) -> str:
         return self.settings.plan.mesh.axes_of(process_group.ranks_of_group(name))
