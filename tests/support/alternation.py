@@ -1,23 +1,34 @@
-"""Compare two ways of doing a step within one run: steps of one and of the other in turn, ABBA, so that a slow drift is
-in both.
+"""Compare two ways of doing a step within one run: blocks of steps of one and of the other, whose order is drawn for
+each pair of blocks.
 
-Cores of virtual machines change their speed by more than what is to be measured, so two runs do not show it, and single
-steps take many times as long as others. So the median of many comparisons counts, and its interval is of their order.
+Cores of virtual machines change their speed by more than what is to be measured, so two runs do not show it. The two
+blocks of a pair are neighbours, so a slow drift is in both; their order is drawn, so nothing periodic in a run can look
+like a cost: where there is none, a pair is as likely to find any gain as the same loss, which is all that the interval
+assumes (Wilcoxon's signed ranks). The first step of a block is left out, as changing over disturbs it.
 """
 
 from __future__ import annotations
 
+import functools
+import random
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
-WARM_UP = 80  # steps
+BLOCK = 4  # steps of one kind in a row
+WARM_UP = 10  # pairs of blocks
+
+
+@functools.cache
+def _begins(pair: int) -> bool:
+    return random.Random(pair).random() < 0.5
 
 
 def is_given(step: int) -> bool:
     """Return whether a step, counted from 0, is of the first kind."""
-    return step % 4 in (0, 3)
+    pair, place = divmod(step, 2 * BLOCK)
+    return (place < BLOCK) == _begins(pair)
 
 
 def now() -> tuple[float, float]:
@@ -26,26 +37,37 @@ def now() -> tuple[float, float]:
 
 
 def added(moments_s: Sequence[float]) -> np.ndarray:
-    """Return by what share steps of the first kind take longer, one number for each four steps, in order of size.
+    """Return by what share blocks of the first kind take longer than the other of their pair, as logarithms of ratios.
 
     Args:
         moments_s: when each step began.
     """
-    step_s = np.diff(moments_s)[WARM_UP:]
-    fours = step_s[: len(step_s) // 4 * 4].reshape(-1, 4)
-    return np.sort((fours[:, 0] + fours[:, 3]) / (fours[:, 1] + fours[:, 2]) - 1)
+    step_s = np.diff(moments_s)
+    pairs = step_s[: len(step_s) // (2 * BLOCK) * (2 * BLOCK)].reshape(-1, 2, BLOCK)[:, :, 1:].sum(axis=2)
+    begins = np.array([_begins(pair) for pair in range(len(pairs))])
+    return np.where(begins, 1, -1)[WARM_UP:] * np.log(pairs[WARM_UP:, 0] / pairs[WARM_UP:, 1])
 
 
-def in_words(moments: Sequence[Sequence[float]]) -> str:
-    """Return the medians of `added` by the clock and in CPU time, with intervals, and of how many comparisons they are.
+def estimate(ratios: np.ndarray) -> tuple[float, float, float]:
+    """Return the median of all means of two logarithms (Hodges and Lehmann) as a share, and its 95 % interval."""
+    rows, columns = np.triu_indices(len(ratios))
+    means = np.sort((ratios[rows] + ratios[columns]) / 2)
+    num = len(ratios)
+    expected, deviation = num * (num + 1) / 4, (num * (num + 1) * (2 * num + 1) / 24) ** 0.5
+    beyond = max(0, int(expected - 1.96 * deviation))
+    middle, low, high = np.expm1([np.median(means), means[beyond], means[-1 - beyond]])
+    return middle, low, high
+
+
+def in_words(runs: Sequence[Sequence[Sequence[float]]]) -> str:
+    """Return what is added by the clock and in CPU time, with intervals, and of how many pairs they are.
 
     Args:
-        moments: `now` at the beginning of each step.
+        runs: for each run `now` at the beginning of each step.
     """
     told = []
-    for name, times in zip(("by the clock", "in CPU time"), np.array(moments).T, strict=True):
-        shares = added(times)
-        beyond = max(0, int(len(shares) / 2 - 0.98 * len(shares) ** 0.5))  # of the median, by the sign test
-        low, high = shares[beyond], shares[-1 - beyond]
-        told.append(f"{np.median(shares):+.2%} {name} ({low:+.2%} to {high:+.2%})")
-    return f"{' and '.join(told)}, 95 %, {len(shares)} comparisons of two steps with two"
+    for place, name in enumerate(("by the clock", "in CPU time")):
+        ratios = np.concatenate([added(np.array(moments)[:, place]) for moments in runs])
+        middle, low, high = estimate(ratios)
+        told.append(f"{middle:+.2%} {name} ({low:+.2%} to {high:+.2%})")
+    return f"{' and '.join(told)}, 95 %, {len(ratios)} pairs of {BLOCK} steps"

@@ -1,9 +1,10 @@
 """Measure what a tracker costs whose server takes connections and never answers.
 
     cd tests
-    PYTHONPATH=../src:. python -m support.tracker_study --track wandb --steps 1400 --into FILE.json
+    PYTHONPATH=../src:. python -m support.tracker_study --track wandb --runs 6 --steps 1400 --into FILE.jsonl
+    PYTHONPATH=../src:. python -m support.tracker_study --table --into FILE.jsonl
 
-Within one run the tracker gets the rows of some steps and of others none (alternation.py).
+Within one run the tracker gets the rows of some steps and of others none (alternation.py). A run is a line of the file.
 """
 
 from __future__ import annotations
@@ -59,22 +60,24 @@ def run(folder: Path, track: str, steps: int, address: str) -> dict[str, Any]:
     assert process.returncode == 0
     for left in filter(psutil.pid_exists, cpu_s):  # the run does not wait for a library that hangs
         psutil.Process(left).kill()
-    moments = json.loads((folder / "moments.json").read_text())
+    moments = [[round(one, 5) for one in both] for both in json.loads((folder / "moments.json").read_text())]
     return {"track": track, "moments": moments, "library_cpu_s": sum(cpu_s.values()), "commit": commit()}
 
 
-def sentence(found: dict[str, Any]) -> str:
-    """Return what a file of this study says."""
-    seconds = found["moments"][-1][0] - found["moments"][0][0]
+def sentence(runs: list[dict[str, Any]]) -> str:
+    """Return what the runs of a file say together."""
+    seconds = sum(run["moments"][-1][0] - run["moments"][0][0] for run in runs)
     return (
-        f"Steps whose rows go to {found['track']} take longer by {in_words(found['moments'])}. The library's own "
-        f"processes used {found['library_cpu_s']:.1f} s of CPU in {seconds:.0f} s of training."
+        f"Steps whose rows go to {runs[0]['track']} take longer by {in_words([run['moments'] for run in runs])}. The "
+        f"library's own processes used {sum(run['library_cpu_s'] for run in runs):.1f} s of CPU in {seconds:.0f} s of "
+        f"training."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--track", choices=SERVERS, default="wandb")
+    parser.add_argument("--runs", type=int, default=6)
     parser.add_argument(
         "--steps",
         type=int,
@@ -82,12 +85,14 @@ def main() -> None:
         help="20 take a second, and W&B gives a server up after 90 s (default: %(default)s)",
     )
     parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
-        address = "http://{}:{}".format(*server.getsockname())
-        found = run(Path(name), asked.track, asked.steps, address)
-    asked.into.write_text(json.dumps(found) + "\n")
-    print(sentence(found))
+    for _ in range(0 if asked.table else asked.runs):
+        with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
+            found = run(Path(name), asked.track, asked.steps, "http://{}:{}".format(*server.getsockname()))
+        with asked.into.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+    print(sentence([json.loads(line) for line in asked.into.read_text().splitlines()]))
 
 
 if __name__ == "__main__":
