@@ -21,14 +21,14 @@ WARM_UP = 10  # pairs of blocks
 
 
 @functools.cache
-def _begins(pair: int) -> bool:
-    return random.Random(pair).random() < 0.5
+def _begins(pair: int, seed: int) -> bool:
+    return random.Random(f"{seed} {pair}").random() < 0.5
 
 
-def is_given(step: int) -> bool:
-    """Return whether a step, counted from 0, is of the first kind."""
+def is_given(step: int, seed: int) -> bool:
+    """Return whether a step, counted from 0, is of the first kind in a run with this seed."""
     pair, place = divmod(step, 2 * BLOCK)
-    return (place < BLOCK) == _begins(pair)
+    return (place < BLOCK) == _begins(pair, seed)
 
 
 def now() -> tuple[float, float]:
@@ -36,15 +36,16 @@ def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def added(moments_s: Sequence[float]) -> np.ndarray:
+def added(moments_s: Sequence[float], seed: int) -> np.ndarray:
     """Return by what share blocks of the first kind take longer than the other of their pair, as logarithms of ratios.
 
     Args:
         moments_s: when each step began.
+        seed: what `is_given` was asked with.
     """
     step_s = np.diff(moments_s)
     pairs = step_s[: len(step_s) // (2 * BLOCK) * (2 * BLOCK)].reshape(-1, 2, BLOCK)[:, :, 1:].sum(axis=2)
-    begins = np.array([_begins(pair) for pair in range(len(pairs))])
+    begins = np.array([_begins(pair, seed) for pair in range(len(pairs))])
     return np.where(begins, 1, -1)[WARM_UP:] * np.log(pairs[WARM_UP:, 0] / pairs[WARM_UP:, 1])
 
 
@@ -63,11 +64,11 @@ def in_words(runs: Sequence[Sequence[Sequence[float]]]) -> str:
     """Return what is added by the clock and in CPU time, with intervals, and of how many pairs they are.
 
     Args:
-        runs: for each run `now` at the beginning of each step.
+        runs: for each run `now` at the beginning of each step; the place in the list is the run's seed.
     """
     told = []
     for place, name in enumerate(("by the clock", "in CPU time")):
-        ratios = np.concatenate([added(np.array(moments)[:, place]) for moments in runs])
+        ratios = np.concatenate([added(np.array(moments)[:, place], seed) for seed, moments in enumerate(runs)])
         middle, low, high = estimate(ratios)
         told.append(f"{middle:+.2%} {name} ({low:+.2%} to {high:+.2%})")
     return f"{' and '.join(told)}, 95 %, {len(ratios)} pairs of {BLOCK} steps"

@@ -167,14 +167,19 @@ def read(path: Path) -> list[dict]:
 
 
 def measure_overhead(steps: int, into: Path) -> None:
-    """Train with every step watched in some blocks of steps and none in others, and once with all watched."""
+    """Train with every step watched in some blocks of steps and none in others, and once with all watched.
+
+    A run type that the file holds is run with the next seed (alternation.py).
+    """
     with tempfile.TemporaryDirectory() as folder, into.open("a") as file:
         study, moments = Study(Path(folder)), Path(folder) / "moments.json"
         for run_type, changes_over in [*((name, True) for name in OVERHEAD_OF), (OVERHEAD_OF[0], False)]:
-            plant = ["unwatched", steps, None, str(moments), changes_over]
+            name = run_type + ("" if changes_over else NOTHING)
+            seed = sum(row["run_type"] == name for row in read(into))
+            plant = ["unwatched", steps, None, str(moments), seed, changes_over]
             study.run(run_type, steps, plant, "--watch_collectives", "every_step")
             row = {
-                "run_type": run_type + ("" if changes_over else NOTHING),
+                "run_type": name,
                 "moments": [[round(one, 5) for one in both] for both in json.loads(moments.read_text())],
             }
             file.write(json.dumps({**row, "commit": commit()}) + "\n")

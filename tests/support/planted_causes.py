@@ -167,7 +167,7 @@ def start_up(seconds: float, style: str) -> None:
     run.build_strategy = before(run.build_strategy, lambda: pause(seconds, style))
 
 
-def unwatched(steps: int, path: str, changes_over: bool) -> None:
+def unwatched(steps: int, path: str, seed: int, changes_over: bool) -> None:
     """No cause: watch collectives in some steps and in others not (alternation.py), and note when each step began,
     without what it took to change over. Without `changes_over` all are watched."""
     from support.alternation import is_given, now
@@ -180,7 +180,7 @@ def unwatched(steps: int, path: str, changes_over: bool) -> None:
 
     def enter_next(clock):
         watches.append(clock.watch)
-        began, is_on = now(), is_given(len(moments)) or not changes_over
+        began, is_on = now(), is_given(len(moments), seed) or not changes_over
         moments.append([one - other for one, other in zip(began, changes, strict=True)])
         if is_on != (clock.watch is not None):
             clock.watch, clock.watched = watches[0] if is_on else None, {}

@@ -32,10 +32,10 @@ GATED = """
 import json, runpy, sys
 from support.alternation import is_given, now
 from testbed.metrics.trackers import _Channel
-put, moments, (into, *sys.argv) = _Channel.put, [], sys.argv[1:]
+put, moments, (into, seed, *sys.argv) = _Channel.put, [], sys.argv[1:]
 def gate(channel, row):
     moments.append(now())
-    if is_given(len(moments) - 1):
+    if is_given(len(moments) - 1, int(seed)):
         put(channel, row)
     open(into, "w").write(json.dumps(moments)) if row[0] == int(sys.argv[-1]) else None
 _Channel.put = gate
@@ -43,11 +43,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run(folder: Path, track: str, steps: int, address: str) -> dict[str, Any]:
+def run(folder: Path, track: str, steps: int, address: str, seed: int) -> dict[str, Any]:
     """Train nano on one thread. Returns when each step handed over its row, and CPU seconds of what it started."""
     environment = {**os.environ, "HOME": str(folder), "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
     environment |= {SERVERS[track]: address}
-    words = [sys.executable, "-c", GATED, folder / "moments.json", PROGRAM, *FLAGS, "--run_type", "baseline"]
+    words = [sys.executable, "-c", GATED, folder / "moments.json", seed, PROGRAM, *FLAGS, "--run_type", "baseline"]
     words += [*data_flags(write_token_files(folder, train_tokens=200_000)), "--checkpoint_path", folder / "run"]
     words += ["--track", track, "--max_train_steps", steps]
     cpu_s: dict[int, float] = {}
@@ -87,9 +87,10 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
-    for _ in range(0 if asked.table else asked.runs):
+    num_done = len(asked.into.read_text().splitlines()) if asked.into.exists() else 0
+    for seed in range(num_done, num_done if asked.table else asked.runs):
         with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
-            found = run(Path(name), asked.track, asked.steps, "http://{}:{}".format(*server.getsockname()))
+            found = run(Path(name), asked.track, asked.steps, "http://{}:{}".format(*server.getsockname()), seed)
         with asked.into.open("a") as file:
             file.write(json.dumps(found) + "\n")
     print(sentence([json.loads(line) for line in asked.into.read_text().splitlines()]))
