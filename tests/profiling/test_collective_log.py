@@ -123,6 +123,13 @@ def test_of_what_has_no_end_the_wait_is_told(told, call):
     assert told.events[-1][0] == "done", "what came between is told in between"
 
 
+@pytest.mark.parametrize("call", [lambda: dist.all_reduce(TENSOR.clone()), lambda: functional_sum(), dist.barrier])
+def test_a_wait_from_python_is_end_enough_where_all_wait_there(told, call):
+    receive_collectives([told], "gloo", waits_in_python=True)
+    call()
+    assert [event for event, _ in told.events] == ["enter", "started", "waits", "done"]
+
+
 def test_the_wait_for_one_is_not_taken_for_that_for_another(told):
     work = dist.reduce_scatter_tensor(torch.empty(4), TENSOR.clone(), async_op=True)
     functional_sum()

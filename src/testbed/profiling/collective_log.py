@@ -110,8 +110,16 @@ def log_in(directory: Path, launch: Launch, backend: str | None) -> CollectiveLo
     return CollectiveLog(Path(os.environ.get(EVIDENCE_DIR) or directory / FOLDER), launch, backend)
 
 
-def receive_collectives(receivers: Sequence[Receiver], backend: str | None) -> None:
-    """Tell the receivers of every collective of this process from now on, in place of any before; none: of nothing."""
+def receive_collectives(receivers: Sequence[Receiver], backend: str | None, waits_in_python: bool = False) -> None:
+    """Tell the receivers of every collective of this process from now on, in place of any before; none: of nothing.
+
+    Args:
+        receivers: whom to tell.
+        backend: of the process group; gloo alone tells the end of a collective.
+        waits_in_python: whether Python waits for each that it needs, as everything but DDP does, so that the end of the
+            wait is end enough. It costs much less: gloo's threads, which would tell the end, have to take Python's lock
+            for it, from this thread and again from each other.
+    """
     global _registered, _wait
     _registered = []
     _waited_for.clear()
@@ -121,7 +129,8 @@ def receive_collectives(receivers: Sequence[Receiver], backend: str | None) -> N
         return
     library, knows_the_end = torch.library.Library(_NAMESPACE, "IMPL"), backend == "gloo"
     for name in _collectives():
-        library.impl(name, _received(name, receivers, knows_the_end), _KEY.name, with_keyset=True)
+        received = _received(name, receivers, knows_the_end, knows_the_end and not waits_in_python)
+        library.impl(name, received, _KEY.name, with_keyset=True)
     _registered.append(library)
     if knows_the_end:
         functional = torch.library.Library(_FUNCTIONAL, "IMPL")
@@ -141,9 +150,8 @@ def _collectives() -> Iterable[str]:
                 yield name
 
 
-def _received(name: str, receivers: Sequence[Receiver], knows_the_end: bool) -> Callable:
+def _received(name: str, receivers: Sequence[Receiver], knows_the_end: bool, tells_its_end: bool) -> Callable:
     operator, plain_name = getattr(torch.ops.c10d, name).default, name.strip("_")
-    tells_its_end = knows_the_end
 
     def received(keys: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         nonlocal tells_its_end

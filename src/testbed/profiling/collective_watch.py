@@ -74,11 +74,14 @@ class _Call:
         self.is_under_way = self.is_over = False
 
 
-def _by_phase(sums: dict[str, float]) -> dict[str, float]:
+_OWN, _CPU, _QUEUED = range(3)  # places in a phase's sums
+
+
+def _by_phase(sums: dict[str, list[float]], place: int) -> dict[str, float]:
     """Return seconds by phase, and what was in none of them as elsewhere."""
     phases = (*RECORDED_PHASES, BETWEEN)
-    elsewhere_s = sum(seconds for name, seconds in sums.items() if name not in phases)
-    found = {**{name: sums.get(name, 0.0) for name in phases}, ELSEWHERE: elsewhere_s}
+    elsewhere_s = sum(row[place] for name, row in sums.items() if name not in phases)
+    found = {**{name: sums[name][place] if name in sums else 0.0 for name in phases}, ELSEWHERE: elsewhere_s}
     return {name: max(0.0, seconds) for name, seconds in found.items()}
 
 
@@ -104,9 +107,7 @@ class CollectiveWatch:
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
         self._phase = START_UP
-        self._own_s: dict[str, float] = {}
-        self._cpu_s: dict[str, float] = {}
-        self._queued_s: dict[str, float] = {}
+        self._sums: dict[str, list[float]] = {}
         self._blocked_s = self._calls_s = self._gc_s = self._gc_of_stretch_s = self._gc_cpu_s = 0.0
         self._num_open, self._open_since_s, self._open_s = 0, 0.0, 0.0
         self._last_row: list[float] | None = None
@@ -219,12 +220,15 @@ class CollectiveWatch:
         if blocked_s and self._last_row is not None:
             self._last_row[3] += blocked_s
         own_s = wall_s - blocked_s - self._gc_of_stretch_s
+        own_cpu_s = computed_s - self._gc_cpu_s  # what waited for the core in a collection is of the collection
+        waited_s = min(queued_s - self._now_queued_s, max(0.0, own_s - own_cpu_s))
         phase = self._phase
-        self._own_s[phase] = self._own_s.get(phase, 0.0) + own_s
-        self._cpu_s[phase] = self._cpu_s.get(phase, 0.0) + computed_s - self._gc_cpu_s
-        idle_s = own_s - (computed_s - self._gc_cpu_s)  # what waited for the core in a collection is of the collection
-        waited_s = min(queued_s - self._now_queued_s, max(0.0, idle_s))
-        self._queued_s[phase] = self._queued_s.get(phase, 0.0) + waited_s
+        sums = self._sums.get(phase)
+        if sums is None:
+            sums = self._sums[phase] = [0.0, 0.0, 0.0]
+        sums[_OWN] += own_s
+        sums[_CPU] += own_cpu_s
+        sums[_QUEUED] += waited_s
         if phase != BETWEEN:
             self._blocked_s += blocked_s
         self._gc_s += self._gc_of_stretch_s
@@ -249,12 +253,12 @@ class CollectiveWatch:
         """
         self.enter_phase(BETWEEN)
         before_watch_s = startup_s - (self._now_s - self._began_s)
-        own_s = max(0.0, before_watch_s) + self._own_s.get(START_UP, 0.0)
+        own_s = max(0.0, before_watch_s) + self._sums.get(START_UP, [0.0])[_OWN]
         self._begin_sums()
         return own_s
 
     def _begin_sums(self) -> None:
-        self._own_s, self._cpu_s, self._queued_s = {}, {}, {}
+        self._sums = {}
         self._blocked_s = self._calls_s = self._gc_s = 0.0
         self._num_calls = 0
 
@@ -263,10 +267,11 @@ class CollectiveWatch:
         self.enter_phase(BETWEEN)
         found = {}
         if self._until_next == 1:
+            computed_s = _by_phase(self._sums, _CPU)
             found = {
-                **{f"own_{name}_s": seconds for name, seconds in _by_phase(self._own_s).items()},
-                **{f"cpu_{name}_s": max(0.0, self._cpu_s.get(name, 0.0)) for name in RECORDED_PHASES},
-                **{f"queued_{name}_s": seconds for name, seconds in _by_phase(self._queued_s).items()},
+                **{f"own_{name}_s": seconds for name, seconds in _by_phase(self._sums, _OWN).items()},
+                **{f"cpu_{name}_s": computed_s[name] for name in RECORDED_PHASES},
+                **{f"queued_{name}_s": seconds for name, seconds in _by_phase(self._sums, _QUEUED).items()},
                 "calls_s": max(0.0, self._calls_s),
                 "blocked_s": self._blocked_s,
                 "gc_s": self._gc_s,

@@ -196,9 +196,14 @@ def receive(settings: RunSettings, launch: Launch, backend: str, watch: Collecti
     logs: list[Receiver] = []
     if settings.measuring.log_collectives:
         logs.append(log_in(Path(settings.checkpointing.checkpoint_path), launch, backend))
-    receive_collectives(logs if watch is None else [*logs, watch], backend)
+    waits_in_python = not logs and STRATEGIES[settings.training.run_type].sends != "buckets"
+
+    def switch(is_on: bool) -> None:
+        receive_collectives([*logs, watch] if is_on and watch is not None else logs, backend, waits_in_python)
+
+    switch(is_on=True)
     if watch is not None:
-        watch.switch_by(lambda is_on: receive_collectives([*logs, watch] if is_on else logs, backend))
+        watch.switch_by(switch)
         watch.count_new_groups()
 
 
