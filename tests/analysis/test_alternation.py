@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.alternation import added, estimate, in_words, is_given
+from support.alternation import added, compared, estimate, in_words, is_given
 
 
 def _moments(cost, seed=0, steps=4000):
@@ -29,8 +29,9 @@ def test_an_interval_holds_no_cost_as_often_as_it_says():
 
 
 def test_runs_are_told_together():
-    runs = [np.stack([_moments(0.01, seed), _moments(0.01, seed) / 2], axis=1) for seed in range(2)]
-    share = f"{estimate(np.concatenate([added(run[:, 0], seed) for seed, run in enumerate(runs)]))[0]:+.2%}"
+    runs = [compared(np.stack([_moments(0.01, seed), _moments(0.01, seed) / 2], axis=1), seed) for seed in range(2)]
+    assert runs[0]["by the clock"] == runs[0]["in CPU time"] != runs[1]["in CPU time"]
+    share = f"{estimate(np.concatenate([run['by the clock'] for run in runs]))[0]:+.2%}"
     told = in_words(runs)
     assert told.startswith(f"{share} by the clock (") and f" and {share} in CPU time (" in told
     assert told.endswith("980 pairs of 4 steps")

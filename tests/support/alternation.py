@@ -60,15 +60,19 @@ def estimate(ratios: np.ndarray) -> tuple[float, float, float]:
     return middle, low, high
 
 
-def in_words(runs: Sequence[Sequence[Sequence[float]]]) -> str:
-    """Return what is added by the clock and in CPU time, with intervals, and of how many pairs they are.
+def compared(moments: Sequence[Sequence[float]], seed: int) -> dict[str, list[float]]:
+    """Return `added` by the clock and in CPU time, as a file keeps them.
 
     Args:
-        runs: for each run `now` at the beginning of each step; the place in the list is the run's seed.
+        moments: `now` at the beginning of each step.
+        seed: of the run.
     """
-    told = []
-    for place, name in enumerate(("by the clock", "in CPU time")):
-        ratios = np.concatenate([added(np.array(moments)[:, place], seed) for seed, moments in enumerate(runs)])
-        middle, low, high = estimate(ratios)
-        told.append(f"{middle:+.2%} {name} ({low:+.2%} to {high:+.2%})")
-    return f"{' and '.join(told)}, 95 %, {len(ratios)} pairs of {BLOCK} steps"
+    times = zip(("by the clock", "in CPU time"), np.array(moments).T, strict=True)
+    return {name: added(moments_s, seed).round(4).tolist() for name, moments_s in times}
+
+
+def in_words(runs: Sequence[dict[str, list[float]]]) -> str:
+    """Return what is added in runs together, with intervals, and of how many pairs of blocks they are."""
+    ratios = {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+    told = ["{1:+.2%} {0} ({2:+.2%} to {3:+.2%})".format(name, *estimate(of)) for name, of in ratios.items()]
+    return f"{' and '.join(told)}, 95 %, {len(ratios['by the clock'])} pairs of {BLOCK} steps"

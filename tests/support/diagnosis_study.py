@@ -4,7 +4,6 @@
     PYTHONPATH=../src:. python -m support.diagnosis_study --planted 54 --clean 24 --seed 1 --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --table --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 1000 --into OVERHEAD.jsonl
-    PYTHONPATH=../src:. python -m support.diagnosis_study --cost --into COST.json
 
 A case that the file holds is not run again, so it continues where it was stopped. Cases are drawn from the seed: the
 run types and causes in turn, rank, style and share of the step (1 to 30 %, uniform on the log scale) at random.
@@ -19,17 +18,19 @@ import random
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from support.alternation import in_words
+import numpy as np
+
+from support.alternation import compared, in_words
 from support.planted_causes import CAUSES
 from support.programs import REPOSITORY, data_flags, write_token_files
 from support.ranks import Ranks
 from testbed.analysis.diagnosis.diagnose import diagnose
 from testbed.analysis.diagnosis.words import json_of
 from testbed.metrics.file import read_metrics
+from testbed.profiling.collective_watch import START_UP
 
 RUN_TYPES = ("allreduce", "ddp", "fsdp", "optimized", "tensor", "pipeline")
 FLAGS = [
@@ -142,24 +143,15 @@ def table(cases: list[dict]) -> str:
 
 def overhead(rows: list[dict]) -> str:
     """Return what watching every step costs, in Markdown."""
-    lines = ["| run type | a watched step takes longer by |", "|---|---|"]
-    of_kind: dict[str, list] = {}
-    for row in rows:
-        of_kind.setdefault(row["run_type"], []).append(row["moments"])
-    return "\n".join([*lines, *(f"| {name} | {in_words(runs)} |" for name, runs in of_kind.items())])
-
-
-def costs(found: dict) -> str:
-    """Return what `cost_of_a_call` found, in a sentence."""
-    more = {name: found[f"{name}_on_us"] - found[f"{name}_off_us"] for name in ("collective", "scatter", "phase")}
-    step_ms = (3 * more["collective"] + 5 * more["phase"] + found["step_us"]) / 1e3
-    return (
-        f"A collective costs {more['collective']:.1f} microseconds more ({found['collective_on_us']:.1f} in place of "
-        f"{found['collective_off_us']:.1f}), a reduction that scatters {more['scatter']:.1f}, a phase "
-        f"{more['phase']:.1f}, a step {found['step_us']:.1f} once. In a step of `ddp`, with 3 collectives and 5 "
-        f"phases, that is {step_ms:.2f} ms. To register the hooks and to remove them costs "
-        f"{found['switch_us'] / 1e3:.1f} ms."
-    )
+    lines = ["| run type | calls | a step | a watched step takes longer by | to change over |", "|---|--:|--:|---|--:|"]
+    for name in dict.fromkeys(row["run_type"] for row in rows):
+        of_kind = [row for row in rows if row["run_type"] == name]
+        step_ms = 1e3 * float(np.mean([row["step_s"] for row in of_kind]))
+        changing_s = [seconds for row in of_kind for seconds in row["changing_s"]]
+        changing = f"{1e3 * float(np.median(changing_s)):.1f} ms" if changing_s else "-"
+        told = in_words([row["longer"] for row in of_kind])
+        lines.append(f"| {name} | {of_kind[0]['calls']:.0f} | {step_ms:.0f} ms | {told} | {changing} |")
+    return "\n".join(lines)
 
 
 def read(path: Path) -> list[dict]:
@@ -177,58 +169,19 @@ def measure_overhead(steps: int, into: Path) -> None:
             name = run_type + ("" if changes_over else NOTHING)
             seed = sum(row["run_type"] == name for row in read(into))
             plant = ["unwatched", steps, None, str(moments), seed, changes_over]
-            study.run(run_type, steps, plant, "--watch_collectives", "every_step")
+            watched = study.run(run_type, steps, plant, "--watch_collectives", "every_step")["watched"]["per_rank"][0]
+            found = json.loads(moments.read_text())
             row = {
                 "run_type": name,
-                "moments": [[round(one, 5) for one in both] for both in json.loads(moments.read_text())],
+                "calls": sum(one["num"] for one in watched["collectives"] if one["phase"] != START_UP)
+                / watched["num_steps"],
+                "changing_s": [round(one, 5) for one in found["changing_s"]],
+                "step_s": round(float(np.median(np.diff(found["moments"], axis=0)[:, 0])), 5),
+                "longer": compared(found["moments"], seed),
             }
             file.write(json.dumps({**row, "commit": commit()}) + "\n")
             file.flush()
         study.ranks.close()
-
-
-def cost_of_a_call(calls: int = 4000, repeats: int = 9) -> dict:
-    """Return the microseconds of this thread's CPU time for a collective, a reduction that scatters, whose end only a
-    wait tells, and a phase, watched and not: least of the repeats. In a gloo group of one rank."""
-    import torch
-    import torch.distributed as dist
-
-    from testbed.profiling import collective_log
-    from testbed.profiling.collective_watch import CollectiveWatch
-    from testbed.profiling.step_clock import StepClock, phase
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    tensor, piece, watch, cpu = torch.zeros(1000), torch.zeros(1000), CollectiveWatch(), torch.device("cpu")
-
-    def least_us(act: Callable[[], object], calls: int = calls) -> float:
-        times = []
-        for _ in range(repeats):
-            begin_s = time.thread_time()
-            for _ in range(calls):
-                act()
-            times.append((time.thread_time() - begin_s) / calls * 1e6)
-        return min(times)
-
-    def pass_phase() -> None:
-        with phase("forward"):
-            pass
-
-    def take() -> None:
-        watch.take_step()
-        watch.limit_cost(1.0, 1.0)
-
-    def switch() -> None:
-        collective_log.receive_collectives([watch], "gloo")
-        collective_log.receive_collectives([], "gloo")
-
-    found = {"switch_us": least_us(switch, calls=20)}
-    for name, watched in (("off", None), ("on", watch)):
-        collective_log.receive_collectives([watched] if watched else [], "gloo")
-        found[f"collective_{name}_us"] = least_us(lambda: dist.all_reduce(tensor))
-        found[f"scatter_{name}_us"] = least_us(lambda: dist.reduce_scatter_tensor(piece, tensor))
-        with StepClock(cpu, watch=watched):
-            found[f"phase_{name}_us"] = least_us(pass_phase)
-    return {**found, "step_us": least_us(take), "torch": torch.__version__, "commit": commit()}
 
 
 def main() -> None:
@@ -239,14 +192,10 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--overhead", type=int, default=0, metavar="STEPS")
-    parser.add_argument("--cost", action="store_true")
     arguments = parser.parse_args()
-    if arguments.cost:
-        arguments.into.write_text(json.dumps(cost_of_a_call()) + "\n")
-        return
     if arguments.table:
         rows = read(arguments.into)
-        print(overhead(rows) if "moments" in rows[0] else costs(rows[0]) if "step_us" in rows[0] else table(rows))
+        print(overhead(rows) if "longer" in rows[0] else table(rows))
         return
     if arguments.overhead:
         measure_overhead(arguments.overhead, arguments.into)

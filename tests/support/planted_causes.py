@@ -169,13 +169,13 @@ def start_up(seconds: float, style: str) -> None:
 
 def unwatched(steps: int, path: str, seed: int, changes_over: bool) -> None:
     """No cause: watch collectives in some steps and in others not (alternation.py), and note when each step began,
-    without what it took to change over. Without `changes_over` all are watched."""
+    without what it took to change over, and the CPU time of that. Without `changes_over` all are watched."""
     from support.alternation import is_given, now
     from testbed.profiling.step_clock import StepClock
 
     moments: list[list[float]] = []
     watches: list = []
-    changes = [0.0, 0.0]
+    changes, times = [0.0, 0.0], []
     enter = StepClock.__enter__
 
     def enter_next(clock):
@@ -187,8 +187,9 @@ def unwatched(steps: int, path: str, seed: int, changes_over: bool) -> None:
             watches[0]._switch(is_on)
             for place, (end, begin) in enumerate(zip(now(), began, strict=True)):
                 changes[place] += end - begin
+            times.append(end - begin)
         if len(moments) == steps and os.environ["RANK"] == "0":
-            Path(path).write_text(json.dumps(moments))
+            Path(path).write_text(json.dumps({"moments": moments, "changing_s": times}))
         return enter(clock)
 
     StepClock.__enter__ = enter_next

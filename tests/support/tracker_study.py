@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from support.alternation import in_words
+from support.alternation import compared, in_words
 from support.diagnosis_study import FLAGS, commit
 from support.programs import PROGRAM, data_flags, write_token_files
 
@@ -60,15 +60,16 @@ def run(folder: Path, track: str, steps: int, address: str, seed: int) -> dict[s
     assert process.returncode == 0
     for left in filter(psutil.pid_exists, cpu_s):  # the run does not wait for a library that hangs
         psutil.Process(left).kill()
-    moments = [[round(one, 5) for one in both] for both in json.loads((folder / "moments.json").read_text())]
-    return {"track": track, "moments": moments, "library_cpu_s": sum(cpu_s.values()), "commit": commit()}
+    moments = json.loads((folder / "moments.json").read_text())
+    found = {"track": track, "seconds": moments[-1][0] - moments[0][0], "library_cpu_s": sum(cpu_s.values())}
+    return {**found, "commit": commit(), "longer": compared(moments, seed)}
 
 
 def sentence(runs: list[dict[str, Any]]) -> str:
     """Return what the runs of a file say together."""
-    seconds = sum(run["moments"][-1][0] - run["moments"][0][0] for run in runs)
+    seconds = sum(run["seconds"] for run in runs)
     return (
-        f"Steps whose rows go to {runs[0]['track']} take longer by {in_words([run['moments'] for run in runs])}. The "
+        f"Steps whose rows go to {runs[0]['track']} take longer by {in_words([run['longer'] for run in runs])}. The "
         f"library's own processes used {sum(run['library_cpu_s'] for run in runs):.1f} s of CPU in {seconds:.0f} s of "
         f"training."
     )
