@@ -37,7 +37,8 @@ def gate(channel, row):
     moments.append(now())
     if is_given(len(moments) - 1, int(seed)):
         put(channel, row)
-    open(into, "w").write(json.dumps(moments)) if row[0] == int(sys.argv[-1]) else None
+    if row[0] % 50 == 0:  # the channel may close before the last step
+        open(into, "w").write(json.dumps(moments))
 _Channel.put = gate
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
