@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import sqlite3
 import struct
 import threading
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from support.programs import REPOSITORY
+from support.tracker_study import sentence
 
 from testbed.config.flags import parse_command_line
 from testbed.config.tracker_names import trackers_of
@@ -273,3 +276,11 @@ def test_each_library_gives_back_the_rows_also_after_a_resume(tmp_path, monkeypa
     assert sorted(found["train/grad_norm"]) == [step for step in losses if step != 2]
     assert found["validation/loss"][STEPS + 4] == 3.25  # TensorBoard drops that of a step that is trained again
     assert found["train/tokens"] == pytest.approx({step: 100.0 * step for step in losses})
+
+
+def test_the_page_of_the_hanging_server_says_what_its_file_holds():
+    folder = REPOSITORY / "docs" / "results" / "trackers"
+    runs = [json.loads(line) for line in (folder / "overhead.jsonl").read_text().splitlines()]
+    said = sentence(runs)
+    assert said in " ".join((folder / "README.md").read_text().split())
+    assert max(float(share) for share in re.findall(r" to ([+-][\d.]+)%", said)) < 1.0
