@@ -98,7 +98,7 @@ class Study:
                 amount = low + (high - low) * case["share"] / 0.3
             plant = [case["cause"], amount, case["rank"], case["style"]]
         steps = max(STEPS[0], min(STEPS[1], round(RUN_S / step_s)))
-        metrics = self.run(case["run_type"], steps, plant)
+        metrics = self.run(case["run_type"], steps, plant, "--watch_collectives", "every_step")
         said = json_of(diagnose(metrics))
         findings = [
             {name: one[name] for name in ("cause", "rank", "seconds", "low", "high")} for one in said["findings"]

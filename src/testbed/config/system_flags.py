@@ -195,8 +195,8 @@ class Measuring:
         OUTPUT, default=False, is_instrument=True)
     watch_collectives: str = flag(
         "add up in memory how long each rank is blocked in collectives, for scripts/diagnose.py. auto = on the CPU, in so many "
-        "steps that, by the cost of its calls alone, it takes under 1 %% of the time; every_step = in all; on NCCL PyTorch's flight recorder then times the last "
-        "4,000, which marks the run as instrumented (default: %(default)s)",
+        "steps that it takes under 1 %% of the time; every_step = in all; on NCCL PyTorch's flight recorder then times the last 4,000, "
+        "which marks the run as instrumented (default: %(default)s)",
         OUTPUT, choices=["auto", "every_step", "off"], default="auto")
     tensorboard: bool = flag(
         "as --track tensorboard",

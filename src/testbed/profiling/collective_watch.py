@@ -35,9 +35,9 @@ from testbed.profiling.step_clock import RECORDED_PHASES
 BETWEEN = "between"  # from the end of a step to the beginning of the next one
 ELSEWHERE = "elsewhere"  # in the step, in none of its phases: of a pipeline, its schedule
 START_UP = "start_up"  # up to the first step
-CALL_S = 30e-6  # measured: docs/diagnosis.md
-PHASES_S = 1e-4  # of a step: its phases, and its sums
-SWITCH_S = 4e-3  # to register the hooks before a step and remove them after it; measured too
+CALL_S = 170e-6  # CPU time, measured in steps, where it is four times what a loop of calls takes: docs/diagnosis.md
+PHASES_S = 8e-4  # of a step: its phases, its sums, and to exchange them
+SWITCH_S = 2e-3  # to register the hooks before a step and remove them after it; measured too
 MOST_OF_A_STEP = 0.008
 JOINING = "joining"  # parts of the start-up in which ranks wait for each other without collectives
 NUMBER = "num_calls"  # of collectives in the step; it is exchanged with the sums
