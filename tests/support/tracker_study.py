@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from support.alternation import compared, in_words
-from support.diagnosis_study import FLAGS, commit
+from support.diagnosis_study import FLAGS, commit, read
 from support.programs import PROGRAM, data_flags, write_token_files
 
 SERVERS = {"wandb": "WANDB_BASE_URL", "mlflow": "MLFLOW_TRACKING_URI"}  # the variable with the address
@@ -66,14 +66,18 @@ def run(folder: Path, track: str, steps: int, address: str, seed: int) -> dict[s
     return {**found, "commit": commit(), "longer": compared(moments, seed)}
 
 
-def sentence(runs: list[dict[str, Any]]) -> str:
-    """Return what the runs of a file say together."""
-    seconds = sum(run["seconds"] for run in runs)
-    return (
-        f"Steps whose rows go to {runs[0]['track']} take longer by {in_words([run['longer'] for run in runs])}. The "
-        f"library's own processes used {sum(run['library_cpu_s'] for run in runs):.1f} s of CPU in {seconds:.0f} s of "
-        f"training."
-    )
+def sentences(runs: list[dict[str, Any]]) -> list[str]:
+    """Return what a file says of each tracker in it."""
+    told = []
+    for track in dict.fromkeys(run["track"] for run in runs):
+        of_it = [run for run in runs if run["track"] == track]
+        seconds, cpu_s = (sum(run[name] for run in of_it) for name in ("seconds", "library_cpu_s"))
+        longer = in_words([run["longer"] for run in of_it])
+        told.append(
+            f"Steps whose rows go to {track} take longer by {longer}. "
+            f"Its own processes used {cpu_s:.1f} s of CPU in {seconds:.0f} s of training."
+        )
+    return told
 
 
 def main() -> None:
@@ -89,13 +93,13 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
-    num_done = len(asked.into.read_text().splitlines()) if asked.into.exists() else 0
+    num_done = sum(run["track"] == asked.track for run in read(asked.into))
     for seed in range(num_done, num_done if asked.table else asked.runs):
         with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
             found = run(Path(name), asked.track, asked.steps, "http://{}:{}".format(*server.getsockname()), seed)
         with asked.into.open("a") as file:
             file.write(json.dumps(found) + "\n")
-    print(sentence([json.loads(line) for line in asked.into.read_text().splitlines()]))
+    print("\n".join(sentences(read(asked.into))))
 
 
 if __name__ == "__main__":
