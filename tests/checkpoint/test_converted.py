@@ -10,9 +10,10 @@ from support.plain_loop import losses_of
 from support.programs import TINY_MODEL, TINY_RUN, data_flags, run_here
 from support.settings import checked_run, refusal, settings_of
 
-from testbed.checkpoint import converted
-from testbed.checkpoint.adamw_state import EMBEDDING, FILE, MOMENTS, AdamWState, Rates, expected, unpadded
-from testbed.checkpoint.formats import Checkpoint, write_checkpoint
+from testbed.checkpoint.adamw_state import EMBEDDING, MOMENTS, AdamWState, Rates, expected, unpadded
+from testbed.checkpoint.converted import described
+from testbed.checkpoint.folders import read_description
+from testbed.checkpoint.formats import Checkpoint, read_checkpoint, write_checkpoint
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -29,31 +30,39 @@ def folder(tmp_path, token_files):
     vocabulary = settings_of(token_files).model.vocab_size
     shape = ModelShape(2, 2, 32, vocabulary, 64)
     moments = {name: {key: torch.zeros(each.shape) for key, each in expected(shape).items()} for name in MOMENTS}
-    state = AdamWState(moments, 5, Rates(beta1=0.8))
+    state = AdamWState(moments, 5, Rates(adam_beta1=0.8))
     write_checkpoint(tmp_path / "converted", Checkpoint(GPT2(shape).state_dict(), shape, optimizer=state))
     return tmp_path / "converted"
+
+
+def resumed(folder, settings):
+    return described(read_description(folder / "checkpoints" / "step_000005"), settings)
 
 
 def test_its_shape_is_that_of_the_run(folder, token_files, capsys):
     settings = settings_of(token_files, "--resume", str(folder))
     assert (settings.model.init_from, settings.model.embedding_size) == (str(folder), 32)
-    checkpoint = converted.described(folder, settings)
+    named = settings_of(token_files, "--resume", str(folder / "checkpoints" / "step_000005"))
+    assert named.model == settings.model
+    checkpoint = resumed(folder, settings)
     assert (checkpoint.step, checkpoint.world_size) == (5, 0)
     said = capsys.readouterr().out
     assert "was made with --adam_beta1 0.8" in said
     assert "its last step had a learning rate of" in said and "the default (--learning_rate)" in said
-    converted.described(folder, settings_of(token_files, "--resume", str(folder), "--learning_rate", "1e-3"))
+    resumed(folder, settings_of(token_files, "--resume", str(folder), "--learning_rate", "1e-3"))
     assert "learning rate" not in capsys.readouterr().out, "it was typed"
     assert "does not fit the weights" in refusal(token_files, "--resume", str(folder), "--embedding_size", "64")
 
 
 def test_what_cannot_go_on_is_refused(folder, token_files):
     with pytest.raises(InputError, match=r"AdamW's state, and this start has --optimizer muon"):
-        converted.described(folder, settings_of(token_files, "--resume", str(folder), "--optimizer", "muon"))
-    settings = settings_of(token_files, "--resume", str(folder))
-    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-8])
-    with pytest.raises(InputError, match=rf"^--resume {folder}: {FILE} cannot be used"):
-        converted.described(folder, settings)
+        resumed(folder, settings_of(token_files, "--resume", str(folder), "--optimizer", "muon"))
+    with pytest.raises(InputError, match=rf"holds another model \(.*; give --resume {folder} and no shape"):
+        resumed(folder, settings_of(token_files, *TINY_MODEL, "--init_from", "scratch", "--num_layers", "3"))
+    path = folder / "checkpoints" / "step_000005" / "tensors.json"
+    path.write_text(path.read_text()[:-8])
+    with pytest.raises(InputError, match=r"step_000005: it is damaged: tensors.json"):
+        read_checkpoint(folder, "it")
 
 
 def saved_by_nanogpt(model: GPT2, optimizer: torch.optim.Optimizer, shape: ModelShape) -> dict:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from support.fuzz import Reader, Refused, break_in_every_way, gpt2_accepts
-from support.mutations import broken_bytes, broken_json, broken_safetensors, broken_value, broken_words
+from support.mutations import broken_bytes, broken_json, broken_value, broken_words
 from support.programs import TINY_RUN, data_flags, write_token_files
 
 from testbed.checkpoint import adamw_state
@@ -134,9 +134,6 @@ READERS = {
     "ckpt.pt of nanoGPT": Reader(written("ckpt.pt"), "ckpt.pt", converts("ckpt.pt"), broken=broken_bytes),
     "content of ckpt.pt": Reader(written("ckpt.pt"), "ckpt.pt", converts("ckpt.pt"), broken=broken_content),
     "model.bin of llm.c": Reader(written("model.bin"), "model.bin", converts("model.bin"), broken=broken_header),
-    "optimizer.safetensors": Reader(
-        written("start"), "start/optimizer.safetensors", converts("start"), broken=broken_safetensors
-    ),
     "config.json beside it": Reader(written("start"), "start/config.json", converts("start"), is_named=False),
     "TOML of --config": Reader(
         configuration('model = "gpt2"\nlearning_rate = 6e-4\nmax_tokens = "10B"\ntensorboard = false\n', "toml"),

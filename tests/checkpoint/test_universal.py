@@ -41,9 +41,8 @@ def ours() -> Checkpoint:
 
 def write(folder: Path, ours: Checkpoint, prefix: str = "", is_theirs: bool = False, change=None) -> Path:
     """Write what ds_to_universal does, of a model under these names, and config.json beside it."""
-    write_checkpoint(folder, ours)
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        (folder / name).unlink()
+    write_checkpoint(folder, dataclasses.replace(ours, optimizer=None))
+    (folder / "model.safetensors").unlink()
     files = {}
     for kind, tensors in {"fp32": ours.weights, **ours.optimizer.moments}.items():
         named = to_transformers(tensors, SHAPE) if is_theirs else tensors

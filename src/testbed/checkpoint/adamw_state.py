@@ -1,4 +1,4 @@
-"""AdamW's state of a GPT-2 in two forms: torch's, by numbers of parameters, and a safetensors file.
+"""AdamW's state of a GPT-2, and torch's form of it, by numbers of parameters.
 
 A number is a parameter's place among those that decay, matrices and embeddings, and then the others, each in the order
 of the model. nanoGPT's `configure_optimizers` and this program's `parameter_groups` both make that order.
@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from testbed.errors import InputError, one_line
-from testbed.io import open_regular, replacing
+from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import check_finite, is_apart
-from testbed.run_folder import OPTIMIZER
 
-FILE = OPTIMIZER  # exp_avg.NAME, exp_avg_sq.NAME and step, in our layout
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EMBEDDING = "wte.weight"
 Tensors = dict[str, torch.Tensor]
@@ -34,13 +27,16 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rates:
-    """Hyperparameters of AdamW. The defaults are nanoGPT's."""
+    """Hyperparameters of AdamW, by the names of the flags. The defaults are nanoGPT's."""
 
-    lr: float = 6e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
+    learning_rate: float = 6e-4
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
     weight_decay: float = 0.1
+
+
+RATES = tuple(field.name for field in dataclasses.fields(Rates))
 
 
 @dataclass(frozen=True)
@@ -97,22 +93,19 @@ def numbered(weights: Mapping[str, torch.Tensor]) -> tuple[list[str], list[str]]
 
 def as_torch(shape: ModelShape, state: AdamWState | None) -> dict[str, Any]:
     """Return a state dict for `torch.optim.AdamW.load_state_dict`. Without `state` it has no moments."""
-    decayed, others = numbered(expected(shape))
+    decayed, others = numbered(ours := expected(shape))
     rates = state.rates if state else Rates()
-    group = {"lr": rates.lr, "betas": (rates.beta1, rates.beta2), "eps": rates.eps, "amsgrad": False, "foreach": None}
-    group |= {"maximize": False, "capturable": False, "differentiable": False, "fused": None}
-    group |= {"decoupled_weight_decay": True}
-    groups = [
-        {**group, "weight_decay": rates.weight_decay, "params": list(range(len(decayed)))},
-        {**group, "weight_decay": 0.0, "params": list(range(len(decayed), len(decayed + others)))},
-    ]
+    decays = {"params": [ours[key] for key in decayed], "weight_decay": rates.weight_decay}
+    stays = {"params": [ours[key] for key in others], "weight_decay": 0.0}
+    betas = (rates.adam_beta1, rates.adam_beta2)
+    optimizer = torch.optim.AdamW([decays, stays], rates.learning_rate, betas, rates.adam_eps)
     of_parameters: dict[int, Any] = {}
     if state:
         moments = {moment: unpadded(state.moments[moment], shape) for moment in MOMENTS}
         for number, key in enumerate(decayed + others):
             own = {moment: moments[moment][key] for moment in MOMENTS}
             of_parameters[number] = {"step": torch.tensor(float(state.step)), **own}
-    return {"state": of_parameters, "param_groups": groups}
+    return {**optimizer.state_dict(), "state": of_parameters}
 
 
 def of_torch(content: Any, held: Iterable[str], shape: ModelShape) -> AdamWState | None:
@@ -176,45 +169,6 @@ def _one_step(steps: Iterable[Any]) -> int:
 def rates_of(numbers: list[Any]) -> Rates:
     """Return lr, beta1, beta2, eps and weight decay. InputError: they are no such numbers."""
     are_numbers = all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers)
-    if not are_numbers or len(numbers) != len(dataclasses.fields(Rates)):
+    if not are_numbers or len(numbers) != len(RATES):
         raise InputError("its learning rate, betas, eps and weight decay are no such numbers")
     return Rates(*map(float, numbers))
-
-
-def write_beside(folder: Path, state: AdamWState | None, shape: ModelShape) -> None:
-    """Write a state beside the weights in a folder; None removes the one of what stood there before."""
-    if state is None:
-        (folder / FILE).unlink(missing_ok=True)
-        return
-    tensors = {
-        f"{moment}.{key}": each for moment in MOMENTS for key, each in unpadded(state.moments[moment], shape).items()
-    }
-    told = {name: repr(number) for name, number in dataclasses.asdict(state.rates).items()}
-    with replacing(folder / FILE) as temporary:
-        save_file({**tensors, "step": torch.tensor(state.step)}, temporary, metadata={"format": "pt", **told})
-        temporary.chmod((folder / "config.json").stat().st_mode & 0o777)  # the library's own file is its owner's alone
-
-
-def read_beside(folder: Path, shape: ModelShape) -> AdamWState | None:
-    """Return the state beside the weights in a folder; None: there is none. InputError: it is damaged or another's."""
-    path, ours = folder / FILE, expected(shape)
-    if not os.path.lexists(path):  # a broken link or a folder in its place is no "none"
-        return None
-    names = {f"{moment}.{key}": (moment, key) for moment in MOMENTS for key in ours}
-    try:
-        with open_regular(path) as file:  # the library would wait for a FIFO
-            num_bytes = os.fstat(file.fileno()).st_size
-        if num_bytes > 8 * shape.num_parameters + (1 << 20):
-            raise InputError(f"it has {num_bytes:,} bytes, more than the moments of this model can take")
-        with safe_open(path, "pt") as file:
-            if odd := set(file.keys()) ^ {*names, "step"}:
-                raise InputError(f"{one_line(min(odd), 100)} is missing or none of this model's")
-            moments: dict[str, Tensors] = {moment: {} for moment in MOMENTS}
-            for name, (moment, key) in names.items():
-                found = file.get_tensor(name)
-                moments[moment][key] = fitted(found, key, ours[key], shape, f"in {moment}, this model needs")
-            step, told = file.get_tensor("step"), file.metadata() or {}
-        rates = rates_of([float(told.get(field.name, field.default)) for field in dataclasses.fields(Rates)])
-        return checked_state(moments, [step], rates)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{FILE} cannot be used: {one_line(str(error), 300)}") from None

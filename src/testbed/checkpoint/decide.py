@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import run_folder
-from testbed.checkpoint import converted, folder_owner
+from testbed.checkpoint import folder_owner
 from testbed.checkpoint.changed_settings import (
     changes_of_data,
     changes_of_work,
@@ -16,8 +16,9 @@ from testbed.checkpoint.changed_settings import (
     differences,
     in_words,
 )
+from testbed.checkpoint.converted import described
 from testbed.checkpoint.find import Found, is_checkpoint_of
-from testbed.checkpoint.folders import Checkpoint, read_description
+from testbed.checkpoint.folders import CONVERTED, Checkpoint, read_description
 from testbed.config.resumed_folder import near_runs
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
@@ -142,11 +143,10 @@ def _fitting_start(
     """
     folder, directory = found.folder, Path(settings.checkpointing.checkpoint_path)
     assert folder is not None
-    if run_folder.is_converted(folder):
-        checkpoint = converted.described(folder, settings)
-        _check_steps_left(checkpoint, settings)
-        return Start(sha256, checkpoint, is_other_run=True, steps_done=steps_done)
     checkpoint = read_description(folder)
+    if checkpoint.run_type == CONVERTED:
+        _check_steps_left(checkpoint, settings)
+        return Start(sha256, described(checkpoint, settings), is_other_run=True, steps_done=steps_done)
     copy = read_metrics(folder / run_folder.METRICS)
     if (version := metrics_version(copy)) != SCHEMA_VERSION:
         raise InputError(

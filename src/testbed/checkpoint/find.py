@@ -113,20 +113,17 @@ def _fault_of(folder: Path) -> str | None:
 def resolve(path: Path) -> tuple[Path, dict[Path, str]]:
     """Return the checkpoint that --resume PATH names, and the ones that were skipped.
 
-    PATH is a checkpoint, or a run's folder: then its last whole checkpoint is meant. Or it is one of
-    convert_checkpoint.py.
+    PATH is a checkpoint, or a run's folder: then its last whole checkpoint is meant.
 
     Raises:
         InputError: there is none, or it is damaged.
     """
-    if run_folder.is_converted(path):
-        return path, {}
     if not (path / DESCRIPTION).exists() and not (path / MANIFEST).exists():
         folder, skipped = latest_valid(path)
         if folder is None:
             raise InputError(
-                f"--resume {path} holds no whole checkpoint and no {run_folder.OPTIMIZER}; give a folder such as "
-                f"{path}/checkpoints/step_000020, a run's folder, or auto"
+                f"--resume {path} holds no whole checkpoint; give a folder such as {path}/checkpoints/step_000020, a "
+                "run's folder, or auto"
             )
         return folder, skipped
     fault = _fault_of(path)

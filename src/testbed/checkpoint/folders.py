@@ -5,11 +5,13 @@ DIR/checkpoints/step_000020/ is a finished checkpoint; step_000020.damaged and s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ DAMAGED, ABANDONED = ".damaged", ".abandoned"  # endings of folders that no star
 _SIZES = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings")
 VISIBLE_WITHIN_S = 60.0  # a network file system shows a folder's new files after at most this time
 FULL_STATE = "full_state"  # DeepSpeed's copy of the state that any strategy can load
+CONVERTED = "converted"  # the run type of what convert_checkpoint.py wrote
 
 
 class CheckpointFailed(Exception):
@@ -133,6 +136,20 @@ def remove(folder: Path) -> None:
     if folder.exists():
         folder.replace(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Give an empty folder that takes the name and the place of `path` when the block ends without an exception."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        remove(path)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def free_name(path: Path) -> Path:

@@ -7,8 +7,8 @@ the weights where both forms have it (adamw_state.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from testbed.checkpoint import adamw_state
 from testbed.checkpoint.adamw_state import EMBEDDING, AdamWState, expected, fitted, unpadded
-from testbed.checkpoint.folders import checkpoint_in, remove, tokenizer_of_saved
-from testbed.checkpoint.of_run import read_state
+from testbed.checkpoint.folders import checkpoint_in, is_own, remove, replacing_folder, step_folders, tokenizer_of_saved
+from testbed.checkpoint.of_run import read_state, write_state
 from testbed.checkpoint.universal import LATEST, read_universal, write_universal
 from testbed.checkpoint.weights import read_initial_weights, write_config, write_weights
 from testbed.config.initial_file import (
@@ -43,7 +43,7 @@ from testbed.io import open_regular, read_json, replacing, write_text
 from testbed.model.gpt2 import PREFIX
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.model.tensor_archive import check_finite, check_plain, is_apart, load_tensors
-from testbed.run_folder import TOKENIZER
+from testbed.run_folder import CHECKPOINTS, TOKENIZER, is_converted
 
 FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
 GPT2_END = 50256
@@ -129,10 +129,7 @@ def write_checkpoint(
         _write_universal(Path(os.path.realpath(path)), made)
         return
     if kind == FOLDER:
-        write_weights(path, made.weights, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
-        if made.tokenizer_text is None:  # of what stood there before
-            (path / TOKENIZER).unlink(missing_ok=True)
-        adamw_state.write_beside(path, made.optimizer, made.shape)
+        _write_folder(path, made)
         return
     with replacing(path) as temporary:
         if kind == NANOGPT:
@@ -143,41 +140,49 @@ def write_checkpoint(
                     file.write(part)
 
 
+def _write_folder(path: Path, made: Checkpoint) -> None:
+    """Write weights as `transformers` has them, and AdamW's state beside them as a checkpoint of this program."""
+    states = path / CHECKPOINTS
+    for old in filter(is_own, step_folders(states)):  # of the weights that stood there before
+        remove(old)
+    write_weights(path, made.weights, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
+    if made.tokenizer_text is None:
+        (path / TOKENIZER).unlink(missing_ok=True)
+    if made.optimizer is not None:
+        states.mkdir(exist_ok=True)
+        write_state(states / f"step_{made.optimizer.step:06d}", made.weights, made.optimizer, made.shape)
+    else:
+        with contextlib.suppress(OSError):  # others' files stay
+            states.rmdir()
+
+
 def _write_universal(path: Path, made: Checkpoint) -> None:
     """Write a universal checkpoint, which has its name once it is whole, and where DeepSpeed looks for that name."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        write_universal(temporary, made.weights, made.optimizer, made.shape)
-        write_config(temporary, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
-        remove(path)
-        temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing_folder(path) as folder:
+        write_universal(folder, made.weights, made.optimizer, made.shape)
+        write_config(folder, made.shape, 0.0, made.end_of_text_id, made.tokenizer, made.tokenizer_text)
     if not (path.parent / LATEST).exists():
         write_text(path.parent / LATEST, path.name)
 
 
 def _read_folder(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
     shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
-    is_theirs, note = is_universal(path), ""
-    weights = None if is_theirs else read_initial_weights(str(path.absolute()), shape, name)
+    if not is_universal(path):
+        weights = read_initial_weights(str(path.absolute()), shape, name)
+        assert weights is not None, "a path is no 'scratch'"
+        return Checkpoint(weights, shape, tokenizer, *_of_tokens(path, name))
     try:
-        if is_theirs:
-            weights, optimizer, note = read_universal(path, shape, with_optimizer)
-        else:
-            optimizer = adamw_state.read_beside(path, shape) if with_optimizer else None
+        weights, optimizer, note = read_universal(path, shape, with_optimizer)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    assert weights is not None, "a path is no 'scratch'"
     return Checkpoint(weights, shape, tokenizer, *_of_tokens(path, name), (note,) if note else (), optimizer)
 
 
 def _read_saved(folder: Path, name: str, with_optimizer: bool) -> Checkpoint:
     weights, shape, optimizer, note = read_state(folder, name, with_optimizer)
     run = folder.absolute().parent.parent  # perhaps: a checkpoint may lie alone
-    return Checkpoint(weights, shape, tokenizer_of_saved(folder, name), *_of_tokens(run, name), (note,), optimizer)
+    tokenizer = tokenizer_of_folder(run, name) if is_converted(run) else tokenizer_of_saved(folder, name)
+    return Checkpoint(weights, shape, tokenizer, *_of_tokens(run, name), (note,), optimizer)
 
 
 def _of_tokens(folder: Path, name: str) -> tuple[int | None, str | None]:

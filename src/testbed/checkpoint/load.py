@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed import run_folder
-from testbed.checkpoint import converted
 from testbed.checkpoint.changed_settings import is_same_form
 from testbed.checkpoint.folders import FULL_STATE, Checkpoint, CheckpointFailed, random_state_file
 from testbed.config.run_types import STRATEGIES
@@ -37,11 +34,8 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
         CheckpointFailed: a file is missing or damaged.
     """
     directory, cause, is_restored = checkpoint.directory, None, False
-    unpacked = converted.unpack(checkpoint, settings) if run_folder.is_converted(directory) else None
     try:
-        if unpacked is not None:
-            strategy.load_full_state(unpacked)
-        elif is_same_form(checkpoint, settings, launch):
+        if is_same_form(checkpoint, settings, launch):
             strategy.load_checkpoint(directory)
         elif (saved_by := STRATEGIES.get(checkpoint.run_type)) and saved_by.state_layout == "per_rank":
             raise InputError(
@@ -61,8 +55,6 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
             f"{directory} cannot be read (rank {launch.rank}: {root_cause(cause)}); give another to --resume"
         )
     raise_on_any_rank(failed, cause)
-    if unpacked is not None and launch.rank == 0:  # every rank has read it
-        shutil.rmtree(unpacked)
     if not all(process_group.gather_objects(is_restored)):
         torch.manual_seed(process_group.seed_of_rank(settings.training.seed, launch.rank, checkpoint.step))
         return False

@@ -1,23 +1,37 @@
-"""Weights and AdamW's state out of a checkpoint that a run of this program saved, whatever its strategy and ranks."""
+"""Weights and AdamW's state out of a checkpoint of this program, whatever its strategy and ranks, and into one.
+
+What convert_checkpoint.py writes is a checkpoint of the run type CONVERTED, which no strategy has: its settings are the
+model's shape and AdamW's, and it has no record of steps.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed.checkpoint.adamw_state import EMBEDDING, MOMENTS, AdamWState, checked_state, expected, rates_of
-from testbed.checkpoint.folders import FULL_STATE, described_shape, read_description
-from testbed.checkpoint.manifest import why_damaged
+from testbed.checkpoint.adamw_state import (
+    EMBEDDING,
+    MOMENTS,
+    RATES,
+    AdamWState,
+    Tensors,
+    checked_state,
+    expected,
+    rates_of,
+)
+from testbed.checkpoint.folders import CONVERTED, FULL_STATE, described_shape, read_description, replacing_folder
+from testbed.checkpoint.manifest import why_damaged, write_manifest
 from testbed.distributed.process_group import root_cause
 from testbed.errors import InputError, one_line
-from testbed.io import is_within
+from testbed.io import is_within, write_text
 from testbed.model.shape import ModelShape
+from testbed.run_folder import DESCRIPTION
 from testbed.strategies import state_files
-
-_RATES = ("learning_rate", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay")
 
 
 def read_state(
@@ -50,7 +64,7 @@ def read_state(
         of_optimizer = state["optimizer"]
         steps = (tensor for key, tensor in of_optimizer.items() if key.endswith(".step"))
         moments = {moment: {key: of_optimizer[f"state.{key}.{moment}"] for key in state["model"]} for moment in MOMENTS}
-        found = checked_state(moments, steps, rates_of([settings.get(key) for key in _RATES]))
+        found = checked_state(moments, steps, rates_of([settings.get(key) for key in RATES]))
     except OSError as error:
         raise InputError(f"{name}: {folder} cannot be read ({error.strerror or error})") from None
     except (LookupError, RuntimeError, ValueError, CheckpointException) as error:
@@ -74,3 +88,16 @@ def _read(files: Path, shape: ModelShape, is_adamw: bool) -> dict[str, dict[str,
             if tensor.dim() == 2 and EMBEDDING in key:
                 tensor[shape.vocab_size :] = 0
     return state
+
+
+def write_state(folder: Path, weights: Tensors, state: AdamWState, shape: ModelShape) -> None:
+    """Write a checkpoint of the run type CONVERTED, which every strategy reads. OSError: the disk refuses."""
+    moments = {f"state.{key}.{moment}": state.moments[moment][key] for moment in MOMENTS for key in weights}
+    steps = {f"state.{key}.step": torch.tensor(float(state.step)) for key in weights}
+    settings = {"optimizer": "adamw", **dataclasses.asdict(shape), **dataclasses.asdict(state.rates)}
+    described = {"step": state.step, "elapsed_s": 0.0, "useful_wall_s": 0.0, "world_size": 1}
+    described |= {"run_type": CONVERTED, "mesh": {}, "settings": settings}
+    with replacing_folder(folder) as made:
+        state_files.save({"model": weights, "optimizer": moments | steps}, made, group=None)
+        write_text(made / DESCRIPTION, json.dumps(described, indent=2) + "\n")
+        write_manifest(made)

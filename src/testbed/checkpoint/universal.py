@@ -168,7 +168,7 @@ def write_universal(folder: Path, weights: Tensors, state: AdamWState | None, sh
             content = {"param": tensor.clone(), "cat_dim": 0, "vocab_tensor": is_filled_up}
             _save(content, place / f"{kind}.pt")  # a clone, as of a slice the whole would be written
             _save(torch.tensor(float(state.step)), place / "step.pt")
-    rates = {"betas": (state.rates.beta1, state.rates.beta2), "eps": state.rates.eps}
+    rates = {"betas": (state.rates.adam_beta1, state.rates.adam_beta2), "eps": state.rates.adam_eps}
     groups = [{**rates, "params": []} for _ in weights]  # DeepSpeed reads the state of no more groups than it finds
     # a whole number: stage 3 gives one object to all parts of its optimizer, and each would count a tensor up
     of_stage_3 = {"state": {0: {"step": state.step}}, "param_groups": groups}

@@ -195,10 +195,11 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
         file is not a record of a run.
     """
     file = _record_of(asked)
-    if file is None and is_converted(asked.values["resume"]) and "init_from" not in asked.explicit:
-        return asked.configured_with({"init_from": asked.values["resume"]}), None  # which says the model's shape
     if file is None:
-        return asked, None
+        start = next(filter(is_converted, _folders_of_resumed(asked)), None)
+        if start is None or "init_from" in asked.explicit:
+            return asked, None
+        return asked.configured_with({"init_from": str(start)}), None  # which says the model's shape
     content = read_json(file, f"--resume: {file}")
     run_type = content.get("run_type") if isinstance(content, dict) else None
     if not isinstance(run_type, str) or run_type not in STRATEGIES:
@@ -223,11 +224,16 @@ def with_recorded_flags(asked: ParsedFlags) -> tuple[ParsedFlags, Path | None]:
 
 
 def _record_of(asked: ParsedFlags) -> Path | None:
-    """Return the effective_config.json of the run that is resumed, which may be named by one of its checkpoints."""
+    """Return the effective_config.json of the run that is resumed."""
+    files = (folder / EFFECTIVE_CONFIG for folder in _folders_of_resumed(asked))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _folders_of_resumed(asked: ParsedFlags) -> tuple[Path, ...]:
+    """Return where the run that is resumed may lie: what --resume names, or the folder that has it as a checkpoint."""
     resume = asked.values["resume"]
     if resume is None:
-        return None
+        return ()
     own_folder = asked.values["checkpoint_path"] or f"checkpoint/{asked.values['run_type']}"
     path = Path(own_folder if resume == AUTO else resume)
-    files = (folder / EFFECTIVE_CONFIG for folder in (path, path.absolute().parent.parent))
-    return next((file for file in files if file.is_file()), None)
+    return path, path.absolute().parent.parent

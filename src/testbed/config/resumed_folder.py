@@ -11,7 +11,7 @@ from testbed.config.flag_types import AUTO
 from testbed.config.initial_file import LLMC, SUFFIXES, as_a_folder, is_file_of_another
 from testbed.errors import InputError
 from testbed.io import not_a_folder
-from testbed.run_folder import CHECKPOINTS, DESCRIPTION, is_converted
+from testbed.run_folder import CHECKPOINTS, DESCRIPTION
 
 MOST_NEAR = 3  # folders that a sentence names
 
@@ -50,7 +50,7 @@ def near_runs(path: Path) -> list[Path]:
 def _holds_checkpoint(folder: Path) -> bool:
     """Return whether a folder is a checkpoint or a run's that has saved; whether they are whole is looked at later."""
     is_checkpoint = re.fullmatch(r"step_\d+", folder.name) or (folder / DESCRIPTION).exists()
-    return bool(is_checkpoint) or (folder / CHECKPOINTS).is_dir() or is_converted(folder)
+    return bool(is_checkpoint) or (folder / CHECKPOINTS).is_dir()
 
 
 def _alike(path: Path) -> list[Path]:

@@ -17,14 +17,14 @@ PROFILER_LOGS = "profiler_logs"
 TENSORBOARD = "tensorboard"
 TRACKERS = "trackers"
 WEIGHTS = ("model.safetensors", "config.json")
-OPTIMIZER = "optimizer.safetensors"  # beside weights that were converted: AdamW's state
 TOKENIZER = "tokenizer.json"  # beside the weights: the BPE that their ids belong to, unless it is GPT-2's
 INFERENCE = "inference_metrics.json"  # what scripts/evaluate.py measured of the weights
 OWN_FILES = (EFFECTIVE_CONFIG, LAUNCHER, METRICS, COMPLETE, FAILED, PREEMPTED, *WEIGHTS, TOKENIZER, INFERENCE)
 OWN_FOLDERS = (BEST, PROFILER_LOGS, TENSORBOARD, TRACKERS, CHECKPOINTS)
 
 
-def is_converted(path: Path | str | None) -> bool:
-    """Return whether a path is a folder of convert_checkpoint.py with AdamW's state: no run's, whose state is in its
-    checkpoints."""
-    return path is not None and all((Path(path) / name).is_file() for name in (*WEIGHTS, OPTIMIZER))
+def is_converted(path: Path | str) -> bool:
+    """Return whether a path is a folder of convert_checkpoint.py with AdamW's state: no record of a run."""
+    folder = Path(path)
+    has_weights = all((folder / name).is_file() for name in WEIGHTS)
+    return has_weights and not (folder / METRICS).exists() and any((folder / CHECKPOINTS).glob("step_*"))
