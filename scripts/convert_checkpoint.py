@@ -12,8 +12,8 @@ wrote, copy the model's config.json). Any other name is a folder with config.jso
 program and transformers write it, or a run's checkpoint, DIR/checkpoints/step_N.
 
 AdamW's state goes with the weights between a run's checkpoint, a universal one, nanoGPT's file, and a folder, which
-keeps it as a checkpoint of this program. Of a run's folder the newest checkpoint is read, weights and state; for a .bin, which
-holds no state, the weights of the run's end.
+keeps it as a checkpoint of this program. Of a run's folder the newest checkpoint is read, weights and state; for a
+.bin, which holds no state, the weights of the run's end.
 
 Exit code: 0 converted; 1 it could not be written; 2 what was typed cannot be used.
 """

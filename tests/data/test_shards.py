@@ -191,8 +191,15 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path):
 
 
 def test_an_id_beyond_the_vocabulary_is_found_in_its_place(folder):
-    with pytest.raises(InputError, match=r"holds token id \d+ at position \d+, but --vocab_size 7 allows"):
+    write_llmc(folder / "s_2.bin", [1, 2, 3])
+    write_llmc(folder / "s_10.bin", [4, 5, 60])
+    with pytest.raises(InputError, match=r"s_10.bin holds token id 60 at position 2, but --vocab_size 7 allows"):
         check_token_file(open_token_file(folder / "s_*.bin"), 7)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["shards"]["s_10.bin"]["max_token_id"] = 60_000
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=f"{MANIFEST} names an id that no shard holds; delete it"):
+        check_token_file(open_token_file(folder / "s_*.bin"), 50257)
 
 
 def test_a_rank_that_sees_other_shards_is_refused(folder, monkeypatch):

@@ -29,7 +29,7 @@ def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
     """
     content, suffix = read_whole(path, name), path.suffix.lower()
     if suffix not in _READERS:
-        return parse_json(content, name)
+        return parse_json(content, name, keys_once=True)
     kind, read = _READERS[suffix]
     if len(content) > _MOST_BYTES:
         raise InputError(
@@ -63,7 +63,7 @@ def _flat_yaml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise InputError(" ".join(str(error).split())) from None
+        raise InputError(" ".join(str(error).replace('in "<unicode string>", ', "in ").split())) from None
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):

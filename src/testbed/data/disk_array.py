@@ -60,6 +60,10 @@ class DiskArray:
         for start in range(0, self._length, CHUNK_ITEMS):
             yield start, self[start : start + CHUNK_ITEMS]
 
+    def place_of(self, position: int) -> tuple[Path, int]:
+        """Return the file that holds an item, and the item's place in it."""
+        return self.path, position
+
     @property
     def is_touched(self) -> bool:
         """Return whether the file's times changed since it was opened or last accepted, in about a microsecond; the

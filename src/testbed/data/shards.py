@@ -81,6 +81,10 @@ class ShardedArray(DiskArray):
         touched = (shard for shard in self.shards if shard.is_touched)
         return next(touched, self.shards[0]).changed(fault)
 
+    def place_of(self, position: int) -> tuple[Path, int]:
+        number = bisect.bisect_right(self._starts, position) - 1
+        return self.shards[number].path, position - self._starts[number]
+
     def _read(self, start: int, length: int) -> np.ndarray:
         stop, number = start + length, max(0, bisect.bisect_right(self._starts, start) - 1)
         parts = []

@@ -32,6 +32,7 @@ import numpy as np
 from testbed.data.characters import META, characters_of_meta
 from testbed.data.disk_array import DiskArray, FileChanged
 from testbed.data.shards import (
+    MANIFEST,
     ShardedArray,
     have_room_for_files,
     is_pattern,
@@ -494,7 +495,11 @@ def check_token_file(
     scan, made_with = scan_token_file(token_file), how_to_make(token_file.path)
     if scan.max_token_id >= vocab_size:
         places = (start + np.flatnonzero(chunk >= vocab_size) for start, chunk in token_file.tokens.chunks())
-        position = int(next(found[0] for found in places if len(found)))
+        first = next((int(found[0]) for found in places if len(found)), None)
+        if first is None:  # of shards, which are not read again
+            manifest = token_file.path.with_name(MANIFEST)
+            raise InputError(f"{manifest} names an id that no shard holds; delete it, and it is made again")
+        file, position = token_file.tokens.place_of(first)
         fits = f"--vocab_size {max(token_file.vocab_size, scan.max_token_id + 1)}"
         way_out = f"pass {fits} or make the file again with: {made_with}"
         if config is not None:  # another vocabulary would be another run, which is not what a recorded one is read for
@@ -503,7 +508,7 @@ def check_token_file(
                 f"or pass {fits} to train another model on this one"
             )
         raise InputError(
-            f"{flag} {token_file.path} holds token id {int(token_file.tokens[position])} at position {position}, but "
+            f"{flag} {file} holds token id {int(token_file.tokens[first])} at position {position}, but "
             f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; {way_out}"
         )
     if token_file.sha256 is not None and scan.sha256 != token_file.sha256:
