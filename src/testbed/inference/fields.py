@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
+from testbed.metrics.fields.steps import Share
 from testbed.metrics.fields.types import LARGEST, AboveZero, Amount, Count, Number, OneOrMore, Positive, Whole
 
 Verdict = Literal["faster", "slower", "no detectable difference", "not enough repeats"]
@@ -179,12 +180,6 @@ class Bleu(TypedDict):
     signature: str
     max_new_tokens: Positive
     num_empty: Count
-
-
-class Share(TypedDict):
-    value: Number
-    low: Number
-    high: Number
 
 
 class MultipleChoice(TypedDict):
