@@ -18,7 +18,7 @@ from support.settings import refusal, typed
 from testbed.checkpoint.adamw_state import MOMENTS, AdamWState, Rates
 from testbed.checkpoint.formats import Checkpoint, notes_on, read_checkpoint, read_start, write_checkpoint
 from testbed.config.initial_file import shape_of_file
-from testbed.errors import InputError
+from testbed.errors import Failure, InputError
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 
@@ -310,3 +310,17 @@ def test_one_tensor_for_two_weights_is_refused_and_for_two_moments_left_out(tmp_
     torch.save(content, path)
     found = read_checkpoint(path, "it")
     assert found.optimizer is None and "one tensor as two moments" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize("name", ["ckpt.pt", "folder"])
+def test_a_full_disk_is_a_sentence(tmp_path, ours, monkeypatch, name):
+    """PyTorch says how far it came, and not what the system said."""
+
+    def torn(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+    monkeypatch.setattr("torch.save", torn)
+    moments = dict.fromkeys(MOMENTS, ours.weights)
+    with pytest.raises(Failure, match=rf"{name} could not be written: .*only a part of a file .*make room"):
+        write_checkpoint(tmp_path / name, dataclasses.replace(ours, optimizer=AdamWState(moments, 3, Rates())))
+    assert not list(tmp_path.rglob("*.tmp"))

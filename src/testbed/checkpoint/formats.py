@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.nn import functional as F
 
 from testbed.checkpoint import adamw_state
@@ -38,7 +39,8 @@ from testbed.config.initial_file import (
     tokenizer_of_shape,
 )
 from testbed.config.initial_shape import is_universal, shape_of_folder, tokenizer_of_folder
-from testbed.errors import InputError, one_line
+from testbed.distributed.process_group import root_cause
+from testbed.errors import Failure, InputError, one_line
 from testbed.io import open_regular, read_json, replacing, write_text
 from testbed.model.gpt2 import PREFIX
 from testbed.model.shape import MODEL_SIZES, ModelShape
@@ -122,22 +124,28 @@ def write_checkpoint(
         is_bf16: round those of llm.c.
 
     Raises:
-        OSError: the disk refuses.
+        OSError, Failure: the disk refuses.
     """
-    kind, made = DEEPSPEED if is_universal_wanted else kind_of(path), checkpoint
+    try:
+        _write(path, DEEPSPEED if is_universal_wanted else kind_of(path), checkpoint, is_bf16)
+    except (RuntimeError, CheckpointException) as error:
+        if "inline_container" not in str(error):
+            raise
+        raise Failure(f"{path} could not be written: {root_cause(error)}; make room, or name another place") from None
+
+
+def _write(path: Path, kind: str, made: Checkpoint, is_bf16: bool) -> None:
     if kind == DEEPSPEED:
         _write_universal(Path(os.path.realpath(path)), made)
-        return
-    if kind == FOLDER:
+    elif kind == FOLDER:
         _write_folder(path, made)
-        return
-    with replacing(path) as temporary:
-        if kind == NANOGPT:
+    elif kind == NANOGPT:
+        with replacing(path) as temporary:
             torch.save(_as_nanogpt(made), temporary)
-        else:
-            with temporary.open("wb") as file:
-                for part in _as_llmc(made, is_bf16):
-                    file.write(part)
+    else:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            for part in _as_llmc(made, is_bf16):
+                file.write(part)
 
 
 def _write_folder(path: Path, made: Checkpoint) -> None:
