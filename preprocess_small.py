@@ -81,9 +81,11 @@ def preprocess(settings: argparse.Namespace) -> None:
             held_out = output_dir / f"val_{name}.jsonl"
             with stack.enter_context(replacing(held_out)).open("w", encoding="utf-8") as file:
                 file.writelines(pair.line for validation, pair in documents.assigned() if validation)
-        with tqdm(unit="B", unit_scale=True, desc="tokenize") as bar:
+        encoding = encode_in_order(documents.assigned(), tokenizer, settings.num_workers)
+        # closed here: the collector might end it in one of its own threads, which cannot wait for itself
+        with contextlib.closing(encoding) as encoded, tqdm(unit="B", unit_scale=True, desc="tokenize") as bar:
             train, val = write_token_files(
-                encode_in_order(documents.assigned(), tokenizer, settings.num_workers),
+                encoded,
                 output_dir / f"train_{name}.bin",
                 output_dir / f"val_{name}.bin",
                 tokenizer,

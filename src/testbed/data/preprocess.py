@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +118,9 @@ def training_texts(assigned: Iterable[tuple[bool, Item]]) -> Iterator[str]:
                 return
 
 
-def encode_in_order(assigned: Iterable[tuple[bool, Item]], tokenizer: Tokenizer, num_workers: int) -> Iterator[Encoded]:
+def encode_in_order(
+    assigned: Iterable[tuple[bool, Item]], tokenizer: Tokenizer, num_workers: int
+) -> Generator[Encoded, None, None]:
     """Yield every document or pair as tokens, in order, `num_workers` batches at a time.
 
     Threads, not processes: tiktoken leaves the interpreter lock while it encodes into an array, so nothing is copied
