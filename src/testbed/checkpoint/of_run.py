@@ -95,7 +95,7 @@ def write_state(folder: Path, weights: Tensors, state: AdamWState, shape: ModelS
     moments = {f"state.{key}.{moment}": state.moments[moment][key] for moment in MOMENTS for key in weights}
     steps = {f"state.{key}.step": torch.tensor(float(state.step)) for key in weights}
     settings = {"optimizer": "adamw", **dataclasses.asdict(shape), **dataclasses.asdict(state.rates)}
-    described = {"step": state.step, "elapsed_s": 0.0, "useful_wall_s": 0.0, "world_size": 1}
+    described: dict[str, Any] = {"step": state.step, "elapsed_s": 0.0, "useful_wall_s": 0.0, "world_size": 1}
     described |= {"run_type": CONVERTED, "mesh": {}, "settings": settings}
     with replacing_folder(folder) as made:
         state_files.save({"model": weights, "optimizer": moments | steps}, made, group=None)
