@@ -89,6 +89,7 @@ def test_a_misspelt_flag_is_said_before_what_is_missing_and_in_commands_too(caps
         (["--batch_size", "8"], "did you mean --global_batch_size or --micro_batch_size_per_gpu?"),
         (["--run-type", "dpp"], "--run_type: invalid choice: 'dpp'"),
         (["ddp"], "'ddp' stands there without a flag"),
+        (["mine.py", "--n_layer=4"], "nanoGPT's .py; --n_layer is not a flag (did you mean --num_layers?)"),
         (["--bf16"], "--bf16 is not a flag (did you mean --precision bf16?)"),
         (["--tensor-model-parallel-size", "2"], "(did you mean --tensor_parallel_size?)"),
         (

@@ -131,8 +131,10 @@ class FlagParser(argparse.ArgumentParser):
             check_no_secret("a flag", *words)
         except ValueError as error:
             self.refuse(str(error))
-        if not self._subparsers and (unknown := list(filter(self._is_unknown, _before_the_end(words)))):
-            # first: else what is missing would be said of what is misspelt
+        unknown = [] if self._subparsers else list(filter(self._is_unknown, _before_the_end(words)))
+        if unknown:  # first: else what is missing would be said of what is misspelt
+            if not words[0].startswith("-") and not self._get_positional_actions():
+                unknown.insert(0, words[0])  # train.py config/train_gpt2.py --batch_size=8
             self.error("; ".join(map(self._not_a_flag, unknown[:MOST_UNKNOWN])))
         parsed, left = self.parse_known_args(words, namespace)
         if left:
