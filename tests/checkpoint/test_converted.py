@@ -15,6 +15,7 @@ from testbed.checkpoint.converted import described
 from testbed.checkpoint.folders import read_description
 from testbed.checkpoint.formats import Checkpoint, read_checkpoint, write_checkpoint
 from testbed.errors import InputError
+from testbed.inference.loading import unfinished
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.optim.optimizer import parameter_groups
@@ -42,6 +43,7 @@ def resumed(folder, settings):
 def test_its_shape_is_that_of_the_run(folder, token_files, capsys):
     settings = settings_of(token_files, "--resume", str(folder))
     assert (settings.model.init_from, settings.model.embedding_size) == (str(folder), 32)
+    assert unfinished(folder) is None, "scripts/sample.py reads the folder's weights"
     named = settings_of(token_files, "--resume", str(folder / "checkpoints" / "step_000005"))
     assert named.model == settings.model
     checkpoint = resumed(folder, settings)

@@ -22,7 +22,7 @@ from testbed.data.tokenizer_file import load_tokenizer_file
 from testbed.errors import InputError
 from testbed.io import not_a_folder
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.run_folder import COMPLETE, TOKENIZER, WEIGHTS
+from testbed.run_folder import COMPLETE, TOKENIZER, WEIGHTS, is_converted
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +108,7 @@ def is_published(source: Path | str) -> TypeGuard[str]:
 def unfinished(source: Path | str) -> Path | None:
     """Return the checkpoint that holds the weights of a run that has not ended, or `source` where it is a checkpoint.
     None: the weights lie in the folder, or nowhere."""
-    if is_published(source) or (Path(source) / COMPLETE).is_file():
+    if is_published(source) or (Path(source) / COMPLETE).is_file() or is_converted(source):
         return None
     return checkpoint_in(Path(source))
 
