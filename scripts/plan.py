@@ -35,7 +35,6 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.errors import Failure, InputError, counted, say
 from testbed.planner.calibration import CALIBRATION
-from testbed.planner.goodput import RESTART_S
 from testbed.planner.question import OF_OTHERS, OTHER_MODELS
 from testbed.program import program, recorded_command
 
@@ -50,7 +49,7 @@ OF_THE_MODEL = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_
 OF_THE_RUN = (
     *("optimizer", "precision", "activation_checkpointing", "mixed_precision", "matmul", "compile", "attention"),
     *("zero_stage", "offload", "shard_size", "pipeline_stages", "pipeline_schedule", "tensor_parallel_size"),
-    *("sequence_parallel", "context_parallel_size"),
+    *("sequence_parallel", "context_parallel_size", "context_parallel_method"),
 )
 
 
@@ -126,10 +125,6 @@ def _add_budget(budget: argparse._ArgumentGroup) -> None:
     budget.add_argument("--deadline", metavar="TIME", help=text)
     text = "mean hours between failures of one node (default: nothing fails)"
     budget.add_argument("--mtbf_hours", type=positive_number, metavar="HOURS", help=text)
-    text = "time that a checkpoint stops training (default: its size at 1 GB/s)"
-    budget.add_argument("--save_seconds", type=positive_number, metavar="S", help=text)
-    text = "from a failure to the next step (default: %(default)g)"
-    budget.add_argument("--restart_seconds", type=positive_number, default=RESTART_S, metavar="S", help=text)
 
 
 def _add_answer(answer: argparse._ArgumentGroup) -> None:
@@ -212,8 +207,6 @@ def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
         mtbf_hours=arguments.mtbf_hours,
-        save_s=arguments.save_seconds,
-        restart_s=arguments.restart_seconds,
         deadline=None if arguments.deadline is None else deadline_of(arguments.deadline),
     )
     here = arguments.here or (arguments.calibration is not None and arguments.gpu is None)
@@ -316,7 +309,7 @@ def check(question: Question) -> int:
     from testbed.autotune.check_mesh import check_jobs
     from testbed.planner.plan import best_of_each
 
-    runs, refused = question.runs()
+    runs, refused = question.runs
     jobs = list(
         {
             (run.job.run_type, run.job.layout.zero_stage, run.job.schedule): run.job for run in best_of_each(runs)[::-1]

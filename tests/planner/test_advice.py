@@ -26,20 +26,19 @@ SAID = {
     # and of every number of devices in a sweep
     f"{GPT2} h100-sxm --global_batch_size 100 --tokens 10B --sweep gpus=7,8,16,24": "24 x h100-sxm: A batch of 100 ",
     # what the device lacks
-    f"{GPT2} t4 --run_type pipeline": r"--precision fp16 without --run_type pipeline would be about \d",
+    f"{GPT2} t4 --run_type pipeline": r"--precision fp16 without --run_type pipeline would be \d",
     f"{GPT2} v100 --gpus 7 --global_batch_size 64 --run_type pipeline": r"fp16 without \S+ pipeline with --g\S+ 56",
-    f"{GPT2} v100 --precision bf16 --mixed_precision native": "fp16 without --mixed_precision native would be about",
+    f"{GPT2} v100 --precision bf16 --mixed_precision native": "fp16 without --mixed_precision native would be",
     f"{LLAMA} v100,h100 --gpus 64 --matmul fp8": "v100-16gb *64   --matmul fp8: v100-16gb multiplies nothing in 8 bits",
-    f"{GPT2} t4": "--precision fp16 would be about",
     f"{GPT2} mi300x": "No published run on mi300x is known",
-    "--model gpt2-medium --gpu v100 --gpus 8 --precision bf16": r"--precision fp16 would be about[^$]*--compile off",
+    "--model gpt2-medium --gpu v100 --gpus 8 --precision bf16": r"--precision fp16 would be[^$]*--compile off",
     f"{GPT2} p100 --gpus 8": "--compile off",
     # a batch is small by the tokens of a data rank
     f"{GPT2} h100-sxm --gpus 512 --global_batch_size 512": "The batch is too small for so many devices",
     f"{GPT2} gb200 --gpus 128": r"--nnodes 32 --nproc-per-node 4 .*--compile o",
     # several kinds: what a plan of each would say
-    f"{GPT2} t4,v100,h200 --gpus 8 --tokens 10B": "8 x t4: --precision fp16 would be about 5[^$]*"
-    "8 x v100-16gb: --precision fp16 would be about[^$]*8 x h200: No published run on h200 is known",
+    f"{GPT2} t4,v100,h200 --gpus 8 --tokens 10B": "8 x t4: --precision fp16 would be 5[^$]*"
+    "8 x v100-16gb: --precision fp16 would be[^$]*8 x h200: No published run on h200 is known",
     # fewer devices where the network or the batch holds all of them back
     "--model gpt2-medium --gpu l4 --gpus 12 --gpus_per_node 4 --network 50mbit": r"4 of them \(\S+\) would be",
     "--model gpt2-medium --gpu rtx-3090 --gpus 2 --gpus_per_node 1 --network 100mbit": r"1 of them \(baseline\)",
@@ -48,12 +47,9 @@ SAID = {
     # typed flags that cost more than they bring, or that no run has
     "--model gpt2-medium --gpu gb200 --gpus 1 --matmul fp8": r"--compile on would be 1\.\d+ times as fast",
     f"{WIDE} --gpu b200 --gpus 512 --matmul fp8": r"leaving --matmul fp8 out would be \d\.\d+ times as fast \(mesh",
-    f"{XL} l4 --gpus 8 --offload optimizer": r"--offload optimizer is ZeRO's alone.*: with it, ",
+    f"{XL} l4 --gpus 8 --offload optimizer": r"does without --offload optimizer.*: there, ZeRO-",
     f"{XL} a100-80 --gpus 1 --mixed_precision native": r"Best: ZeRO-1 on 1 x",
     f"{XL} h100 --gpus 8 --mixed_precision native --top 0": r"Best: [^$]*not possible: ddp: --mixed_precision belongs",
-    f"{GPT2} a100-40 --seq_length 8192 --max_position_embeddings 8192 --attention math": "leaving --attention math out",
-    f"{GPT2} a100-40 --precision fp32": "leaving --precision fp32 out would be",
-    f"{GPT2} t4 --precision fp32": "--precision fp16 would be about",
     f"{LLAMA} rtx4090,h100-sxm --gpus 16 --seq_length 8192 --mixed_precision native": "16 x rtx4090: Without "
     "--mixed_precision native there is room: mesh",
     "--model llama3-405b --gpu h100 --gpus 4096 --seq_length 4096 --global_batch_size 64": ": 64 tokens a device. Take",
@@ -102,14 +98,14 @@ REFUSED = {
     f"{GPT2} v100 --mixed_precision native": "has no bf16; leave --mixed_precision out. Without --mixed",
     # a batch that does not divide, and then does not fit or need not be
     "--model llama2-7b --gpu t4 --gpus 7 --seq_length 16384 --global_batch_size 2048 --run_type optimized": "nearest "
-    r"that is: 2051. With --global_batch_size 1792: does not fit",
+    "that is: 2051, and with it the model does not fit",
     "--model llama3-70b --gpu h200 --gpus 512 --seq_length 8192 --global_batch_size 256 --run_type fsdp": "the nearest "
-    r"that is: 512. Without --run_type fsdp there is room: mesh",
+    r"that is: 512 \(fsdp\). Without --run_type fsdp there is room: mesh",
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"
     ".*--pipeline_schedule gpipe with --pipeline_stages 1 does nothing",
-    f"{WIDE} --gpu h100-sxm --gpus 512 --run_type optimized --zero_stage 3": "Without --run_type optimized there is "
-    "room: mesh",
+    f"{WIDE} --gpu h100-sxm --gpus 512 --run_type optimized --zero_stage 3": "Without --run_type optimized and "
+    "--zero_stage 3 there is room: mesh",
     f"{LLAMA} rtx4090 --gpus 16 --seq_length 8192 --mixed_precision native": "Without --mixed_precision native there",
     f"{XL} a10g --gpus 12 --gpus_per_node 4 --global_batch_size 384 --run_type pipeline --pipeline_stages 12 "
     "--pipeline_schedule gpipe": "Without --pipeline_schedule gpipe there is room: pipeline 12",
@@ -143,15 +139,6 @@ def test_a_table_gives_the_reason_of_the_run_types_that_have_the_typed_flags():
     done = run_here(PLAN, *f"{XL} h100-sxm,h200 --gpus 64 --mixed_precision native --global_batch_size 32".split())
     assert done.returncode == 2 and "no run is possible" in done.stdout, done.stderr
     assert "--global_batch_size 32 is not a multiple" in done.stdout and "not to allreduce" not in done.stdout
-
-
-def test_a_batch_that_is_named_can_be_run():
-    words = ["--gpu", "h100-sxm", "--gpus", 8, "--micro_batch_size_per_gpu", 25]
-    named = re.search(
-        r"with --global_batch_size (\d+), ddp has", run_here(PLAN, *words, "--global_batch_size", 100).stdout
-    )
-    assert named is not None
-    assert "Best: ddp" in run_here(PLAN, *words, "--global_batch_size", named[1]).stdout
 
 
 def test_what_is_nearly_full_is_said_with_another_that_is_not():

@@ -6,13 +6,12 @@ import dataclasses
 import random
 
 import pytest
+from support.plans import read_back
 
-from testbed.config.flags import parse_command_line
-from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.run_types import STRATEGIES
 from testbed.memory_model.devices import Device, Link
-from testbed.memory_model.job import Job, Machine, job_of
-from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.memory_model.job import Job, Machine
+from testbed.model.shape import MODEL_SIZES
 from testbed.planner.candidates import possible
 from testbed.planner.command import command_of
 from testbed.planner.goodput import Failures
@@ -35,19 +34,6 @@ def candidates(*asked) -> list[Job]:
     return possible(*asked)[0]
 
 
-def read_back(job: Job, there: Machine, shape: ModelShape) -> Job:
-    """Return the run that gpt2.py would settle on, started with the job's command."""
-    words = command_of(job, there)
-    asked = parse_command_line(words[words.index("src/gpt2.py") + 1 :])
-    values = {**asked.values, **options_of_run_type(asked.values, asked.typed)}
-    base = MODEL_SIZES[values["model"]]
-    dimensions = {name: values[name] or number for name, number in dataclasses.asdict(base).items()}
-    values |= dimensions | {"device": there.device.kind}
-    ranks = there.devices if STRATEGIES[job.run_type].is_distributed else 1
-    settled, mesh = spread_over_ranks(values, ranks)
-    return job_of(settled, mesh, shape, there)
-
-
 @pytest.mark.parametrize(
     ("devices", "given"),
     [
@@ -58,6 +44,7 @@ def read_back(job: Job, there: Machine, shape: ModelShape) -> Job:
         (4, {"precision": "fp16", "offload": "optimizer", "overlap_comm": "off", "compile": True}),
         (16, {"matmul": "fp8", "attention": "math"}),
         (32, {"run_type": "mesh", "context_parallel_size": 4}),
+        (32, {"run_type": "mesh", "context_parallel_size": 4, "context_parallel_method": "allgather"}),
         (4, {"run_type": "mesh", "context_parallel_size": 4}),
         (16, {"run_type": "mesh", "pipeline_stages": 2, "pipeline_schedule": "zero_bubble", "shard_size": 4}),
     ],
@@ -67,7 +54,7 @@ def test_the_command_of_a_job_starts_that_job(devices, given):
     jobs = candidates(GPT2, 1024, 64, there, given)
     assert len(jobs) > 5
     for job in random.Random(1).sample(jobs, min(150, len(jobs))):
-        assert read_back(job, there, GPT2) == job
+        assert read_back(job, there) == job
         assert job.global_batch == 64
         assert job.layout.devices == devices
 

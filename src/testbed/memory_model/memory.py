@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from testbed.config.mesh import check_schedule
 from testbed.distributed.mesh import MeshSizes
@@ -59,20 +60,22 @@ class MemoryEstimate:
     states: float  # weights, gradients and optimizer state alone
 
 
+@lru_cache(4096)  # of one question many others have the same runs
 def memory_of(job: Job) -> MemoryEstimate:
     """Predict the device that needs most.
 
     Of the ranks of a pipeline that hold alike stages the first and the last are looked at: what is in flight grows or
     falls from one to the next.
     """
-    by_rank = held_by_rank(job)
+    by_rank, blocks = held_by_rank(job), _BlockBytes.of(job)
     ends = ends_of_each([held.kind for held in by_rank])
-    return max((_on_rank(job, rank, by_rank[rank]) for rank in ends), key=lambda found: found.allocated)
+    return max((_on_rank(job, rank, by_rank[rank], blocks) for rank in ends), key=lambda found: found.allocated)
 
 
 def memory_of_ranks(job: Job) -> list[MemoryEstimate]:
     """Predict each rank of a pipeline, from the first stage on; without one, the rank that all are like."""
-    return [_on_rank(job, rank, held) for rank, held in enumerate(held_by_rank(job))]
+    blocks = _BlockBytes.of(job)
+    return [_on_rank(job, rank, held, blocks) for rank, held in enumerate(held_by_rank(job))]
 
 
 def taken(estimate: MemoryEstimate, kind: str) -> float:
@@ -131,10 +134,32 @@ def smallest_number_of_devices(
     return None
 
 
-def _on_rank(job: Job, rank: int, held: Held) -> MemoryEstimate:
+@dataclass(frozen=True)
+class _BlockBytes:
+    """Bytes of what one block keeps of a pass on one tensor rank; with each sum the largest tensor of it."""
+
+    kept: tuple[float, float]  # with the job's recomputation
+    all: tuple[float, float]  # without
+    again: tuple[float, float]  # of `all` what is computed again
+    inside: float  # gradients while the block goes backward
+
+    @classmethod
+    def of(cls, job: Job) -> _BlockBytes:
+        def bytes_of(tensors: list[Saved]) -> tuple[float, float]:
+            sizes = [_bytes_of_pass(job, tensor) for tensor in tensors]
+            return sum(sizes), max(sizes, default=0.0)
+
+        kept, all_of_them = kept_tensors(job), list(block_tensors(job))
+        names = {tensor.name for tensor in kept}
+        again = [tensor for tensor in all_of_them if tensor.name not in names] if job.recompute != "none" else []
+        inside = _bytes_of_pass(job, Saved("gradients inside", gradients_inside(job), is_cut=True))
+        return cls(bytes_of(kept), bytes_of(all_of_them), bytes_of(again), inside)
+
+
+def _on_rank(job: Job, rank: int, held: Held, of_block: _BlockBytes) -> MemoryEstimate:
     """Predict one pipeline rank."""
     states = _states(job, held)
-    alive = [*_alive_states(job, states), *_activations(job, rank, held), *buffers_of(job, held)]
+    alive = [*_alive_states(job, states), *_activations(job, rank, held, of_block), *buffers_of(job, held)]
     alive += _logits(job, rank) if held.predicts else []
     moments = {name: dict.fromkeys(KINDS, 0.0) for name in MOMENTS}
     for buffer in alive:
@@ -204,27 +229,21 @@ def _in_flight(job: Job, rank: int) -> list[float]:
     return [min(batches, warm_up / virtual)] * virtual
 
 
-def _activations(job: Job, rank: int, held: Held) -> Iterator[Buffer]:
+def _activations(job: Job, rank: int, held: Held, of_block: _BlockBytes) -> Iterator[Buffer]:
     """Yield what blocks keep, and one block's recomputation and gradients while it goes backward."""
     in_flight = sum(
         len(stage.blocks) * flying for stage, flying in zip(held.stages, _in_flight(job, rank), strict=True)
     )
     here = 1 - (job.offload_layers or 0) / job.model.layers  # the others' activations wait in host memory
     computed_again = job.recompute_share if job.recompute != "none" else 0.0
-    kept, all_of_them = kept_tensors(job), list(block_tensors(job))
-    for share, tensors in ((computed_again, kept), (1 - computed_again, all_of_them)):
-        for tensor in tensors if share else ():
-            size = _bytes_of_pass(job, tensor)
-            yield Buffer(tensor.name, share * here * in_flight * size, PASSES, size, "activations")
+    for share, (size, largest) in ((computed_again, of_block.kept), (1 - computed_again, of_block.all)):
+        if share:
+            yield Buffer("of blocks", share * here * in_flight * size, PASSES, largest, "activations")
     if in_flight == 0:
         return
-    names = {tensor.name for tensor in kept}
-    for tensor in all_of_them if job.recompute != "none" else ():
-        if tensor.name not in names:
-            size = _bytes_of_pass(job, tensor)
-            yield Buffer(f"{tensor.name} again", size, ("backward",), size, "activations")
-    size = _bytes_of_pass(job, Saved("gradients inside", gradients_inside(job), is_cut=True))
-    yield Buffer("gradients inside", size, ("backward",), size / 2, "activations")
+    size, largest = of_block.again
+    yield Buffer("computed again", size, ("backward",), largest, "activations")
+    yield Buffer("gradients inside", of_block.inside, ("backward",), of_block.inside / 2, "activations")
 
 
 def _bytes_of_pass(job: Job, tensor: Saved) -> float:

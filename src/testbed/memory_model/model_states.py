@@ -231,6 +231,7 @@ def _gradients_of_whole_tensors(model: DenseModel, ranks: int, rank: int) -> int
     return kept
 
 
+@lru_cache(64)
 def _tensor_sizes(model: DenseModel) -> tuple[list[int], list[int]]:
     """Return the elements of all matrices and of all vectors in model order: the two groups of the optimizer."""
     shapes = _shapes(model)

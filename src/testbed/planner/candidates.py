@@ -6,14 +6,15 @@ The program's own rules (config/) accept or refuse each; what is left out on top
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from typing import Any
 
 from testbed.config.compatibility import check_on_device
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import parse_command_line
-from testbed.config.mesh import options_of_run_type, spread_over_ranks
+from testbed.config.mesh import batch_arithmetic, check_schedule, options_of_run_type, spread_over_ranks
 from testbed.config.run_types import REFERENCE, STRATEGIES, run_types_with
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device
@@ -23,7 +24,10 @@ from testbed.model.shape import ModelShape
 LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
 MESH_SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")  # gpipe takes as long as 1f1b, and more memory
+HOW_AXES_WORK = ("pipeline_schedule", "sequence_parallel", "context_parallel_method")
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
+AXES = ("pipeline_stages", "tensor_parallel_size", "context_parallel_size")
+VARIED = {"zero_stage", "shard_size", "activation_checkpointing", *AXES, *HOW_AXES_WORK}
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -48,7 +52,7 @@ def possible(
     values["precision"] = precision_of(values["precision"], machine.device)
     jobs: list[Job] = []
     refused: dict[str, str] = {}
-    asked = given.get("run_type")
+    asked, typed_names = given.get("run_type"), given.keys() - {"run_type"}
     # else they are for the run types that have them, but for what changes the mathematics of all
     own = {"mixed_precision"} if given.get("mixed_precision") == "native" else ()
     typed = frozenset(given if asked else own)
@@ -62,7 +66,7 @@ def possible(
             except InputError as error:
                 reasons.append(str(error))
         jobs += found
-        never = _why_not(run_type, machine)
+        never = _why_not(run_type, machine, given)
         if not found and not never:
             try:  # what was typed may be refused alone: that says more than the first size that was tried with it
                 list(_batches({**values, "run_type": run_type}, typed, shape, machine))
@@ -71,13 +75,19 @@ def possible(
         elif asked and never:
             reasons = [never]
         if not found and reasons:
-            refused[run_type] = reasons[0]
+            untyped = VARIED - typed_names
+            refused[run_type] = min(reasons, key=lambda why: (_is_of(why, untyped), not _is_of(why, typed_names)))
         elif not found and asked and machine.devices == 1:
             refused[run_type] = (
                 f"--run_type {run_type} on one device does what {REFERENCE} does, with more memory or time, unless it "
                 "offloads; give --offload optimizer, or leave --run_type out"
             )
     return list(dict.fromkeys(jobs)), refused
+
+
+def _is_of(why: str, names: Set[str]) -> bool:
+    """Return whether a reason is about one of these flags."""
+    return any(f"--{name}" in why for name in names)
 
 
 def _of(model: DenseModel, job: Job) -> Job:
@@ -109,7 +119,7 @@ def _options(
     """
     devices, per_node = machine.devices, min(machine.joined, machine.devices)
     does_more = given.get("offload") or given.get("mixed_precision") == "native"  # than the plain program
-    if _why_not(run_type, machine) or (devices == 1 and run_type != REFERENCE and not does_more):
+    if _why_not(run_type, machine, given) or (devices == 1 and run_type != REFERENCE and not does_more):
         return
     within = _divisors(per_node if per_node > 1 else devices)[1:]
     varied: dict[str, Sequence[Any]] = {
@@ -124,7 +134,8 @@ def _options(
     varied["activation_checkpointing"] = tuple(RECOMPUTE)
     if STRATEGIES[run_type].keeps == "axes":
         heads = [size for size in varied["tensor_parallel_size"] if shape.num_heads % size == 0]
-        is_long = seq_length >= LONG or global_batch * max(heads, default=1) < devices
+        is_long = seq_length >= LONG or "context_parallel_method" in given
+        is_long |= global_batch * max(heads, default=1) < devices
         yield from _products(varied, devices, given, is_long)
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
@@ -145,7 +156,7 @@ def _products(
         "activation_checkpointing": varied["activation_checkpointing"],
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
-    asked = {name: given[name] for name in ("pipeline_schedule", "sequence_parallel") if given.get(name) is not None}
+    asked = {name: given[name] for name in HOW_AXES_WORK if given.get(name) is not None}
     schedules = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else MESH_SCHEDULES
     for choice in itertools.product(*sizes.values(), schedules):
         *sized, schedule = choice
@@ -167,7 +178,7 @@ def _products(
             yield {**found, "shard_size": shard, **cut, **asked}
 
 
-def _why_not(run_type: str, machine: Machine) -> str | None:
+def _why_not(run_type: str, machine: Machine, given: Mapping[str, Any]) -> str | None:
     """Return why a run type makes no sense on a number of devices; None if it does."""
     devices, lead = machine.devices, f"--run_type {run_type}"
     entry = STRATEGIES[run_type]
@@ -178,13 +189,15 @@ def _why_not(run_type: str, machine: Machine) -> str | None:
     if entry.devices == "all" and not 1 < devices <= machine.per_node:
         return f"{lead} is one process with all devices of one node; give --gpus 2 to {machine.per_node}"
     if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
-        return f"{lead} spreads a step over devices; give --gpus 2 or more"
+        least = max(2, math.prod(given.get(name) or 1 for name in AXES))
+        return f"{lead} spreads a step over devices; give --gpus {least} or more"
     return None
 
 
 def _check_kernels(values: Mapping[str, Any], device: Device) -> None:
     """Check that a device has the kernels that flags ask for. InputError names the flag and the way out."""
     attention, context = values["attention"], values["context_parallel_size"] or 1
+    is_ring = context > 1 and values["context_parallel_method"] != "allgather"
     emulates, flash = emulates_bf16(values["precision"], device), device.architecture not in WITHOUT_FLASH
     is_fp8, is_native = values["matmul"] == "fp8", values["mixed_precision"] == "native"
     lacks_bf16 = emulates_bf16("bf16", device)
@@ -195,7 +208,7 @@ def _check_kernels(values: Mapping[str, Any], device: Device) -> None:
         ("--compile on", values["compile"] and emulates, "has no bf16, and PyTorch compiles none for it", "fp16"),
         ("--attention efficient", attention == "efficient" and emulates, "has no bf16, and no kernel for it", "fp16"),
         (f"--attention {attention}", attention in ("flash", "cudnn") and not flash, no_flash, ""),
-        (f"--context_parallel_size {context}", context > 1 and not flash, f"{no_flash}, and the ring needs it", ""),
+        (f"--context_parallel_size {context}", is_ring and not flash, f"{no_flash}, and the ring needs it", ""),
     ):  # fmt: skip
         if is_missing:
             way = f", or give --precision {way}" if way else ""
@@ -208,27 +221,30 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
     Raises:
         InputError: the program refuses the mesh, the batch, or every micro batch.
     """
-    _check_kernels(values, machine.device)
     ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
     values = {**values, **options_of_run_type(values, typed)}
-    _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
+    _check_kernels(values, machine.device)
+    settled, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
+    check_on_device(settled)
     asked = values["micro_batch_size_per_gpu"]
     is_one_process = STRATEGIES[values["run_type"]].devices == "all"
-    lanes = machine.devices if is_one_process else mesh.data
-    if is_one_process and values["global_batch_size"] % lanes:
+    lanes, batch = machine.devices if is_one_process else mesh.data, values["global_batch_size"]
+    if is_one_process and batch % lanes:
+        nearest = lanes * max(1, round(batch / lanes))
         raise InputError(
             f"--run_type {values['run_type']} gives each of {lanes} devices the same share of a batch, and "
-            f"{values['global_batch_size']} sequences do not divide"
+            f"--global_batch_size {batch} does not divide; the nearest that does: {nearest}"
         )
     most = max(1, MOST_TOKENS[machine.device.kind] // values["seq_length"])
     sizes = _divisors(values["global_batch_size"] // lanes, most)
     for micro_batch in sizes if asked in (None, AUTO) else [asked]:
+        found = {**settled, "grad_accum_steps": values["grad_accum_steps"], "micro_batch_size_per_gpu": micro_batch}
         try:
-            settled, _ = spread_over_ranks({**values, "micro_batch_size_per_gpu": micro_batch}, ranks)
+            found |= batch_arithmetic(found, mesh.data)
+            check_schedule(found, mesh)
         except InputError:
             continue  # a schedule that needs more micro batches: a smaller one has them
-        check_on_device(settled)
-        yield job_of(settled, mesh, shape, machine)
+        yield job_of(found, mesh, shape, machine)
 
 
 def _divisors(number: int, most: int | None = None) -> list[int]:

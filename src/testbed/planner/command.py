@@ -43,6 +43,7 @@ def arguments_of(job: Job, work: Sequence[str] = ()) -> list[str]:
         "zero_stage": layout.zero_stage,
         "pipeline_schedule": job.schedule or own.get("pipeline_schedule"),
         "sequence_parallel": "on" if layout.sequence_parallel else "off",
+        "context_parallel_method": "allgather" if job.gathers_keys else "ring",
         "offload": job.offload,
         "overlap_comm": "on" if job.overlap else "off",
         "reshard_after_forward": "on" if job.reshards else "off",
@@ -52,6 +53,7 @@ def arguments_of(job: Job, work: Sequence[str] = ()) -> list[str]:
     flags |= {name: value for name, value in sizes.items() if name in own}
     left_out: dict[str, object] = {"activation_checkpointing": "none", "offload": "none"}
     left_out |= {"overlap_comm": "on", "mixed_precision": "autocast", "sequence_parallel": "off"}
+    left_out["context_parallel_method"] = "ring"
     left_out["reshard_after_forward"] = "off" if layout.pipeline > 1 else "on"
     left_out["reduce_bucket_size"] = f"{Job.bucket_elements:.0f}"
     left_out["shard_size"] = layout.data * layout.context

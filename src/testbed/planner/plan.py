@@ -13,7 +13,7 @@ from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.memory_model.model_states import FP32, MOMENTS, whole
 from testbed.planner.constants import Constants
-from testbed.planner.goodput import RESTART_S, SAVED_PER_S, Failures
+from testbed.planner.goodput import SAVED_PER_S, Failures
 from testbed.planner.rows import own_rows
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime, step_time
 
@@ -175,20 +175,17 @@ class Budget:
         tokens: to be trained on.
         price: of a device and hour.
         mtbf_hours: mean time between failures of one node; None: it never fails.
-        save_s, restart_s: as in `Failures`; None: as long as a checkpoint takes at SAVED_PER_S.
         deadline: days that the whole run may take.
     """
 
     tokens: float | None = None
     price: float | None = None
     mtbf_hours: float | None = None
-    save_s: float | None = None
-    restart_s: float = RESTART_S
     deadline: float | None = None
 
     def saving_s(self, run: PlannedRun) -> float:
         """Return the seconds that a checkpoint takes."""
-        return run.checkpoint_bytes / SAVED_PER_S if self.save_s is None else self.save_s
+        return run.checkpoint_bytes / SAVED_PER_S
 
     def failures(self, run: PlannedRun) -> Failures | None:
         """Return the failures of the whole machine; None if it never fails."""
@@ -196,7 +193,7 @@ class Budget:
             return None
         nodes = -(-run.machine.devices // run.machine.per_node)
         between_s = self.mtbf_hours * HOUR_S / nodes
-        return Failures(between_s=between_s, save_s=self.saving_s(run), restart_s=self.restart_s)
+        return Failures(between_s=between_s, save_s=self.saving_s(run))
 
     def goodput(self, run: PlannedRun) -> float:
         """Training time over wall time."""
@@ -355,7 +352,7 @@ def _of_deadline(budget: Budget, days: Sequence[float]) -> str:
     if budget.deadline is None:
         return ""
     if found > budget.deadline:
-        return f", longer than --deadline {duration(budget.deadline)}: --sweep shows how many devices would do"
+        return f", longer than --deadline {duration(budget.deadline)}: --sweep shows what other numbers of devices take"
     return f", within --deadline {duration(budget.deadline)}" + (
         "" if most <= budget.deadline else ", though the upper end of the interval is not"
     )

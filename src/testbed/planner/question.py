@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from testbed.config.run_types import PLAIN, REFERENCE, STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
-from testbed.memory_model.devices import Device
+from testbed.memory_model.devices import Device, devices
 from testbed.memory_model.job import DenseModel, Job, Machine
 from testbed.memory_model.memory import START, smallest_number_of_devices
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
@@ -59,7 +60,7 @@ MOST_IN_SWEEP = 64
 WORTH_SAYING = 1.2  # times as fast
 MUCH = 0.3  # of a step
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
-ARITHMETIC = ("matmul", "mixed_precision", "precision", "attention")  # flags that decide which kernels compute
+STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
 MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
 
 
@@ -109,8 +110,9 @@ class Question:
         check_whole_nodes(devices, self.machine.per_node)
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, devices=devices))
 
+    @cached_property
     def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
-        """Return all candidates with their estimates, and why run types have none."""
+        """All candidates with their estimates, and why run types have none."""
         jobs, refused = self._possible(self.machine, self.given)
         return plan(jobs, self.machine, self.constants), refused
 
@@ -123,7 +125,7 @@ class Question:
         Raises:
             InputError: the program refuses every candidate, or none fits into the memory.
         """
-        runs, refused = self.runs()
+        runs, refused = self.runs
         if not runs:
             raise self.nothing_possible(refused)
         if not runs[0].fits:
@@ -138,9 +140,9 @@ class Question:
 
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
-        found = [self._narrower_precision(best), self._batch_that_divides(best), self._fewer_devices(best)]
+        found = [self._asked_otherwise(best), self._batch_that_divides(best), self._fewer_devices(best)]
         found += [self._with_offload(best), self.with_room()] if best.is_tight else []
-        found += [self._with_other_arithmetic(best), self._unused_offload(best)]
+        found += [self._unused(best)]
         return [hint for hint in found if hint]
 
     def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
@@ -148,33 +150,63 @@ class Question:
         return dataclasses.replace(self, global_batch=global_batch or self.global_batch, given={**self.given, **given})
 
     def _without(self, *names: str) -> Question:
-        """Return the same question without some of its flags."""
-        return dataclasses.replace(self, given={name: value for name, value in self.given.items() if name not in names})
+        """Return the same question without some of its flags; without a run type, without that one's too."""
+        own = STRATEGIES[self.given.get("run_type", REFERENCE)].options if "run_type" in names else ()
+        given = {name: value for name, value in self.given.items() if name not in (*names, *own)}
+        return dataclasses.replace(self, given=given)
 
-    def _narrower_precision(self, best: PlannedRun) -> str | None:
-        """Return the speed-up of --precision fp16 on a device without native bf16, without what excludes it: native
-        bf16, a run type that has no fp16, a batch that does not divide. None if there is none."""
-        peaks, run_type = self.machine.device.peak_flops, self.given.get("run_type")
+    def _left_out(self, other: Question) -> str:
+        """Return the flags that another question is without."""
+        return " and ".join(_typed(name, value) for name, value in self.given.items() if name not in other.given)
+
+    def _asked_otherwise(self, best: PlannedRun) -> str | None:
+        """Return which change of the flags is much faster, and which further one on top of that: fp16 where bf16 is
+        emulated, and leaving a typed flag out."""
+        words, asked, fastest = "", self, best
+        narrow = self._in_fp16()
+        if narrow is not None and narrow[2].tokens_per_s >= WORTH_SAYING * best.tokens_per_s:
+            words, asked, fastest = narrow
+        while self.machine.devices <= MOST_TRIED:
+            others = [(f"leaving {asked._left_out(other)} out", other) for other in asked._with_fewer_flags()]
+            if asked.given.get("matmul") == "fp8" and not asked.given.get("compile"):
+                others.append(("--compile on", asked._asked(compile=True)))
+            found = [(run, *each) for each in others if (run := each[1].fitting()) and run.is_tight <= fastest.is_tight]
+            best_first = sorted(found, key=lambda each: (-each[0].tokens_per_s, -len(each[2].given)))
+            run, more, other = best_first[0] if best_first else (fastest, "", asked)
+            if run.tokens_per_s < WORTH_SAYING * fastest.tokens_per_s:
+                break
+            words, asked, fastest = f"{words} and {more}" if words else more, other, run
+        if not words:
+            return None
+        words += f" would be {three(fastest.tokens_per_s / best.tokens_per_s)} times as fast"
+        words += f" ({name_of(fastest.job)}{', tight' * fastest.is_tight})"
+        offloaded = asked._with_offload(fastest) if fastest.is_tight else None
+        return words + (f"; with it {offloaded}" if offloaded else "")
+
+    def _with_fewer_flags(self) -> Iterator[Question]:
+        """Yield the question without each flag that may slow it down; what changes the mathematics stays."""
+        for name, value in self.given.items():
+            if name not in STAYS and (name != "precision" or value != precision_of("auto", self.machine.device)):
+                yield self._without(name)
+
+    def _in_fp16(self) -> tuple[str, Question, PlannedRun] | None:
+        """Return the question with --precision fp16 on a device without native bf16, in words, and its answer: without
+        what excludes it, which is native bf16, a run type that has no fp16, a batch that does not divide. None if
+        nothing fits."""
+        peaks = self.machine.device.peak_flops
         if self.given.get("precision") == "fp16" or "fp16" not in peaks or "bf16" in peaks:
             return None
-        other, words = self._asked(precision="fp16"), "--precision fp16"
-        fp16 = other.fitting()
+        asked, words = self._asked(precision="fp16"), "--precision fp16"
         for name in ("mixed_precision", "run_type"):
-            if fp16 is None and name in self.given:
-                own = STRATEGIES[run_type].options if name == "run_type" and run_type else ()
-                words += f" without {_typed(name, self.given[name])}"
-                other = other._without(name, *own)
-                fp16 = other.fitting()
-        divided = other._dividing() if fp16 is None else None
+            if name in asked.given and asked.fitting() is None:
+                other = asked._without(name)
+                words += f" without {asked._left_out(other)}"
+                asked = other
+        divided = asked._dividing() if asked.fitting() is None else None
         if divided is not None:
-            words += f" with --global_batch_size {divided.global_batch}"
-            other, fp16 = divided, divided.fitting()
-        if fp16 is None or fp16.tokens_per_s < WORTH_SAYING * best.tokens_per_s:
-            return None
-        words += f" would be about {fp16.tokens_per_s / best.tokens_per_s:.1f} times as fast"
-        words += f" ({name_of(fp16.job)}{', tight' * fp16.is_tight})"
-        offloaded = other._with_offload(fp16) if fp16.is_tight else None
-        return words + (f"; with it {offloaded}" if offloaded else "")
+            words, asked = f"{words} with --global_batch_size {divided.global_batch}", divided
+        run = asked.fitting()
+        return None if run is None else (words, asked, run)
 
     def _dividing(self) -> Question | None:
         """Return the same question with a batch that divides among all devices; None where this one does."""
@@ -186,7 +218,7 @@ class Question:
     def _batch_that_divides(self, best: PlannedRun) -> str | None:
         """Return a batch that divides among the devices, and what it gains."""
         other = self._dividing()
-        if other is None or "run_type" in self.given or best.job.layout.data == self.machine.devices:
+        if other is None or best.job.layout.data == self.machine.devices:
             return None
         found = other.fitting()
         if found is None or found.tokens_per_s < GAIN * best.tokens_per_s:
@@ -208,15 +240,20 @@ class Question:
             return None
         fewer = range(1, machine.devices)
         whole = [number for number in fewer if number <= machine.per_node or not number % machine.per_node]
-        numbers = set()
+        numbers, halved = set(), []
         if sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds:
-            halved = {machine.devices >> times for times in range(1, 7)}
-            numbers |= {1, machine.per_node, *halved} & {*whole}
+            numbers |= {1, machine.per_node} & {*whole}
+            halved = [number for times in range(1, 7) if (number := machine.devices >> times) in whole]
         if self.global_batch % machine.devices:
             numbers.add(max(number for number in whole if self.global_batch % number == 0))
-        of_one = self._without("run_type", *STRATEGIES[self.given.get("run_type", REFERENCE)].options)
-        asked = ((of_one if number == 1 else self).on(number).fitting() for number in sorted(numbers))
-        first = min(filter(None, asked), key=lambda run: (run.is_tight, run.time.seconds), default=best)
+        of_one = self._without("run_type")
+        first = best
+        for number in [*sorted(numbers), *halved]:
+            run = (of_one if number == 1 else self).on(number).fitting()
+            if run and (run.is_tight, run.time.seconds) < (first.is_tight, first.time.seconds):
+                first = run
+            elif number in halved and (run is None or run.time.seconds > WORTH_A_TRY * first.time.seconds):
+                break  # half as many are slower still
         gain = best.time.seconds / first.time.seconds
         if gain < GAIN:
             return None
@@ -237,55 +274,55 @@ class Question:
         flags = " ".join(f"--{name} {value}" for name, value in asks.items())
         return f"{flags} has room: {name_of(found.job)}, {three(found.time.seconds)} s a step"
 
-    def _with_other_arithmetic(self, best: PlannedRun) -> str | None:
-        """Return that a run is much faster without the arithmetic that was typed, or that compiling makes up for the
-        casts of --matmul fp8."""
-        given = {name: self.given[name] for name in ARITHMETIC if name in self.given}
-        if given.get("precision") == precision_of("auto", self.machine.device):
-            del given["precision"]
-        others = {"--compile on": self._asked(compile=True)} if given.get("matmul") == "fp8" else {}
-        others |= {f"leaving {_typed(name, value)} out": self._without(name) for name, value in given.items()}
-        for words, other in others.items() if self.machine.devices <= MOST_TRIED else ():
-            found = other.fitting()
-            if found is not None and best.time.seconds > WORTH_SAYING * found.time.seconds:
-                gain = three(best.time.seconds / found.time.seconds)
-                return f"{words} would be {gain} times as fast ({name_of(found.job)})"
-        return None
-
-    def _unused_offload(self, best: PlannedRun) -> str | None:
-        """Return why no run offloads where that was asked for."""
-        if self.given.get("offload") in (None, "none") or best.job.offload != "none" or "run_type" in self.given:
+    def _unused(self, best: PlannedRun) -> str | None:
+        """Return which typed flags the best run does without, as its run type has none such, and what one with them
+        takes."""
+        runs, refused = self.runs
+        having = [{name for name in self.given if name in entry.options} for entry in STRATEGIES.values()]
+        of_best = STRATEGIES[best.job.run_type or REFERENCE].options
+        typed = {name for names in having for name in names if name not in of_best}
+        if not typed:
             return None
-        found = self._asked(run_type="optimized").best()
-        why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
-        return f"--offload {self.given['offload']} is ZeRO's alone, and this run does without: with it, {why}"
+        owners = [name for name, entry in STRATEGIES.items() if typed <= entry.options.keys()]
+        found = next((run for run in runs if run.job.run_type in owners and run.fits), None)
+        why = f"{name_of(found.job)} takes {three(found.time.seconds)} s a step" if found else ""
+        why = why or next((refused[name] for name in owners if name in refused), "nothing fits")
+        flags = " and ".join(_typed(name, self.given[name]) for name in self.given if name in typed)
+        return f"The first run does without {flags}, which is for --run_type {' and '.join(owners)} alone: there, {why}"
 
     def with_room(self) -> str | None:
-        """Return which typed flag leaves room where it is left out; None if there is no such one."""
-        if self.machine.devices > MOST_TRIED:
-            return None
-        for name, value in sorted(self.given.items(), key=lambda typed: typed[0] == "run_type"):  # most wanted last
-            run = self._without(name).fitting()
+        """Return which typed flags leave room where they are left out, as few as can be; None if there are no such."""
+        typed = sorted(self.given, key=lambda name: name == "run_type")  # most wanted last
+        left = [names for number in (1, 2) for names in itertools.combinations(typed, number)]
+        for names in left if self.machine.devices <= MOST_TRIED else ():
+            other = self._without(*names)
+            run = other.fitting()
             if run is not None and not run.is_tight:
-                return f"Without {_typed(name, value)} there is room: {name_of(run.job)}, {settings_of(run.job)}"
+                without = self._left_out(other)
+                return f"Without {without} there is room: {name_of(run.job)}, {settings_of(run.job)}"
         return None
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
-        words = [f"nothing can be planned for {self.devices_in_words}: {self._reason(refused)}"]
-        other = self._dividing()
-        found = other.best() if other else None
-        if other and isinstance(found, str):  # else the reason names a batch that has room
-            words.append(f"With --global_batch_size {other.global_batch}: {found}")
-        return InputError(". ".join([*words, *filter(None, [self.with_room()])]))
+        reason = self._reason(refused)
+        words = [f"nothing can be planned for {self.devices_in_words}: {reason}", self.with_room()]
+        lead = re.match(r"--(\w+)", reason)
+        if words[1] is None and lead and lead[1] in self.given:  # so without it there is another reason
+            words[1] = f"Without {_typed(lead[1], self.given[lead[1]])} too: {self._without(lead[1]).best()}"
+        return InputError(". ".join(filter(None, words)))
 
     def _reason(self, refused: Mapping[str, str]) -> str:
-        """Return why there is no candidate."""
+        """Return why there is no candidate; of a batch that would divide, whether that has room."""
         typed = {name for name in self.given if any(name in entry.options for entry in STRATEGIES.values())}
         having = {name: why for name, why in refused.items() if typed <= {*STRATEGIES[name].options}}
         told = having or refused  # a run type without a typed flag has no other reason than that
         plain = told.get(REFERENCE) or told.get(PLAIN)  # others have rules of their own on top
-        return plain or next(iter(told.values()), "no run type runs on them")
+        words = plain or next(iter(told.values()), "no run type runs on them")
+        nearest = re.search(r"the nearest that (?:is|does): (\d+)$", words)
+        if nearest is None:
+            return words
+        found = self._asked(int(nearest[1])).best()
+        return words + (f", and with it the model {found}" if isinstance(found, str) else f" ({name_of(found.job)})")
 
     @property
     def devices_in_words(self) -> str:
@@ -293,7 +330,7 @@ class Question:
 
     def best(self) -> PlannedRun | str:
         """Return the best run, or why there is none."""
-        runs, refused = self.runs()
+        runs, refused = self.runs
         if not runs:
             return self._reason(refused)
         return runs[0] if runs[0].fits else f"does not fit: {self._lack(runs[0])}"
@@ -310,17 +347,20 @@ class Question:
         return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}{whole}"
 
     def _least(self, run: PlannedRun) -> str:
-        frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": "block"} | dict(self.given)
-
-        def jobs_on(devices: int) -> list[Job]:
-            return self._possible(dataclasses.replace(self.machine, devices=devices), frugal)[0]
+        def jobs_on(number: int) -> Iterator[Job]:
+            machine = dataclasses.replace(self.machine, devices=number)
+            for kind in ("block", "selective", "none"):  # the most frugal first, which not every mesh has
+                frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": kind} | dict(self.given)
+                yield from self._possible(machine, frugal)[0]
 
         number = smallest_number_of_devices(jobs_on, self.machine.device, self.machine.per_node)
         if number is None:
-            return f"{self._lack(run)}, and no number of them would do as asked; devices with more memory may"
+            is_there = any(run.needs_bytes <= device.memory_bytes for device in devices().values())
+            more = "; devices with more memory may" if is_there else ""
+            return f"{self._lack(run)}, and no number of them would do as asked{more}"
         if number < self.machine.devices:
             return f"{self._lack(run)}; fewer would do, as they divide otherwise: {number}"
-        return f"{self._lack(run)}; the smallest number of them that would do is {number}"
+        return f"{self._lack(run)}; {number} of them would do"
 
 
 @dataclass(frozen=True)
@@ -383,7 +423,7 @@ def _winners(choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
     if deadline is not None:
         limit = f"within --deadline {duration(deadline)}"
         least = min((choice for choice in done if choice.days <= deadline), key=price, default=None)
-        nothing = f"Nothing is done {limit}: take more devices or faster ones, or train on fewer tokens"
+        nothing = f"Nothing is done {limit}: ask for other devices, or train on fewer tokens"
         found.append((f"{'Cheapest' if is_priced else 'Fewest devices'} {limit}" if least else nothing, least))
     return found
 
@@ -478,7 +518,7 @@ def _other_model(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DenseMo
 
 def _typed(name: str, value: object) -> str:
     """Return a flag as it was typed."""
-    return f"--{name}" + ("" if value is True else f" {'off' if value is False else value}")
+    return f"--{name} {('off', 'on')[value] if isinstance(value, bool) else value}"
 
 
 def _rounded(batch: int, devices: Sequence[int]) -> int:
