@@ -193,16 +193,10 @@ def _check_answer(arguments: argparse.Namespace) -> None:
 
 def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[list[Question], list[int]]:
     """Return the question for each kind of device, and numbers of devices. InputError names a flag that cannot be."""
+    from testbed.planner.amounts import deadline_of, numbers_of_sweep, tokens_of
     from testbed.planner.machines import as_measured
     from testbed.planner.plan import Budget
-    from testbed.planner.question import (
-        check_device,
-        deadline_of,
-        machine_asked,
-        numbers_of_sweep,
-        question,
-        tokens_of,
-    )
+    from testbed.planner.question import check_device, machine_asked, question
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),

@@ -19,6 +19,7 @@ from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.memory_model.memory import fits, largest_micro_batch, memory_of
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import MODEL_SIZES
+from testbed.planner.amounts import deadline_of, numbers_of_sweep, tokens_of
 from testbed.planner.calibration import Calibration
 from testbed.planner.candidates import possible
 from testbed.planner.command import arguments_of
@@ -36,7 +37,7 @@ from testbed.planner.plan import (
     roomy_bytes,
 )
 from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
-from testbed.planner.question import OTHER_MODELS, deadline_of, numbers_of_sweep, question, tokens_of
+from testbed.planner.question import OTHER_MODELS, question
 from testbed.planner.step_time import StepTime, step_time
 
 PLAN = "scripts/plan.py"

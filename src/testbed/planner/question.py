@@ -24,7 +24,7 @@ from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible, precision_of
 from testbed.planner.constants import Constants
-from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
+from testbed.planner.machines import check_whole_nodes, machine_here, machine_named
 from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, advice, duration, name_of, plan, settings_of, three
 from testbed.planner.step_time import BETWEEN, WITHIN
 
@@ -54,9 +54,6 @@ OTHER_MODELS: dict[str, dict[str, Any]] = {
 # flags of a plan -> what they change in a model
 OF_OTHERS = {"ffn": "ffn", "kv_heads": "kv_heads", "gated": "gated", "untied": "tied"}
 DIMENSIONS = {"num_layers": "layers", "num_heads": "heads", "embedding_size": "hidden", "vocab_size": "vocab"}
-SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-DAYS = {"d": 1.0, "h": 1 / 24, "m": 1 / 1440}
-MOST_IN_SWEEP = 64
 WORTH_SAYING = 1.2  # times as fast
 MUCH = 0.3  # of a step
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
@@ -564,52 +561,3 @@ def check_device(calibration: Path, device: Device) -> None:
             f"--calibration {calibration} was measured on {was}, so its times say nothing about --gpu {device.name}; "
             "leave one of them out"
         )
-
-
-def tokens_of(text: str) -> float:
-    """Return the number in `10B`, `300e9` or `2,000,000`. InputError names --tokens."""
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e\+?[0-9]{1,3})?)([kmbt]?)", text.strip().lower().replace(",", ""))
-    number = float(match[1]) * SUFFIXES[match[2]] if match else 0.0
-    if not 0 < number < float("inf"):
-        raise InputError(f"--tokens {text}: it is not a number of tokens above 0; write 10B, 300e9 or 2000000")
-    return number
-
-
-def deadline_of(text: str) -> float:
-    """Return the days in `3d`, `36h` or `90m`. InputError names --deadline."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([dhm])", text.strip().lower())
-    days = float(match[1]) * DAYS[match[2]] if match else 0.0
-    if not days:
-        raise InputError(f"--deadline {text}: it is not a time above 0; write 3d, 36h or 90m")
-    return days
-
-
-def numbers_of_sweep(text: str) -> list[int]:
-    """Return the numbers in `gpus=8,16,...,256`: the dots go on by the factor, or the step, of the two before them.
-
-    Raises:
-        InputError: names --sweep.
-    """
-    words = re.sub(r"\s", "", text)
-    match = re.fullmatch(r"gpus=([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*?)(,\.\.\.,([1-9][0-9]{0,8}))?", words)
-    numbers = [int(word) for word in match[1].split(",")] if match else []
-    if match and match[3] and len(numbers) > 1:
-        numbers += _going_on(numbers[-2], numbers[-1], int(match[3]))
-    if not match or (match[3] and len(numbers) < 3) or numbers != sorted(set(numbers)):
-        raise InputError(f"--sweep {text}: it is not a list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
-    if numbers[-1] > MOST_DEVICES:
-        raise InputError(f"--sweep {text}: a plan has at most {MOST_DEVICES:,} devices")
-    if len(numbers) > MOST_IN_SWEEP:
-        raise InputError(f"--sweep {text}: more than {MOST_IN_SWEEP} numbers of devices; take longer steps")
-    return numbers
-
-
-def _going_on(before: int, last: int, end: int) -> list[int]:
-    """Return what comes after `last`, up to `end`: by the same factor where that is whole and meets the end, else by
-    the same step."""
-    factor = last // before if last % before == 0 else 1
-    numbers = list(itertools.takewhile(lambda number: number < end, (last * factor**power for power in range(1, 64))))
-    if factor > 1 and [last, *numbers][-1] * factor == end:
-        return [*numbers, end]
-    step = max(1, last - before)
-    return [*range(last + step, end, step)[:MOST_IN_SWEEP], end]
