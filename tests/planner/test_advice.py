@@ -101,6 +101,7 @@ REFUSED = {
     "that is: 2051, and with it the model does not fit",
     "--model llama3-70b --gpu h200 --gpus 512 --seq_length 8192 --global_batch_size 256 --run_type fsdp": "the nearest "
     r"that is: 512 \(fsdp\). Without --run_type fsdp there is room: mesh",
+    f"{GPT2} a100 --gpus 7 --global_batch_size 60 --run_type ddp --attention flash --precision fp32": "63, and then: ",
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"
     ".*--pipeline_schedule gpipe with --pipeline_stages 1 does nothing",

@@ -57,6 +57,7 @@ DIMENSIONS = {"num_layers": "layers", "num_heads": "heads", "embedding_size": "h
 WORTH_SAYING = 1.2  # times as fast
 MUCH = 0.3  # of a step
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
+LACKS = "does not fit"
 STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
 MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
 
@@ -319,7 +320,9 @@ class Question:
         if nearest is None:
             return words
         found = self._asked(int(nearest[1])).best()
-        return words + (f", and with it the model {found}" if isinstance(found, str) else f" ({name_of(found.job)})")
+        if isinstance(found, PlannedRun):
+            return f"{words} ({name_of(found.job)})"
+        return f"{words}, and with it the model {found}" if found.startswith(LACKS) else f"{words}, and then: {found}"
 
     @property
     def devices_in_words(self) -> str:
@@ -330,7 +333,7 @@ class Question:
         runs, refused = self.runs
         if not runs:
             return self._reason(refused)
-        return runs[0] if runs[0].fits else f"does not fit: {self._lack(runs[0])}"
+        return runs[0] if runs[0].fits else f"{LACKS}: {self._lack(runs[0])}"
 
     def fitting(self) -> PlannedRun | None:
         """Return the best run; None where there is none."""
