@@ -10,7 +10,7 @@ from support.diagnosis_study import is_right, overhead, read, table
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
-from testbed.analysis.diagnosis.diagnose import PHASES, Diagnosis, Finding, diagnose
+from testbed.analysis.diagnosis.diagnose import NOT_COMPARED, PHASES, Diagnosis, Finding, diagnose
 from testbed.analysis.diagnosis.shifts import Shift, against_others, shift_of
 from testbed.analysis.diagnosis.words import NOTHING, SHOWN, text_of, verdict, way_out
 from testbed.analysis.document import markdown
@@ -422,13 +422,20 @@ def test_a_planted_cause_is_named_on_two_ranks(ranks, token_files, tmp_path, run
     words += ["--max_train_steps", "27", "--timing_warmup_steps", "3", "--watch_collectives", "every_step"]
     words += ["--max_val_steps", "0", "--sample_tokens", "0", "--save_at_end", "off"]
     done = ranks.run_program(
-        [*words, "--checkpoint_path", str(tmp_path / "out")], tmp_path, 2, plant=[cause, 0.08, rank, style]
+        [*words, "--checkpoint_path", str(tmp_path / "out")], tmp_path, 2, plant=[cause, 0.08, rank, style, "timed"]
     )
     assert done.returncode == 0, done.stderr[-2000:]
     metrics = read_metrics(tmp_path / "out" / "training_metrics.json")
     (first, *_) = diagnose(metrics).findings
     assert (first.cause, first.rank) == (cause, rank)
     assert first.shift.seconds > 0.05
+    timed = diagnose({**metrics, "watched_steps": []})  # as on GPUs, by made-up times of the real collectives
+    if run_type == "pipeline":
+        assert timed.unknown == NOT_COMPARED
+    else:
+        assert [(one.cause, one.rank) for one in timed.findings] == [("late", 1)]
+        least, num = (0.0299, 1) if run_type == "ddp" else (0.06, metrics["timed_collectives"]["waits_per_step"])
+        assert timed.findings[0].shift.seconds == pytest.approx(0.03 * num) and timed.findings[0].shift.low >= least
 
 
 def test_the_page_of_the_study_has_the_counts_of_its_cases():

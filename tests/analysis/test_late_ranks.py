@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.metrics_examples import example_metrics
+from support.metrics_examples import example_metrics, v1_metrics
 
-from testbed.analysis.diagnosis.diagnose import Diagnosis, diagnose
-from testbed.analysis.diagnosis.words import NOTHING, SHOWN, SHOWN_OF_DEVICES, text_of
+from testbed.analysis.diagnosis.diagnose import NOT_COMPARED, OF_DEVICES, Diagnosis, diagnose
+from testbed.analysis.diagnosis.words import NOTHING, SHOWN, text_of
 from testbed.analysis.document import markdown
 from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.load import load_run
-from testbed.metrics.file import check_metrics, write_metrics
-from testbed.profiling.timed_collectives import NONE, calls_of, timed_collectives
+from testbed.metrics.file import check_metrics, read_metrics, write_metrics
+from testbed.profiling.timed_collectives import TimedCalls, calls_of, timed_collectives
+from testbed.train import report
 
 STEP_S, TRANSFER_S, STEPS = 0.2, 0.002, 40
 BEGAN_NS = 1_700_000_000 * 10**9
@@ -24,6 +26,8 @@ class Gpus:
     """Ranks that compute and wait for each other inside collectives, in steps and between them."""
 
     rank_0_s = 0.003
+    buckets = 5
+    adds_up = False
 
     def __init__(self, ranks: int, slow: dict[int, float] | None = None, seed: int = 0, steps: int = STEPS):
         self.num = ranks
@@ -38,8 +42,8 @@ class Gpus:
         self.between()
         began_s = float(self.computed_s.max())
         self.compute(STEP_S / 3)
-        for bucket in range(5):
-            self.compute(STEP_S * 2 / 15)
+        for bucket in range(self.buckets):
+            self.compute(STEP_S * 2 / 3 / self.buckets)
             self.collective(1000 * (bucket + 1), is_waited_for=False)
         self.computed_s[:] = max(self.computed_s.max(), self.free_s.max())
         return began_s, float(self.computed_s.max())
@@ -67,22 +71,27 @@ class Gpus:
         if is_waited_for:
             self.computed_s[:] = end_s
 
-    def metrics(self, size_of_group: int | None = None) -> dict:
-        steps = [
+    def known_steps(self) -> list[tuple[int, int, int]]:
+        return [
             (step, BEGAN_NS + int(1e9 * begin) - 1000, BEGAN_NS + int(1e9 * end)) for step, begin, end in self.steps
         ]
-        size = size_of_group or self.num
+
+    def metrics(self, size_of_group: int | None = None) -> dict:
+        steps = self.known_steps()
+        size = self.num if size_of_group is None else size_of_group
         per_rank = [calls_of(entries, steps, lambda name: size, self.num) for entries in self.entries]
         metrics = example_metrics(num_steps=len(steps), world_size=self.num, step_time_s=STEP_S)
         metrics["hardware"]["device_type"] = "cuda"
         metrics["timing"]["step_time_p50_sec"] = float(np.median([end - begin for _, begin, end in self.steps]))
-        metrics["timed_collectives"] = json.loads(json.dumps(timed_collectives(per_rank)))
+        metrics["timed_collectives"] = json.loads(json.dumps(timed_collectives(per_rank, self.adds_up)))
         check_metrics(metrics)
         return metrics
 
 
-class Fsdp(Gpus):
+class Blocking(Gpus):
     """Ranks wait for each other in each of ten layers, all of other sizes."""
+
+    adds_up = True
 
     def step(self, step: int) -> tuple[float, float]:
         self.between()
@@ -100,19 +109,44 @@ def late(diagnosis: Diagnosis) -> list[int | None]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 9])
-@pytest.mark.parametrize("kind", [Gpus, Fsdp])
+@pytest.mark.parametrize("kind", [Gpus, Blocking])
 def test_the_rank_that_comes_last_is_named_and_no_other(ranks, kind):
     slow = ranks - 1
     diagnosis = diagnose(kind(ranks, {slow: 0.03}).metrics())
     assert late(diagnosis) == [slow]
-    cost_s = 0.03 * STEP_S  # what DDP waits for in its buckets overlaps: up to five times as much is said
-    assert 0.8 * cost_s < diagnosis.findings[0].shift.seconds < (4 if kind is Gpus else 1.2) * cost_s
+    cost_s = 0.03 * STEP_S
+    assert 0.8 * cost_s < diagnosis.findings[0].shift.seconds < 1.2 * cost_s
     said = text_of(diagnosis)
     assert f"rank {slow} comes last to collectives (most in " in said
-    assert SHOWN_OF_DEVICES in said and SHOWN not in said
+    assert ("in all of them together" if kind is Blocking else "in one of them") in said
+    assert OF_DEVICES in said and SHOWN not in said
 
 
-@pytest.mark.parametrize("kind", [Gpus, Fsdp])
+@pytest.mark.parametrize("buckets", [20, 40])
+def test_one_lateness_counts_once_in_however_many_buckets_ranks_wait_for_it(buckets, monkeypatch):
+    monkeypatch.setattr(Gpus, "buckets", buckets)
+    monkeypatch.setitem(globals(), "TRANSFER_S", 0.001)
+    (found,) = diagnose(Gpus(8, {7: 0.01}).metrics()).findings
+    assert found.rank == 7 and 0.8 * 0.01 < found.share < 1.2 * 0.01
+    (found,) = diagnose(Gpus(8, {7: 0.05}).metrics()).findings
+    assert found.rank == 7 and 0.007 < found.share < 0.05, "no wait is longer than from one bucket to the next"
+    for seed in range(3):  # cores that differ by 0.2 %, as those of one machine do
+        alike = dict(enumerate(np.random.default_rng(seed).normal(0, 0.002, 8)))
+        assert late(diagnose(Gpus(8, alike, seed).metrics())) == []
+
+
+def test_ranks_that_leave_a_collective_a_moment_apart_are_not_late():
+    gpus = Blocking(4)
+    for entry in gpus.entries[3]:
+        entry["duration_ms"] -= 0.03 if "gather" in entry["profiling_name"] else 0
+    metrics = gpus.metrics()
+    metrics["timing"]["step_time_p50_sec"] /= 10  # so that it is more than the least share
+    assert late(diagnose(metrics)) == []
+    metrics["timed_collectives"]["waits_per_step"] = 1
+    assert late(diagnose(metrics)) == [3]
+
+
+@pytest.mark.parametrize("kind", [Gpus, Blocking])
 def test_gpus_that_are_alike_are_not_told_apart_whatever_rank_0_does_between_the_steps(kind, monkeypatch):
     monkeypatch.setattr(Gpus, "rank_0_s", 0.05)
     for seed in range(10):
@@ -126,54 +160,91 @@ def test_a_phase_without_collectives_that_is_longer_there_is_named():
         for row in metrics["steps"]:
             row["per_rank_forward_s"] = [0.06, seconds]
         assert words in text_of(diagnose(metrics))
+    for row in metrics["steps"]:
+        row["per_rank_forward_s"] = [0.06, 0.06 + np.random.default_rng(row["step"]).normal(0.01, 0.05)]
+    assert "its forward" not in text_of(diagnose(metrics)), "it varies too much"
+    for row in metrics["steps"]:
+        row["per_rank_data_wait_s"] = [0.001, 0.02]
+    said = text_of(diagnose(metrics))
+    assert "(its data wait takes longer; most in" in said and "--num_workers 2" in said and "nvidia-smi" not in said
 
 
 def test_only_what_all_ranks_timed_alike_in_a_step_counts():
     gpus = Gpus(2)
     whole = gpus.metrics()["timed_collectives"]
-    assert (whole["num_steps"], [kind["num"] for kind in whole["kinds"]]) == (STEPS - 1, [STEPS - 1] * 5)
+    assert (whole["num_steps"], [kind["num"] for kind in whole["kinds"]]) == (STEPS - 2, [STEPS - 2] * 5)
+    assert sorted(kind["name"] for kind in whole["kinds"])[0] == "all_reduce (1000 Float)"
     apart = [np.ptp(kind["per_rank_s"]) for kind in whole["kinds"]]
     assert apart == sorted(apart, reverse=True)
     first, second = gpus.entries
     inside = [entry for entry in first if "barrier" not in entry["profiling_name"]][5:]
     inside[0]["duration_ms"] = 0.0  # not timed
-    inside[1]["is_p2p"] = True
+    inside[1]["collective_seq_id"] += 10_000
     for entries in gpus.entries:
         one = [entry for entry in entries if "barrier" not in entry["profiling_name"]][7]
         one["profiling_name"] = "nccl:broadcast"
     inside[3]["input_sizes"] = [[1, 2]]  # another call under the same number
     del second[-1]
     found = gpus.metrics()["timed_collectives"]
-    assert sorted(kind["num"] for kind in found["kinds"]) == [STEPS - 2] * 5 and found["num_steps"] == STEPS - 1
+    assert (
+        sorted(kind["num"] for kind in found["kinds"]) == [STEPS - 3] * 4 + [STEPS - 2]
+        and found["num_steps"] == STEPS - 2
+    )
 
 
 def test_reads_of_different_moments_match_by_the_numbers_of_steps():
     gpus = Gpus(2)
-    steps = [(step, BEGAN_NS + int(1e9 * begin) - 1000, BEGAN_NS + int(1e9 * end)) for step, begin, end in gpus.steps]
+    steps = gpus.known_steps()
     reads = [
         calls_of(entries, known, lambda name: 2, 2)
         for entries, known in zip(gpus.entries, (steps, steps[9:]), strict=True)
     ]
-    assert [one.num_steps for one in reads] == [STEPS, STEPS - 9]
-    assert timed_collectives(reads)["num_steps"] == STEPS - 10
+    assert [len({call[0] for call in one.seconds}) for one in reads] == [STEPS, STEPS - 9]
+    assert timed_collectives(reads, False)["num_steps"] == STEPS - 11
+
+
+def test_ranks_keep_the_same_reads_however_much_of_them_the_recorder_has_noted(monkeypatch):
+    """Validations after steps 26, 30 and 43 of a start, of which 5 warm up, and its end after step 45."""
+    gpus, kept = Gpus(2), []
+    monkeypatch.setattr(report.process_group, "size_of_group", lambda name: 2)
+    for rank, entries in enumerate(gpus.entries):
+        one = object.__new__(report.Report)
+        one.launch, one._times_collectives, one._timed = SimpleNamespace(world_size=2), True, TimedCalls({})
+        one._read_at = 5
+        for one._num_steps in (26, 30, 43, 45):
+            known = gpus.known_steps()[: one._num_steps - 5]
+            noted = [entry for entry in entries if entry["time_created_ns"] <= known[-1][2]][-90:]
+            noted = noted[: -18 * rank or None] if one._num_steps > 40 else noted  # three steps fewer
+            one._steps_ns = known
+            monkeypatch.setattr(report, "recorded", lambda noted=noted: noted)
+            one.keep_timed_collectives()
+        kept.append(one._timed)
+    steps = [sorted({call[0] for call in one.seconds}) for one in kept]
+    assert steps == [list(range(29, 44)), list(range(29, 41))]
+    assert timed_collectives(kept, False)["num_steps"] == 10
 
 
 def test_reasons_why_nothing_is_known():
     metrics = Gpus(4).metrics()
     metrics["timed_collectives"]["has_smaller_groups"] = True
-    assert "ranks of a mesh or a pipeline are not compared" in diagnose(metrics).unknown
-    smaller = Gpus(4).metrics(size_of_group=2)["timed_collectives"]
-    assert smaller["has_smaller_groups"] and smaller["num_steps"] == 0
+    assert diagnose(metrics).unknown == NOT_COMPARED
+    for size in (2, 0):  # 0: a group that is gone
+        smaller = Gpus(4).metrics(size_of_group=size)["timed_collectives"]
+        assert smaller["has_smaller_groups"] and smaller["num_steps"] == 0
+    for noted in ({"is_p2p": True}, {"profiling_name": "nccl:coalesced", "input_sizes": [], "input_dtypes": []}):
+        gpus = Gpus(2, {1: 0.1})
+        gpus.entries[0][9].update(noted)
+        assert diagnose(gpus.metrics()).unknown == NOT_COMPARED
     del metrics["timed_collectives"]
     assert "several ranks on NCCL with --watch_collectives every_step" in diagnose(metrics).unknown
     assert "takes more steps" in diagnose(Gpus(2, steps=12).metrics()).unknown
-    assert timed_collectives([NONE, NONE])["num_steps"] == 0
+    assert timed_collectives([TimedCalls({})] * 2, False)["num_steps"] == 0
 
 
 def test_the_report_says_that_gpus_were_never_tried(tmp_path):
     write_metrics(tmp_path / "training_metrics.json", Gpus(2, {1: 0.05}).metrics())
     page = markdown.text(report_of([load_run(tmp_path)], tmp_path), "pictures")
-    assert "comes last to collectives" in page and SHOWN_OF_DEVICES in page and SHOWN not in page
+    assert "comes last to collectives" in page and OF_DEVICES in page and SHOWN not in page
 
 
 def test_times_that_do_not_fit_the_run_are_refused_or_answered():
@@ -191,3 +262,8 @@ def test_times_that_do_not_fit_the_run_are_refused_or_answered():
         assert "longer than its steps" in diagnose(other).unknown
     assert "takes more steps" in diagnose(metrics | {"timed_collectives": timed | {"per_rank_s": []}}).unknown
     assert late(diagnose(metrics | {"timed_collectives": timed | {"kinds": []}})) == [1]
+
+
+def test_what_an_earlier_version_calls_by_that_name_is_not_read(tmp_path):
+    (tmp_path / "old.json").write_text(json.dumps(v1_metrics(4) | {"timed_collectives": "boo"}))
+    assert diagnose(read_metrics(tmp_path / "old.json")).unknown

@@ -43,6 +43,9 @@ def test_the_oldest_that_is_not_over_is_named():
     barrier = entry(profiling_name="gloo:barrier", input_sizes=[], input_dtypes=[])
     assert _first_open([barrier]) == "gloo:barrier, collective 41 of process group 0 default_pg"
     assert _first_open(over) is None and _first_open([]) is None
+    batch = [entry(is_p2p=True, state="scheduled", process_group=["2", ""], time_created_ns=7)]  # stays so for ever
+    batch += [entry(profiling_name="nccl:coalesced", state="completed", retired=True, process_group=["2", ""])]
+    assert _first_open(batch) is None and "collective 41" in _first_open([*batch, entry(time_created_ns=2000)])
 
 
 # As NCCL's recorder with a driver that hangs: PyDLL keeps the interpreter's lock during the call.

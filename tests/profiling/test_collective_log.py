@@ -79,14 +79,15 @@ def test_pytorchs_flight_recorder_has_the_form_that_is_read(told, monkeypatch):
     steps = [(7, begin_ns, time.time_ns())]
     dist.all_reduce(TENSOR.clone())  # behind the step
     entries = flight_recorder.recorded()
-    assert not len(calls_of(entries, steps, process_group.size_of_group, 1).calls)  # gloo times none
+    assert not len(calls_of(entries, steps, process_group.size_of_group, 1).seconds)  # gloo times none
     nccl = json.dumps({"entries": [{**entry, "duration_ms": 1.5} for entry in entries]})
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda includeCollectives: nccl, raising=False)
     found = calls_of(flight_recorder.recorded(), steps, process_group.size_of_group, 1)
-    assert len(found.groups) == 1 and not found.has_smaller_groups and process_group.size_of_group("gone") == 0
-    assert found.kinds == [("all_reduce", 80 * size) for size in (4, 2, 1)]
-    assert found.calls["seconds"].tolist() == pytest.approx([0.0015] * 3)
-    assert np.diff(found.calls["number"]).tolist() == [1, 1] and set(found.calls["step"]) == {7}
+    steps, groups, numbers, kinds = zip(*found.seconds, strict=True)
+    assert len(set(groups)) == 1 and not found.has_smaller_groups and process_group.size_of_group("gone") == 0
+    assert kinds == tuple(f"all_reduce (40x2 {dtype})" for dtype in ("Float", "BFloat16", "Byte"))
+    assert list(found.seconds.values()) == pytest.approx([0.0015] * 3)
+    assert np.diff(numbers).tolist() == [1, 1] and set(steps) == {7}
 
 
 @pytest.mark.parametrize("size", [None, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -57,25 +58,32 @@ def recorded() -> list[dict[str, Any]]:
     return entries
 
 
+def named(entry: Mapping[str, Any]) -> str:
+    """Return an operation with the sizes and types of its inputs, as in "nccl:all_reduce (25x1000 Float)"."""
+    tensors = ", ".join(
+        f"{'x'.join(map(str, size)) or 'scalar'} {dtype}"
+        for size, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
+    )
+    return entry["profiling_name"] + (f" ({tensors})" if tensors else "")  # gloo's barrier has none
+
+
 def _first_open(entries: list[dict[str, Any]]) -> str | None:
     """Return the words for the oldest entry that the group still waits for.
 
     Args:
         entries: as PyTorch's versions 2.10 of the format have them.
     """
-    waiting = [entry for entry in entries if not entry["retired"] and entry["state"] != "completed"]
+    # what came before a group's last that is over is over too, though in a batch of NCCL's its state never changes
+    done = [entry for entry in entries if entry["retired"] or entry["state"] == "completed"]
+    over = {entry["process_group"][0]: entry["time_created_ns"] for entry in done}
+    waiting = [entry for entry in entries if entry["time_created_ns"] > over.get(entry["process_group"][0], -1)]
     if not waiting:
         return None
     first = min(waiting, key=lambda entry: entry["time_created_ns"])
     kind, number = ("p2p", "p2p_seq_id") if first["is_p2p"] else ("collective", "collective_seq_id")
-    tensors = ", ".join(
-        f"{'x'.join(map(str, size)) or 'scalar'} {dtype}"
-        for size, dtype in zip(first["input_sizes"], first["input_dtypes"], strict=False)
-    )
     group, description = first["process_group"]
     return (
-        first["profiling_name"]
-        + (f" ({tensors})" if tensors else "")  # gloo's barrier has none
+        named(first)
         + f", {kind} {first[number]} of process group {group}"
         + (f" {description}" if description not in ("", "undefined", group) else "")
         + (f", with {len(waiting) - 1} more behind it" if len(waiting) > 1 else "")

@@ -215,6 +215,13 @@ def gather_objects(mine: object) -> list:
     return everyone
 
 
+def gather_on_rank_0(mine: object) -> list:
+    """Return every rank's Python object on rank 0, by rank, and nothing elsewhere. All ranks call it, in a group."""
+    everyone: list = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
+    dist.gather_object(mine, everyone or None)
+    return everyone
+
+
 def start_on_rank_0(work: Callable[[], Result]) -> Future[Result] | None:
     """Start work on rank 0, in a thread. All ranks call it, and then `wait_for_work`. The others get None."""
     if dist.is_initialized() and dist.get_rank() > 0:

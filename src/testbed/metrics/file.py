@@ -71,7 +71,7 @@ def read_metrics(path: Path) -> dict:
         if metrics_version(metrics) == "2.1":
             metrics = _from_2_1(metrics)
         if metrics_version(metrics) != SCHEMA_VERSION:  # which watched nothing
-            metrics = {name: value for name, value in metrics.items() if name not in ("watched", "watched_steps")}
+            metrics = {name: value for name, value in metrics.items() if not name.startswith(("watched", "timed"))}
         _check(metrics, metrics_version(metrics))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None

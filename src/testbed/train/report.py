@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from testbed import run_folder
+from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.flight_recorder import MOST_TIMED, recorded
@@ -24,7 +25,7 @@ from testbed.profiling.collective_watch import CollectiveWatch
 from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.step_clock import StepClock
-from testbed.profiling.timed_collectives import NONE, TimedCalls, calls_of, timed_collectives, times_collectives
+from testbed.profiling.timed_collectives import LEAST_STEPS, TimedCalls, calls_of, timed_collectives, times_collectives
 from testbed.profiling.utilization import UtilizationSampler
 from testbed.train import validated_text
 from testbed.train.console import Console
@@ -57,7 +58,8 @@ class Report:
         self._own_start_up_s = 0.0
         self._times_collectives = times_collectives(self.settings, self.device, self.launch)
         self._steps_ns: deque[tuple[int, int, int]] = deque(maxlen=MOST_TIMED)  # step, begin, end
-        self._timed: TimedCalls | str = NONE  # or why they cannot be read
+        self._timed: TimedCalls | str = TimedCalls({})  # or why they cannot be read
+        self._num_steps, self._read_at = 0, self.settings.measuring.timing_warmup_steps  # of this start
         self._traces = self.recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
@@ -77,7 +79,8 @@ class Report:
         """Record and show optimizer step `step`, counted from 1. `clock` has timed it on this rank."""
         self._sampler.add_step(clock.cpu_s, clock.step_time_s)
         self.recorder.add_step(step, world, learning_rate)
-        if self._times_collectives and not self.recorder.steps[-1]["is_warmup"]:
+        self._num_steps += 1  # rank 0 alone keeps rows
+        if self._times_collectives and self._num_steps > self.settings.measuring.timing_warmup_steps:
             self._steps_ns.append((step, clock.began_ns, clock.ended_ns))
         self.console.show_step(step, world.loss, learning_rate, world.step_time_s)
         self.trackers.add_step(step, world, learning_rate)
@@ -128,29 +131,26 @@ class Report:
             self.recorder.add_utilization(utilization)
 
     def keep_timed_collectives(self) -> None:
-        """Read the flight recorder before collectives of a validation take its room; what has more steps is kept."""
-        if not self._times_collectives or isinstance(self._timed, str):
+        """Read the flight recorder before collectives of a validation take its room, on all ranks after the same steps:
+        what is over it notes some 100 ms late, so how many steps it shows differs by rank."""
+        is_due = self._times_collectives and self._num_steps - self._read_at > LEAST_STEPS
+        if not is_due or isinstance(self._timed, str):
             return
+        self._read_at = self._num_steps
         try:
-            size = process_group.size_of_group
-            found = calls_of(recorded(), list(self._steps_ns), size, self.launch.world_size)
-            if found.num_steps >= self._timed.num_steps:
-                self._timed = found
+            size_of_group, world_size = process_group.size_of_group, self.launch.world_size
+            self._timed = calls_of(recorded(), list(self._steps_ns), size_of_group, world_size)
         except Exception as error:  # another version's form; no run fails for it
             self._timed = first_line(error)
 
     def _record_timed_collectives(self) -> None:
-        per_rank = process_group.gather_objects(self._timed)
-        if self.launch.rank > 0:
-            return
-        failed = next((one for one in per_rank if isinstance(one, str)), None)
-        if failed is None:
-            try:
-                self.recorder.add_timed_collectives(timed_collectives(per_rank))
-            except Exception as error:
-                failed = first_line(error)
-        if failed is not None:
-            self.console.say(f"note: PyTorch's flight recorder cannot be read: {failed}")
+        per_rank = process_group.gather_on_rank_0(self._timed)
+        failed = [one for one in per_rank if isinstance(one, str)]
+        if failed:
+            self.console.say(f"note: PyTorch's flight recorder cannot be read: {failed[0]}")
+        elif per_rank:
+            adds_up = STRATEGIES[self.settings.training.run_type].sends == "tensors"
+            self.recorder.add_timed_collectives(timed_collectives(per_rank, adds_up))
 
     def _axes_of_group(self, name: str) -> str:
         return self.settings.plan.mesh.axes_of(process_group.ranks_of_group(name))

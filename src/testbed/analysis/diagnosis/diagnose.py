@@ -35,10 +35,19 @@ LEAST_SHARE_OF_ALL = 0.03  # of what no rank has less of: every run waits for da
 LEAST_SHARE_OF_RUN = 0.1  # of checkpoints and validation, which are asked for
 SLOW_LINK_BYTES_PER_S = 60e6
 LEAST_SHARE_OF_LINK = 0.1
+LEAST_WAIT_S = 50e-6  # of a rank's GPU in each collective: ranks that come together do not leave together either
 LONGEST_IN_STEPS = 100.0  # collectives of a step, on the mean over a window
 TOO_FEW_TIMED = (
     f"PyTorch's flight recorder had timed all ranks' collectives in fewer than {LEAST_WINDOWS} measured steps: it "
-    "takes more steps, more room (TORCH_FR_BUFFER_SIZE), TORCH_NCCL_ENABLE_TIMING=1, and NCCL"
+    "takes more steps, more room (TORCH_FR_BUFFER_SIZE), TORCH_NCCL_ENABLE_TIMING=1, no TORCH_NCCL_BLOCKING_WAIT"
+)
+NOT_COMPARED = (
+    "on GPUs ranks that exchange in pairs, batches or along one axis of a mesh are not compared: who is late because "
+    "it waited is not told from who is slow; merge_traces.py shows all ranks on one clock"
+)
+OF_DEVICES = (
+    "on GPUs this was never tried: it was tested with made-up times of collectives (docs/diagnosis.md), and only which "
+    "rank the others wait for was looked at, not data, a link, garbage collection, writing and the start-up"
 )
 LEAST_LATENCY_S = 1e-3  # of a collective: what is allowed for each, beside what the run's smallest ones take
 START_UP_AHEAD = 0.75  # a rank's own start-up over the others', as a fraction and in seconds: one number, no interval
@@ -69,14 +78,12 @@ class Finding:
 class Diagnosis:
     """Findings, sorted by the lower bound of their cost, the largest first.
 
-    `unknown` is why nothing can be said, `notes` what was not looked at, and `is_of_devices` that it was found in times
-    of collectives on GPUs.
+    `unknown` is why nothing can be said, and `notes` what was not looked at.
     """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: str | None = None
-    is_of_devices: bool = False
 
 
 def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
@@ -114,43 +121,43 @@ def _why_not_watched(metrics: Mapping[str, Any]) -> str:
 
 
 def _of_timed_collectives(metrics: Mapping[str, Any]) -> Diagnosis:
-    """Return which ranks the others wait for inside collectives: who comes last is in them the shortest."""
+    """Return which ranks the others wait for inside collectives: who comes last waits least."""
     timed, step_s = metrics["timed_collectives"], metrics["timing"]["step_time_p50_sec"]
     if timed["has_smaller_groups"] or (metrics.get("training_config") or {}).get("mesh", {}).get("pipeline", 1) > 1:
-        reason = (
-            "on GPUs ranks of a mesh or a pipeline are not compared: who is late because it waited is not told from"
-        )
-        return Diagnosis(unknown=f"{reason} who is slow; merge_traces.py shows all ranks on one clock")
+        return Diagnosis(unknown=NOT_COMPARED)
     times = np.array(timed["per_rank_s"])
     if not step_s or timed["num_steps"] < LEAST_WINDOWS or len(times) < 2 or times.shape[1] < 2:
         return Diagnosis(unknown=TOO_FEW_TIMED)
     if times.max() > LONGEST_IN_STEPS * step_s:
         return Diagnosis(unknown="its collectives take far longer than its steps")
     found = []
+    least_s = max(LEAST_SHARE * step_s, LEAST_WAIT_S * timed["waits_per_step"])
     for rank, ahead in enumerate(-against_others(times).T):
         shift = shift_of(ahead, times.shape[1])
-        if shift.low > 0 and shift.seconds >= LEAST_SHARE * step_s:
-            details: dict[str, Any] = {"phase": _longer_phase(metrics, rank, shift.seconds / 2)}
+        if shift.low > 0 and shift.seconds >= least_s:
+            phase = _longer_phase(metrics, rank, shift.seconds / 2)
+            details: dict[str, Any] = {"phase": phase, "is_longest": timed["waits_per_step"] == 1}
+            details |= {"what": "data"} if phase == "data_wait" else {}
             if timed["kinds"]:
                 kind = max(timed["kinds"], key=lambda one: np.median(one["per_rank_s"]) - one["per_rank_s"][rank])
-                calls = kind["num"] / timed["num_steps"]
-                details |= {"collective": one_line(kind["name"], 80), "bytes": kind["bytes"], "calls": calls}
+                details |= {"collective": one_line(kind["name"], 80), "calls": kind["num"] / timed["num_steps"]}
             found.append(Finding("late", rank, shift, shift.seconds / step_s, details, metrics.get("settings") or {}))
     found.sort(key=lambda one: -one.shift.low)
-    return Diagnosis(tuple(found), is_of_devices=True)
+    return Diagnosis(tuple(found), (OF_DEVICES,))
 
 
 def _longer_phase(metrics: Mapping[str, Any], rank: int, least_s: float) -> str | None:
     """Return the phase that takes this rank so much longer than the others. None: none, or it holds collectives, in
     which all ranks end together."""
     rows = [row for row in metrics.get("steps") or [] if not row["is_warmup"]]
-    excess: dict[str, float] = {}
+    found = {}
     for phase in PHASES:
-        times = [row[name] for row in rows if (name := f"per_rank_{phase}_s") in row and len(row[name]) > rank]
-        if times and len(times[0]) > 1 and len({len(one) for one in times}) == 1:
-            excess[phase] = float(against_others(np.median(times, axis=0)[None])[0, rank])
-    most = max(excess, key=lambda phase: excess[phase], default=None)
-    return most if most is not None and excess[most] >= least_s else None
+        times = [row[name] for row in rows if len(row.get(name := f"per_rank_{phase}_s") or ()) > rank]
+        if len(times) >= LEAST_WINDOWS and {len(one) for one in times} == {len(times[0])} - {1}:
+            ahead = against_others(batches(np.array(times), MIDDLE))[:, rank]
+            found[phase] = shift_of(ahead, len(times[0]) * len(PHASES))
+    longer = [phase for phase, shift in found.items() if shift.low > 0 and shift.seconds >= least_s]
+    return max(longer, key=lambda phase: found[phase].seconds, default=None)
 
 
 class _Watched:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from testbed.analysis.diagnosis.diagnose import ELSEWHERE, Diagnosis, Finding
+from testbed.analysis.diagnosis.diagnose import ELSEWHERE, OF_DEVICES, Diagnosis, Finding
 from testbed.analysis.diagnosis.shifts import CONFIDENCE
 from testbed.config.run_types import run_types_that_work_with, run_types_with
 from testbed.errors import as_lines
@@ -16,7 +16,6 @@ SHOWN = (  # docs/results/diagnosis/cases.jsonl; a test compares them
     "of 79 planted slow-downs on two ranks it named 69 rightly, and of 40 undisturbed runs it blamed none "
     "(docs/diagnosis.md)"
 )
-SHOWN_OF_DEVICES = "on GPUs this was never tried: it was tested with made-up times of collectives (docs/diagnosis.md)"
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
@@ -98,8 +97,9 @@ def text_of(diagnosis: Diagnosis) -> str:
         lines = [verdict(diagnosis)]
     else:
         lines = [line for one in diagnosis.findings for line in (sentence(one), f"  try: {way_out(one)}")]
-    shown = SHOWN_OF_DEVICES if diagnosis.is_of_devices else SHOWN
-    notes = [*diagnosis.notes, shown] if diagnosis.unknown is None else diagnosis.notes
+    notes = diagnosis.notes
+    if diagnosis.unknown is None and OF_DEVICES not in notes:
+        notes = (*notes, SHOWN)
     return as_lines([*lines, *(f"note: {note}" for note in notes)])
 
 
@@ -151,10 +151,10 @@ def _what(finding: Finding) -> str:
     if finding.cause == "late":
         why = [] if details["phase"] is None else [f"its {details['phase'].replace('_', ' ')} takes longer"]
         if "collective" in details:
-            size, calls = details["bytes"] / 1e6, details["calls"]
-            why.append(f"most in {details['collective']} of {size:.3g} MB, {calls:.3g} in a step")
+            why.append(f"most in {details['collective']}, {details['calls']:.3g} in a step")
         reason = f" ({'; '.join(why)})" if why else ""
-        return f"comes last to collectives{reason}, and the other GPUs wait in all of them at most so long"
+        where = "in one of them" if details["is_longest"] else "in all of them together"
+        return f"comes last to collectives{reason}, and {where} the other GPUs wait for it so long"
     if finding.cause == "writing":
         return "is busy between the steps: rows, printing, writing" if is_one else f"{details['what']} take time"
     if finding.cause == "start-up":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from testbed.analysis.diagnosis.diagnose import Diagnosis, diagnose
-from testbed.analysis.diagnosis.words import SHOWN, SHOWN_OF_DEVICES, verdict, way_out
+from testbed.analysis.diagnosis.diagnose import OF_DEVICES, Diagnosis, diagnose
+from testbed.analysis.diagnosis.words import SHOWN, verdict, way_out
 from testbed.analysis.document.model import Cell, RunLinks, Section, table_of
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.runs.entries import Entry, Subject
@@ -30,7 +30,7 @@ def held_back(subject: Subject) -> Section | None:
         "what holds it back": lambda one: verdict(one[2]),
         "try": lambda one: way_out(one[2].findings[0]) if one[2].findings else "",
     }
-    shown = {SHOWN_OF_DEVICES if one[2].is_of_devices else SHOWN: None for one in found}
+    shown = {OF_DEVICES if OF_DEVICES in one[2].notes else SHOWN: None for one in found}
     note = (
         "From each rank's own time of every phase, without what it was blocked in collectives; on CUDA from how long "
         "collectives took on each GPU. Intervals hold at 95 % for all ranks and phases of a run together. "

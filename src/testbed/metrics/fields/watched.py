@@ -75,18 +75,20 @@ class Watched(TypedDict):
 
 class TimedKind(TypedDict):
     name: Name
-    bytes: Annotated[Count, "of the inputs of one rank"]
     num: Annotated[Positive, "calls in these steps"]
-    per_rank_s: Annotated[OneOrMore[Amount], "mean seconds of a step in it on each rank's GPU"]
+    per_rank_s: Annotated[OneOrMore[Amount], "mean seconds of a step for which each rank's GPU waited in it"]
 
 
 class TimedCollectives(TypedDict):
-    has_smaller_groups: Annotated[bool, "steps had collectives of some of the ranks too, which are left out"]
+    has_smaller_groups: Annotated[bool, "in the steps some of the ranks exchanged too, or that is not known"]
     num_steps: Annotated[Count, "measured steps of which all ranks had timed their collectives; 0: too few"]
+    waits_per_step: Annotated[
+        Amount, "waits of a step that are added up; 1: where collectives overlap, the longest one is taken"
+    ]
     per_rank_s: Annotated[
         list[OneOrMore[Amount]],
         Meta(max_length=10),
-        "seconds of a step in collectives of all ranks on each rank's GPU: means over ten windows of these steps. A "
-        "rank that comes early waits inside them",
+        "seconds of a step for which each rank's GPU waited in collectives of all ranks for the one that came last: "
+        "means over ten windows of these steps",
     ]
-    kinds: Annotated[list[TimedKind], Meta(max_length=64), "those in which ranks differ most"]
+    kinds: Annotated[list[TimedKind], Meta(max_length=8), "those in which ranks differ most"]
