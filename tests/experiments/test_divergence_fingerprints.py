@@ -16,7 +16,7 @@ from testbed.errors import InputError
 from testbed.experiments.divergence import run_sides
 from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.causes import ratio_of
-from testbed.experiments.divergence.comparison import Comparison, size_of
+from testbed.experiments.divergence.comparison import SQUARES_OF_ALL, Comparison, size_of
 from testbed.experiments.divergence.layouts import positions_of, print_of
 from testbed.experiments.divergence.projections import fingerprint
 from testbed.experiments.divergence.run_sides import Request, check, facts_of
@@ -119,6 +119,30 @@ def test_a_sum_that_is_not_that_of_its_summands_is_named():
 def test_the_rank_whose_copy_differs_is_named():
     found = Comparison(side(1.0, (1.0, 1.3)), side(1.0)).first()
     assert (found.place.phase, found.ranks) == ("synchronisation", [1])
+
+
+@pytest.mark.parametrize(("name", "said"), [("ln_f.bias", "ln_f.bias"), (SQUARES_OF_ALL, "all weights")])
+def test_a_rank_that_brings_no_gradient_to_the_optimizer_skips_the_update(name, said):
+    """It is not said that clipping scaled the gradients by what the rank's part is of them."""
+    a, clipped = side(1.0, (1.0, 1.0)), Place(1, "clipping", name)
+    x = whole(torch.ones(64, 8))
+    squares = np.array([x[:, SQUARES].sum() / 2])
+    brought = {"rank0": {0: squares}, "rank1": {1: squares}} if name == SQUARES_OF_ALL else {"all": {0: x, 1: x}}
+    a.records[clipped] = brought
+    assert Comparison(a, side(1.0)).first() is None
+    a.records[clipped] = {part: {0: of[0]} for part, of in brought.items() if 0 in of}
+    found = answer_of(a, side(1.0), None)["divergence"]
+    assert (found["phase"], found["name"], found["ranks"]) == ("update", said, [1])
+    assert found["cause"].startswith("rank 1 skips the optimizer's step")
+
+
+@pytest.mark.parametrize(("last_stage", "is_said"), [(0, False), (1, True)])
+def test_only_stages_have_an_embedding_with_two_ends(last_stage, is_said):
+    x, other = whole(torch.ones(300, 32)), whole(torch.randn(300, 32))
+    local = {f"all:context0stage{stage}:row{stage}": {stage: x} for stage in (0, last_stage)}
+    total, mine = Place(1, "synchronisation", "wte.weight"), {Place(1, "backward", "wte.weight"): local}
+    a, b = (Side({**mine, total: {"all": {0: found}}}, {}) for found in (other, x * len(local)))
+    assert ("two ends" in answer_of(a, b, None)["divergence"]["cause"]) == is_said
 
 
 def test_places_are_in_the_order_of_computation():

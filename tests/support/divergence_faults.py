@@ -268,6 +268,23 @@ def a_rank_skips_a_step() -> None:
     around("testbed.strategies.baseline.Baseline.update", Baseline.update, skipping)
 
 
+@fault(ZERO_3, 2, "update", "all weights", (1,), step=2)
+def deepspeed_skips_a_step_on_a_rank() -> None:
+    """As after an overflow that one rank alone sees: its shard of every weight stands still."""
+    from testbed.strategies.deepspeed_zero import DeepSpeedZero
+
+    steps = []
+
+    def skipping(honest, self, *arguments):
+        steps.append(1)
+        if len(steps) == 2 and on_rank(1):
+            with mock.patch.object(self.optimizer, "step", lambda *_: None):
+                return honest(self, *arguments)
+        return honest(self, *arguments)
+
+    around("testbed.strategies.deepspeed_zero.DeepSpeedZero.train_step", DeepSpeedZero.train_step, skipping)
+
+
 @fault(ALLREDUCE, 2, "synchronisation", LAST)
 def averaged_in_bf16() -> None:
     def rounded(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from testbed.config.settings import RunSettings
+from testbed.experiments.divergence.comparison import SQUARES_OF_ALL
 from testbed.experiments.divergence.recorder import (
     BACKWARD,
     CLIPPING,
@@ -28,8 +29,6 @@ from testbed.strategies.baseline import Baseline
 from testbed.strategies.deepspeed_zero import DeepSpeedZero
 from testbed.strategies.mesh import Mesh
 from testbed.strategies.pipeline import Pipeline
-
-SQUARES_OF_ALL = "squares of all clipped gradients"
 
 
 class EnoughSteps(Exception):

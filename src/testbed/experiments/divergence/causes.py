@@ -90,13 +90,20 @@ def _of_gradients(parting: Parting, ratio: float, a: Side, b: Side) -> str:
         return own
     if not np.isnan(ratio) and not _is(ratio, 1.0):
         return f"gradients are {ratio:.4g} times {_theirs(parting)}: {_meaning(ratio, ranks, a, is_exchange)}"
-    if is_exchange and place.name == "wte.weight":
+    if is_exchange and place.name == "wte.weight" and _has_two_ends(place, a):
         return "the tied embedding: the gradients of its two ends are not added as they should be"
     if is_exchange and BF16[0] < parting.size < BF16[1]:
         return "the size of rounding to bf16: gradients are averaged in it"
     if parting.ranks and not is_exchange:
         return "these ranks alone bring other gradients for the same rows"
     return "the summands are right and their sum is not" if is_exchange else "forward agrees and backward does not"
+
+
+def _has_two_ends(place: Place, a: Side) -> bool:
+    """Return whether the embedding is that of two stages, as far as the summands of its gradient tell."""
+    summands = a.records.get(Place(place.step, "backward", place.name), {})
+    stages = {part.partition("stage")[2].partition(":")[0] for part in summands}
+    return len(stages) != 1
 
 
 def _theirs(parting: Parting) -> str:

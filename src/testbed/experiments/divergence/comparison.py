@@ -22,6 +22,7 @@ OF_ITSELF = ("weights", "clipping")  # a side's own: what forward and backward r
 ENDS = (".weight", ".bias")  # of a parameter's name
 OTHER_SIDE, OTHER_COPIES = "the other side", "the copies of other ranks"
 NORM_OF_GRADIENTS = "what follows from the synchronised gradients"
+SQUARES_OF_ALL = "squares of all clipped gradients"  # where the optimizer has flat pieces of many parameters
 WHAT_UPDATE_LEFT = "what the last update left"
 SUMMANDS = "the sum of all ranks' own gradients"
 
@@ -47,7 +48,7 @@ class Parting:
 
     @property
     def is_absent(self) -> bool:
-        """Return whether one side does not have the place at all."""
+        """Return whether a side or a rank does not have the place at all."""
         return not self.a.size
 
 
@@ -206,6 +207,11 @@ class Comparison:
 
     def _clipped(self, place: Place) -> Parting | None:
         """Compare the norm, and what clipping left, with what follows from the synchronised gradients."""
+        if idle := self._idle_ranks(place):
+            name = "all weights" if place.name == SQUARES_OF_ALL else place.name
+            said = f"rank {', '.join(map(str, idle))} skips the optimizer's step, or has no gradient there"
+            nothing = np.zeros(0)
+            return Parting(Place(place.step, "update", name), idle, 1.0, 0.0, nothing, nothing, said)
         squares, a = self._squares(place.step), self.a.whole(place)
         most, norm = float(self.a.facts.get("max_grad_norm", 0.0)), squares**0.5
         if place.name == "norm":
@@ -217,6 +223,22 @@ class Comparison:
         else:
             b = factor * self.a.whole(Place(place.step, "synchronisation", place.name))
         return self._parting(place, a, b, OWN, NORM_OF_GRADIENTS)
+
+    def _idle_ranks(self, place: Place) -> list[int]:
+        """Return the ranks that had a synchronised gradient and brought none to the optimizer."""
+        if place.name == "norm":
+            return []
+        had = [
+            of_ranks
+            for other, parts in self.a.records.items()
+            if (other.step, other.phase) == (place.step, "synchronisation")
+            and place.name in (other.name, SQUARES_OF_ALL)
+            for of_ranks in parts.values()
+        ]
+        return sorted(
+            {rank for of_ranks in had for rank in of_ranks}
+            - {rank for of_ranks in self.a.records[place].values() for rank in of_ranks}
+        )
 
     def _squares(self, step: int) -> float:
         """Return the squared norm of A's synchronised gradients."""
