@@ -35,6 +35,7 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.errors import Failure, InputError, counted, say
 from testbed.planner.calibration import CALIBRATION
+from testbed.planner.goodput import RESTART_S
 from testbed.planner.question import OF_OTHERS, OTHER_MODELS
 from testbed.program import program, recorded_command
 
@@ -125,6 +126,10 @@ def _add_budget(budget: argparse._ArgumentGroup) -> None:
     budget.add_argument("--deadline", metavar="TIME", help=text)
     text = "mean hours between failures of one node (default: nothing fails)"
     budget.add_argument("--mtbf_hours", type=positive_number, metavar="HOURS", help=text)
+    text = "time that a checkpoint stops training (default: its size at 1 GB/s from each node that writes)"
+    budget.add_argument("--save_seconds", type=positive_number, metavar="S", help=text)
+    text = "from a failure to the next step (default: %(default)g)"
+    budget.add_argument("--restart_seconds", type=positive_number, default=RESTART_S, metavar="S", help=text)
 
 
 def _add_answer(answer: argparse._ArgumentGroup) -> None:
@@ -201,6 +206,8 @@ def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
         mtbf_hours=arguments.mtbf_hours,
+        save_s=arguments.save_seconds,
+        restart_s=arguments.restart_seconds,
         deadline=None if arguments.deadline is None else deadline_of(arguments.deadline),
     )
     here = arguments.here or (arguments.calibration is not None and arguments.gpu is None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-RESTART_S = 300.0  # assumed
-SAVED_PER_S = 1e9  # bytes of a checkpoint that reach the disk in a second, assumed where flags do not say
+RESTART_S = 300.0  # assumed where flags do not say
+SAVED_PER_S = 1e9  # bytes of a checkpoint that a node writes in a second, assumed where flags do not say
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.memory_model.model_states import FP32, MOMENTS, whole
 from testbed.planner.constants import Constants
-from testbed.planner.goodput import SAVED_PER_S, Failures
+from testbed.planner.goodput import RESTART_S, SAVED_PER_S, Failures
 from testbed.planner.rows import own_rows
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime, step_time
 
@@ -167,6 +167,10 @@ class PlannedRun:
         return (KEEPS.index(entry.keeps), axes, SENDS.index(entry.sends), stage, is_hybrid, self.job.offload)
 
 
+def _nodes(machine: Machine) -> int:
+    return -(-machine.devices // machine.per_node)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """Work of a whole run, and the price of a device.
@@ -175,25 +179,30 @@ class Budget:
         tokens: to be trained on.
         price: of a device and hour.
         mtbf_hours: mean time between failures of one node; None: it never fails.
+        save_s, restart_s: as in `Failures`; None: what a checkpoint takes at SAVED_PER_S of each node that writes.
         deadline: days that the whole run may take.
     """
 
     tokens: float | None = None
     price: float | None = None
     mtbf_hours: float | None = None
+    save_s: float | None = None
+    restart_s: float = RESTART_S
     deadline: float | None = None
 
     def saving_s(self, run: PlannedRun) -> float:
-        """Return the seconds that a checkpoint takes."""
-        return run.checkpoint_bytes / SAVED_PER_S
+        """Return the seconds that a checkpoint takes. Where ranks hold the same, one writes it, else each its part."""
+        if self.save_s is not None:
+            return self.save_s
+        is_whole = run.job.strategy is not None and run.job.strategy.state_layout == "replicated"
+        return run.checkpoint_bytes / SAVED_PER_S / (1 if is_whole else _nodes(run.machine))
 
     def failures(self, run: PlannedRun) -> Failures | None:
         """Return the failures of the whole machine; None if it never fails."""
         if self.mtbf_hours is None:
             return None
-        nodes = -(-run.machine.devices // run.machine.per_node)
-        between_s = self.mtbf_hours * HOUR_S / nodes
-        return Failures(between_s=between_s, save_s=self.saving_s(run))
+        between_s = self.mtbf_hours * HOUR_S / _nodes(run.machine)
+        return Failures(between_s=between_s, save_s=self.saving_s(run), restart_s=self.restart_s)
 
     def goodput(self, run: PlannedRun) -> float:
         """Training time over wall time."""

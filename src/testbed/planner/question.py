@@ -236,21 +236,20 @@ class Question:
         machine = self.machine
         if machine.device.kind == "cpu" or machine.devices > MOST_TRIED:
             return None
-        fewer = range(1, machine.devices)
-        whole = [number for number in fewer if number <= machine.per_node or not number % machine.per_node]
+        whole = [number for number in range(1, machine.devices) if self._is_whole(number)]
         numbers, halved = set(), []
         if sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds:
             numbers |= {1, machine.per_node} & {*whole}
             halved = [number for times in range(1, 7) if (number := machine.devices >> times) in whole]
         if self.global_batch % machine.devices:
             numbers.add(max(number for number in whole if self.global_batch % number == 0))
-        of_one = self._without("run_type")
         first = best
-        for number in [*sorted(numbers), *halved]:
-            run = (of_one if number == 1 else self).on(number).fitting()
-            if run and (run.is_tight, run.time.seconds) < (first.is_tight, first.time.seconds):
-                first = run
-            elif number in halved and (run is None or run.time.seconds > WORTH_A_TRY * first.time.seconds):
+        for number in sorted(numbers):
+            first = min(first, self._on_fewer(number) or first, key=_by_time)
+        for number in halved:
+            run = self._on_fewer(number)
+            first = min(first, run or first, key=_by_time)
+            if run is None or run.time.seconds > WORTH_A_TRY * first.time.seconds:
                 break  # half as many are slower still
         gain = best.time.seconds / first.time.seconds
         if gain < GAIN:
@@ -260,6 +259,10 @@ class Question:
             f"{first.machine.devices} of them ({name}) would be {three(gain)} times as fast, with "
             f"{three(first.time.seconds)} s a step"
         )
+
+    def _on_fewer(self, number: int) -> PlannedRun | None:
+        """Return the best run on a number of devices, on one of any run type."""
+        return (self._without("run_type") if number == 1 else self).on(number).fitting()
 
     def _with_offload(self, best: PlannedRun) -> str | None:
         """Return that DeepSpeed's offload has room, where nothing else has, and that it is not much slower."""
@@ -304,6 +307,7 @@ class Question:
         """Return the error of a question without candidates."""
         reason = self._reason(refused)
         words = [f"nothing can be planned for {self.devices_in_words}: {reason}", self.with_room()]
+        words.append(self._as_asked_on_fewer())
         lead = re.match(r"--(\w+)", reason)
         if words[1] is None and lead and lead[1] in self.given:  # so without it there is another reason
             words[1] = f"Without {_typed(lead[1], self.given[lead[1]])} too: {self._without(lead[1]).best()}"
@@ -319,10 +323,35 @@ class Question:
         nearest = re.search(r"the nearest that (?:is|does): (\d+)$", words)
         if nearest is None:
             return words
+        for batch in self._batches_below(int(nearest[1])):
+            runs, _ = self._asked(batch).runs
+            if runs and runs[0].fits:
+                smallest = f"the smallest found that can be planned: {batch} ({name_of(runs[0].job)})"
+                return words[: nearest.start()] + smallest
         found = self._asked(int(nearest[1])).best()
         if isinstance(found, PlannedRun):
             return f"{words} ({name_of(found.job)})"
         return f"{words}, and with it the model {found}" if found.startswith(LACKS) else f"{words}, and then: {found}"
+
+    def _batches_below(self, nearest: int) -> Iterator[int]:
+        """Yield the batch times powers of two, up to the nearest that divides among all devices: a pipeline or tensor
+        ranks may share it."""
+        batch = 2 * self.global_batch
+        while batch < nearest and self.machine.devices <= MOST_TRIED:
+            yield batch
+            batch *= 2
+
+    def _as_asked_on_fewer(self) -> str | None:
+        """Return on how many devices the batch that is too small for these can be trained."""
+        whole = (number for number in range(self.machine.devices - 1, 0, -1) if self._is_whole(number))
+        number = next((number for number in whole if self.global_batch % number == 0), None)
+        run = self.on(number).fitting() if number and self.global_batch < self.machine.devices else None
+        if run is None:
+            return None
+        return f"{number} of them can train that batch: {name_of(run.job)}, {three(run.time.seconds)} s a step"
+
+    def _is_whole(self, number: int) -> bool:
+        return number <= self.machine.per_node or not number % self.machine.per_node
 
     @property
     def devices_in_words(self) -> str:
@@ -360,7 +389,9 @@ class Question:
             return f"{self._lack(run)}, and no number of them would do as asked{more}"
         if number < self.machine.devices:
             return f"{self._lack(run)}; fewer would do, as they divide otherwise: {number}"
-        return f"{self._lack(run)}; {number} of them would do"
+        found = self.on(number).best()
+        is_tight = isinstance(found, PlannedRun) and found.is_tight
+        return f"{self._lack(run)}; {number} of them would do{', tightly' * is_tight}"
 
 
 @dataclass(frozen=True)
@@ -514,6 +545,10 @@ def _other_model(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DenseMo
     if heads % kv_heads:
         raise InputError(f"--kv_heads {kv_heads} does not divide the {heads} heads that share them")
     return DenseModel.of_sizes(**sizes)
+
+
+def _by_time(run: PlannedRun) -> tuple[bool, float]:
+    return run.is_tight, run.time.seconds
 
 
 def _typed(name: str, value: object) -> str:

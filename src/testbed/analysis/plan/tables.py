@@ -196,7 +196,10 @@ def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
     for where, bytes_per_s, name in links if machine.devices > 1 else ():
         lines.append(f"link {where}: {bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({name})")
     saved = f"a checkpoint: {three(run.checkpoint_bytes / 1e9)} GB of weights and moments"
-    lines.append(f"{saved}, {three(budget.saving_s(run))} s at 1 GB/s, an assumption")
+    seconds = f", {three(budget.saving_s(run))} s"
+    lines.append(
+        saved + seconds + (" at 1 GB/s of each node that writes, an assumption" if budget.save_s is None else "")
+    )
     failures = budget.failures(run)
     if failures is not None:
         between, interval = three(failures.between_s / 3600), three(failures.interval_s / 60)
