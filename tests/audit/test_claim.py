@@ -303,7 +303,11 @@ NOTED = "Optimizer | step (ms) | Speedup", ("AdamW | 38.6 | 1.00x", "fused | 21.
         ("ours", "Note: the last row assumes linear scaling of the first.", "not call measured"),
         ("ours*", "\\* extrapolated from shorter runs", "not call measured"),
         ("ours[^2]", "[^2]: timer started after 20 untimed warm-up iterations.", "warm-up"),
-        ("ours\N{DAGGER}", "<sub>\N{DAGGER} batch size 512; all other rows use 128</sub>", "batch size 512"),
+        (
+            "ours\N{DAGGER}",
+            "<sub>\N{DAGGER} batch size 512; all other rows use 128</sub>",
+            "batch size 128 against 512",
+        ),
         ("ours (roofline model)", "", "not call measured"),
         ("AdamW (with torch.profiler, record_shapes=True)", "", "torch.profiler"),
     ],
@@ -314,11 +318,9 @@ def test_what_is_said_of_one_row_alone_is_held_against_it(tmp_path, row, text, w
     path = written(tmp_path, header, *rows)
     path.write_text(f"{path.read_text()}\n{text}\n")
     said = " ".join(finding.message.lower() for finding in audit([path]))
-    is_asked = "\N{DAGGER}" in row
-    assert (words in said) != is_asked and "fused" not in said, said
+    assert words in said and "fused" not in said, said
     found = answered([path], 2.0, (":3", ":5"))
-    assert found is not None and found.verdict == (OPEN if is_asked else FALLS), found.reasons
-    assert not is_asked or "batch size 512" in str(found.ask)
+    assert found is not None and found.verdict == FALLS, found.reasons
     path.write_text(
         path.read_text()
         .replace(text or "with torch.profiler", "Nothing else; no profiler ran.")
@@ -328,11 +330,9 @@ def test_what_is_said_of_one_row_alone_is_held_against_it(tmp_path, row, text, w
 
 
 def test_words_that_are_not_understood_and_differ_are_asked_for(tmp_path):
-    header = FULL.replace("Loss", "clock")
-    found = of_rows(
-        tmp_path, header, DDP.replace("3.20", "whole job"), DDP.replace("10000 | 3.20", "29000 | loop alone")
-    )
-    assert (found.verdict, found.ask) == (OPEN, ("whether `clock` whole job against loop alone decides it too",))
+    header = FULL.replace("Loss", "launcher")
+    found = of_rows(tmp_path, header, DDP.replace("3.20", "srun"), DDP.replace("10000 | 3.20", "29000 | torchrun"))
+    assert (found.verdict, found.ask) == (OPEN, ("whether `launcher` srun against torchrun decides it too",))
     assert of_rows(tmp_path, header, DDP, DDP.replace("10000 | 3.20", "29000 | 9.1")).verdict == STANDS, "a figure"
 
 
@@ -342,7 +342,7 @@ def test_words_that_are_not_understood_and_differ_are_asked_for(tmp_path):
         ("Thanks to Ann for her help.", "", None),
         ("The ZeRO-2 rows are new in this release.", "", None),
         ("batch size 512", "", "whether what is said of one row alone: nothing against batch size 512 decides it too"),
-        ("", "clock", "whether `clock` nothing against loop decides it too"),
+        ("", "launcher", "whether `launcher` nothing against loop decides it too"),
     ],
 )
 def test_a_sentence_about_one_row_counts_where_it_may_decide(tmp_path, text, heading, asked):

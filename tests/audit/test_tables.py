@@ -129,10 +129,6 @@ FOUND = [
     ("| old | new",
      ("GPUs | 8 | 8", "Global batch size | 32 | 64", "tokens/s | 100 | 210", "Speed-up | 1.0x | 2.1x"),
      "global batch size 32 against 64 (2 times)"),
-    ("Method | GPUs | global batch | tokens/s", ("DDP | 8 | 64 | 100", "ours | 8 | 128 | 190"),
-     "DDP and ours differ in more than their names: global batch size 64 against 128 (2 times)"),
-    ("Method | GPUs | seq len | tokens/s", ("DDP | 8 | 2048 | 100", "ours | 8 | 1024 | 190"),
-     "DDP and ours differ in more than their names: sequence length 2048 against 1024"),
     ("method | s/step | hours | speed-up", ("dense | 1.0 | 20 | 1.0x", "moe | 1.9 | 4.2 | 9.8x"), "does not follow"),
     ("Variant | tok/s | Speedup", ("eager | 28,100 | 1.00x", "compile | 40,745 | 1.90x", "flash | 53,390 | 1.45x"),
      "Speedup of lines 4 and 5 would follow from their figures if they were exchanged"),
@@ -456,6 +452,22 @@ SEEN = {
     "half of the tokens": (table("name | training tokens (B) | hours | speedup",
                                  "base | 26.0 | 61 | 1.00", "new | 15.6 | 35 | 1.75"),
                            "training tokens 26,000,000,000 against 15,600,000,000", ("15.6", "26.0")),
+    "a batch behind a claim of the text": (
+        table("Method | GPUs | global batch | tokens/s", "DDP | 8 | 64 | 100", "ours | 8 | 128 | 190")
+        + "\nOurs is 1.9x as fast.\n", "global batch size 64 against 128 (2 times)", ("1.9x", "2.5x")),
+    "a length behind a claim of the text": (
+        table("Method | GPUs | seq len | tokens/s", "DDP | 8 | 2048 | 100", "ours | 8 | 1024 | 190")
+        + "\nOurs is 90 % faster.\n", "sequence length 2048 against 1024", ("90 %", "10 %")),
+    "FLOP/s out of proportion": (
+        table("Batch | Speed | TFlops", "1024 | 137s | 40.7", "1536 | 206s | 49.6", "2048 | 270s | 50.5",
+            "4096 | 544s | 50.1"),
+        "does not match the other rows: at its speed 49.7 would follow", ("40.7", "49.7")),
+    "columns of other devices": (
+        table("Model | DDP, ms/step (8x A100) | FSDP, ms/step (16x A100) | Speed-up of FSDP", "a | 412 | 229 | 1.80x",
+              "b | 1130 | 614 | 1.84x"), "divides columns of other devices", ("16x", "8x")),
+    "a reference in another precision": (table("Kernel | Precision | tokens/s | Speedup", "torch | fp32 | 100 | 1.0x",
+                                               "ours | bf16 | 330 | 3.3x"), "precision fp32 against bf16", ("fp32",
+                                               "bf16")),
     "a page of placeholders": ("All numbers are projected.\n\n" + SPEED_UP, "All numbers are projected",
                                ("projected", "measured")),
     "micro batches": (table("run | micro bs | accum | devices | sec/step | speedup", "all | 4 | 8 | 2 | 41.2 | 1.0x",
@@ -531,7 +543,7 @@ def test_a_batch_that_grows_is_held_against_what_is_called_strong_scaling(tmp_pa
         ("2 nodes with 8x V100 each.\n\n" + table("Fabric | tokens/s", "a | 9", "b | 8"), "devices", [16, 16]),
         ("Each VM has one V100.\n\n" + table("Fabric | tokens/s", "a | 9", "b | 8"), "devices", None),
         ("We timed the original on 2 GPUs, ours on all.\n\n" + table("Code | tokens/s", "a | 9", "b | 8"), "devices",
-         None),
+         [2, None]),
         ("batch size = 96\n\n" + table("gpus | batch_size_per_device | tokens/s", "1 | 96 | 9", "8 | 96 | 70"),
          "any_batch", None),
         (table("run | Throughput <br/> tokens/s/GPU <br/> A100 128 GPUs", "a | 900", "b | 800"), "device_token_rate",
@@ -543,4 +555,4 @@ def test_a_batch_that_grows_is_held_against_what_is_called_strong_scaling(tmp_pa
 def test_a_figure_is_of_what_the_page_says(tmp_path, text, quantity, values):
     (item,) = tables_in(tmp_path / "a.md", text)
     column = item.details["grids"][0].column(quantity)
-    assert (column and [figure.value for figure in column.figures]) == values
+    assert (column and [figure and figure.value for figure in column.figures]) == values

@@ -1,35 +1,59 @@
-"""A sentence that gives each of the rows that it names a number is read, and no other one."""
+"""What a sentence says of rows that it names, by their names, places or roles, in English, German and Chinese."""
 
 from __future__ import annotations
 
 import pytest
 
-from testbed.audit.tables.told import told_apart
+from testbed.audit.tables.english import english
+from testbed.audit.tables.grid import Table
+from testbed.audit.tables.told import Named, said_of_rows, said_of_table
+from testbed.audit.tables.words import IN_SENTENCES
 
-NAMES = ["DDP", "ZeRO-3", "CPU offload"]
+THREE, TWO = ["DDP", "ZeRO-3", "CPU offload"], ["big_vision (PyTorch)", "paligemma-jax"]
+
+
+def told(sentence: str, names: list[str], sizes=None) -> dict[str, list[str]]:
+    nothing = (None,) * len(names)
+    named = Named(tuple(map(english, names)), (frozenset(),) * len(names), tuple(sizes or nothing), 0)
+    said = said_of_table(Table((), (), near=sentence), named, set())
+    return {name: values for name in IN_SENTENCES if any(values := said.told(name))}
 
 
 @pytest.mark.parametrize(
-    ("sentence", "told"),
+    ("sentence", "names", "values"),
     [
-        ("DDP ran on sixteen V100, ZeRO-3 on eight of them.", {"devices": ["16", "8", ""]}),
-        ("DDP and ZeRO-3 use 16 samples per GPU, but CPU offload uses 64.", {"micro_batch": ["16", "16", "64"]}),
-        ("DDP ran with a global batch size of 1,024, and ZeRO-3 with 512.", {"batch": ["1,024", "512", ""]}),
-        ("DDP ends at a val loss of 3.28, whereas ZeRO-3 ends at 3.41.", {"val_loss": ["3.28", "3.41", ""]}),
-        ("DDP took 16 GB, ZeRO-3 took 8.", {}),
-        ("DDP has a batch size of 16, ZeRO-3 has 64 GB of memory.", {}),
-        ("DDP has a batch size of 16 on 4 GPUs, ZeRO-3 of 64.", {}),
-        ("We use a batch size of 16, and ZeRO-3 reaches 64.", {}),
-        ("DDP and ZeRO-3 have a batch size of 16.", {}),
-        ("DDP has a batch size of 16, ZeRO-3 has 16.", {}),
+        ("DDP ran on sixteen V100, ZeRO-3 on eight of them.", THREE, {"devices": ["16", "8", ""], "device": ["V100",
+        "", ""]}),
+        ("DDP and ZeRO-3 use 16 samples per GPU, but CPU offload uses 64.", THREE, {"micro_batch": ["16", "16", "64"]}),
+        ("DDP ran with a global batch size of 1,024, and ZeRO-3 with 512.", THREE, {"batch": ["1,024", "512", ""]}),
+        ("DDP ends at a val loss of 3.28, whereas ZeRO-3 ends at 3.41.", THREE, {"val_loss": ["3.28", "3.41", ""]}),
+        ("DDP took 16 GB, ZeRO-3 took 8.", THREE, {}),
+        ("DDP has a batch size of 16, ZeRO-3 has 64 GB of memory.", THREE, {"any_batch": ["16", "", ""]}),
+        ("CPU offload uses a batch of 64, the others 16.", THREE, {"any_batch": ["16", "16", "64"]}),
+        ("ZeRO-3 is 2x faster than DDP on 8 GPUs.", THREE, {"devices": ["8", "8", ""]}),
+        ("We could only time the original code on 2 GPUs; the port had all 8.", TWO, {"devices": ["2", "8"]}),
+        ("We timed the original code and the port on 8 GPUs.", TWO, {}),  # one number for all rows is of the table
+        ("For the stock trainer we used 2 sequences on each device; our fork was run with 8.", TWO,
+        {"micro_batch": ["2", "8"]}),
+        ("The competitor's number is copied from its own README.", TWO, {"status": ["copied from", ""]}),
+        ("The last row was run under torch.profiler.", TWO, {"instrumentation": ["", "torch.profiler"]}),
+        ("Both were timed without torch.profiler.", TWO, {}),
+        ("The original ran on 32 instead of 64 GPUs.", TWO, {"devices": ["32", "64"]}),
+        ("Die Referenz lief mit Batchgröße 32, die neue Variante mit 96.", ["Referenz", "neue"], {"any_batch": ["32",
+        "96"]}),
+        ("稠密注意力的验证损失为 2.41\uff0c稀疏注意力为 2.97。", ["稠密注意力", "稀疏注意力"],
+         {"val_loss": ["2.41", "2.97"]}),
+        ("基线使用 8 卡\uff0c而我们的框架使用 16 卡。", ["DeepSpeed", "快速框架"], {"devices": ["8", "16"]}),
     ],
 )  # fmt: skip
-def test_a_sentence_tells_rows_apart_or_is_left(sentence, told):
-    assert told_apart([sentence], NAMES, ["", "", ""]) == told
+def test_a_sentence_tells_rows_apart_or_is_left(sentence, names, values):
+    assert told(sentence, names) == values
 
 
-def test_of_two_rows_the_other_need_not_be_named_and_two_sentences_on_one_quantity_tell_nothing():
-    sentence = "Ours used a batch of 64 while the baseline used 16."
-    assert told_apart([sentence], ["DDP", "Ours"], ["", ""]) == {"any_batch": ["16", "64"]}
-    assert told_apart([sentence, sentence.replace("64", "32")], ["DDP", "Ours"], ["", ""]) == {}
-    assert told_apart([sentence], [*NAMES, "Ours"], [""] * 4) == {}
+def test_a_row_is_meant_by_its_devices_and_what_no_row_is_named_for_is_of_all():
+    assert (
+        told("The figure for 512 cards is what our cost model gives.", ["", "", ""], (8, 64, 512))["status"][2]
+        == "cost model"
+    )
+    (clause,) = said_of_rows(["All in bf16."], Named(("a", "b"), (frozenset(),) * 2, (None, None), 0))
+    assert clause.rows == {0, 1}

@@ -39,7 +39,8 @@ WEAK = "the batch grows with the devices, which is weak scaling and no shorter w
 ITERATION = "time of one iteration"
 # columns of metadata and of memory use, which are no conditions
 _OF_RECORD = re.compile(
-    r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|author|id|sha|link|url|logs?|host|hostname)"
+    r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|authors?|contributors?|by|commit|pr|#|no\.?|refs?|id"
+    r"|sha|link|url|logs?|host|hostname)"
     r"|(?:(?:peak|gpu|max) )*mem(?:ory)?"
     r"(?: ?(?:usage|used|peak|allocated|reserved|footprint|[gm]i?b|%|\([^()]*\)|/ ?gpu))*"
 )

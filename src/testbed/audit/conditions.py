@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from testbed.analysis.runs.comparability import (
@@ -54,13 +55,25 @@ _NOT_OF_A_NAME = re.compile(
     r"|\b(?:exp(?:eriment)?|run|trial|test|job|case|config|setup|version)[ _-]?\d+[a-z]?\b|\bx ?\d+\b"
     r"|\bv\d[a-z]?-\d+\b|\b[a-z]+\d[a-z]*\.\d*x?large\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
+_OF_ANY_RUN = re.compile(
+    r"\b(?:train(?:ing|er)?|logs?|output|stdout|stderr|main|run|job|files|state|metrics|results?|version|world|rank"
+    r"|seed|rep|trial|checkpoint"
+    r"|bs|bsz|batch|size|global|micro|(?:n|num)? ?(?:gpus?|nodes?|ranks?|devices?)|scaling|slurm|wandb|csv|data|tmp"
+    r"|[a-z]{0,5}\d+(?:gpus?|nodes?|g|n)?)\b"
+)
 _OF_PRECISION = re.compile(r"(?i)[\s(\[-]*\b(?:bf|fp|tf|int)\d{1,2}\b[)\]]?")  # beside the name of a model
+# names of what spreads work over devices
+_SPREADS = re.compile(
+    r"\b(?:ddp|fsdp\d?|zero|deepspeed|horovod|megatron|hsdp)\b|parallel|distrib|all-?reduce|gpu"
+    r"|nccl|pipeline|shard|sync|multi|node|rank"
+)
 BATCHES = ("global batch size", "batch size")
 RARE = ("resolution", QUALITY, "training tokens")  # conditions that are not looked for where no side says them
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens", "training tokens")
-MEASURED, TRAINING = "measured", "training"
+MEASURED, TRAINING, NOT_SAID = "measured", "training", "not said"
 NEAR = 5  # points of a training curve whose median stands for the loss at their end
 NOISE_OF_A_TARGET = 0.01  # modded-nanogpt's records end within 0.003 of 3.28
+NOISE_OF_BITS = 0.02  # per byte
 NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
 LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with
 Value = int | float | str | None
@@ -174,7 +187,12 @@ def kind_of(claim: Claim) -> str:
     if None in ranks or ranks[0] == ranks[1]:
         return OF_STRATEGY
     fewer = claim.baseline if (ranks[0] or 0) < (ranks[1] or 0) else claim.other
-    is_plain = any(word in str(strategy_of(fewer)).lower() for word in ONE_DEVICE)
+    names = [str(strategy_of(side)).lower() for side in claim.sides]
+    is_of_scaling = any(
+        fewer.first.details.get("is_series") or (fewer.first.world_size == 1 and _SPREADS.search(name))
+        for name in names
+    )
+    is_plain = is_of_scaling and any(word in str(strategy_of(fewer)).lower() for word in ONE_DEVICE)
     return SCALING if not is_another_strategy(claim) or is_plain else OF_BOTH
 
 
@@ -198,7 +216,20 @@ def strategy_of(side: Side) -> str | None:
     """Return the name of a side's strategy, as its files give it."""
     name, stage = (side.first.settings.get(what) for what in (STRATEGY, ZERO))
     is_plain = name is None or (name != REFERENCE and side.first.run is not None)
-    return f"ZeRO-{stage}" if stage is not None and is_plain else name
+    if stage is not None and is_plain:
+        return f"ZeRO-{stage}"
+    return name or (_name_of_file(side.first.path) if side.first.run is None and side.first.form != ROW else None)
+
+
+def _name_of_file(path: Path) -> str | None:
+    """Return what the name of a log, or of its folder, calls the run, without sizes and words of any run."""
+    for part in (
+        (path.stem, path.parent.name, path.parent.parent.name) if re.search("[a-z]{3}", path.stem.lower()) else ()
+    ):
+        name = _OF_ANY_RUN.sub(" ", re.sub(r"[_.-]+", " ", part.lower()))
+        if len(words := " ".join(re.findall(r"[^\W\d]\w{2,}|\d[a-z]\d[a-z]", name))) > 2:
+            return words
+    return None
 
 
 def loss_of(item: Reported) -> float | None:
@@ -228,6 +259,17 @@ def _field(name: str) -> Callable[[Claim], tuple[Value, Value]]:
 
 def _setting(name: str) -> Callable[[Claim], tuple[Value, Value]]:
     return _of_runs(lambda item: item.settings.get(name))
+
+
+def _is_named(claim: Claim, *words: str) -> bool:
+    """Return whether the name of a side says a change, which is then what is compared."""
+    return any(word in str(strategy_of(side)).lower() for side in claim.sides for word in words)
+
+
+def _is_mixed_too(a: str, b: str) -> bool:
+    """Return whether one precision is called mixed, and the other is one that mixed training uses."""
+    mixed, plain = {"amp", "mixed precision", "mixed", "half precision"}, {"bf16", "fp16"}
+    return (a in mixed and b in mixed | plain) or (b in mixed and a in mixed | plain)
 
 
 def _is_of_precisions(claim: Claim) -> bool:
@@ -328,10 +370,31 @@ def _warm_up(item: Reported) -> str | None:
 
 
 def _warms_up_otherwise(claim: Claim, a: Value, b: Value) -> bool:
-    """Return whether the start is in one of two times: any number of steps left out is as good as another."""
-    counted = r"[1-9][\d,.]*k?(?: ?(?:steps?|iters?|iterations?|%))?"
-    left_out = [re.fullmatch(counted, str(value).strip().lower()) is not None for value in (a, b)]
-    return _text(a) != _text(b) and not all(left_out)
+    """Return whether two times hold different things, as far as their words tell: in one what the other leaves out."""
+    kinds = [_kind_of_clock(_text(value)) for value in (a, b)]
+    return (
+        kinds[0] != kinds[1] if "" not in kinds else NOT_SAID in (a, b) and kinds != ["", ""] and _text(a) != _text(b)
+    )
+
+
+def _kind_of_clock(text: str) -> str:
+    """Return whether a time has its start-up or other work in it, or leaves it out; empty: the words do not say."""
+    if text == NOT_SAID:
+        return text
+    if re.search(r"exclu|without|left out|leaves? out|\bnot in|alone|only|skip|discard|ignor|w/o|minus|after|no warm"
+        r"|warm-?ups? ?[=:]? ?[1-9]"
+                 r"|^[1-9][\d,.]*k?(?: ?(?:steps?|iters?|iterations?|%))?$|^(?:yes|true|on|excluded)$|steady|loop\b",
+                 text):  # fmt: skip
+        return "left out"
+    return (
+        "inside"
+        if re.search(
+            r"inclu|whole|cover|holds|with\b|wall|end-to-end|first|cold|from the start|^(?:no|none|0|false|off"
+            r"|included)$|start",
+            text,
+        )
+        else ""
+    )
 
 
 def _instruments(item: Reported) -> str | None:
@@ -405,6 +468,8 @@ def losses_differ(claim: Claim, a: Value, b: Value) -> bool:
     assert isinstance(a, float | int) and isinstance(b, float | int)
     runs = [[loss for item in side.runs if (loss := loss_of(item)) is not None]
             for side in claim.sides]  # fmt: skip
+    if any(item.details.get("is_in_bits") for item in claim.firsts):
+        return abs(a - b) > NOISE_OF_BITS
     noise = loss_noise(*runs)[0] if all(len(losses) > 1 for losses in runs) else LOSS_NOISE_OF_ONE_RUN
     if claim.protocol == "time_to_loss" and claim.other.first.run is None:  # runs that end at one loss, or did not
         noise = NOISE_OF_A_TARGET
@@ -451,7 +516,8 @@ FACTS: tuple[Fact, ...] = (
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
     Fact("sequence length", _field("sequence_length"), _COSTS, ("seq_len",), is_work=True, decides=True),
     Fact("precision", _setting(PRECISION), "the arithmetic is another", ("precision",), is_work=True, decides=True,
-         spoils=lambda claim: not _is_of_precisions(claim)),
+         spoils=lambda claim: not _is_of_precisions(claim),
+         differs=lambda claim, a, b: _text(a) != _text(b) and not _is_mixed_too(_text(a), _text(b))),
     Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
     Fact("training tokens", _each(lambda side: side.first.details.get("tokens")), "fewer tokens take less time",
@@ -460,13 +526,14 @@ FACTS: tuple[Fact, ...] = (
     Fact("data", _setting(DATA), "other data are other work", is_work=True),
     Fact("resolution", _setting(RESOLUTION), "an image costs another time"),
     Fact("kind of pass", _marked(PASS, TRAINING), "a forward pass is a third of a step", is_work=True),
-    Fact("warm-up", _marked(WARM_UP, "not said", _warm_up),
-         "the start-up of one side alone is in the ratio", differs=_warms_up_otherwise),
+    Fact("warm-up", _marked(WARM_UP, NOT_SAID, _warm_up),
+         "the two times do not hold the same", differs=_warms_up_otherwise),
     Fact("compile", _marked(COMPILED, "off", lambda item: item.settings.get(COMPILED)),
          "the compiler's gain is in the ratio",
-         spoils=lambda claim: is_another_strategy(claim) or kind_of(claim) == SCALING),
+         spoils=lambda claim: (is_another_strategy(claim) or kind_of(claim) == SCALING)
+         and not _is_named(claim, "compil", "eager", "inductor", "jit")),
     Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
-         spoils=is_another_strategy),
+         spoils=lambda claim: is_another_strategy(claim) and not _is_named(claim, "checkpoint", "recomp", "ckpt")),
     Fact("offloading", _setting(OFFLOADED), "what offloading costs is in the ratio", spoils=False),
     Fact("instrumentation", _marked(INSTRUMENTS, "none said", _instruments),
          "its times are not those of the plain program"),

@@ -15,6 +15,7 @@ from testbed.audit import curves, earlier, logs
 from testbed.audit.printed_setup import batch_in_name, ranks_in_name
 from testbed.audit.reported import BATCH, SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
+from testbed.audit.tables.drawn import page_of_notebook
 from testbed.audit.tables.read import SUFFIXES, no_table_in, tables_in
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
@@ -131,7 +132,7 @@ def read_text_log(path: Path) -> list[Reported]:
     Raises:
         InputError: it is neither, or says nothing of a run.
     """
-    whole = text_of(path)
+    whole = page_of_notebook(text_of(path)) if path.suffix == ".ipynb" else text_of(path)
     text = log_lines(whole)
     tables = tables_in(path, whole)
     try:
@@ -178,6 +179,13 @@ def _named(run: Reported) -> Reported:
 
 def _with_config(run: Reported) -> Reported:
     """Return a run whose log W&B stored (files/output.log), with the configuration that it stored beside it."""
+    said_beside = run.path.with_name("wandb-metadata.json")
+    if run.path.name == "output.log" and said_beside.is_file():
+        about = read_json(said_beside)
+        count = about.get("gpu_count") if isinstance(about, dict) else None
+        device = about.get("gpu") if isinstance(about, dict) else None
+        run = replace(run, world_size=run.world_size or (count if isinstance(count, int) and count > 0 else None),
+                      device_name=run.device_name or (str(device) if device else None))  # fmt: skip
     config = run.path.with_name("config.yaml")
     if run.path.name != "output.log" or not config.is_file():
         return run
@@ -270,7 +278,7 @@ def log_lines(text: str) -> str:
 READERS: dict[str, Read] = {
     r".*\.csv": read_csv,
     r".*\.tsv": read_table,
-    r".*\.(log|out|err|txt|md)": read_text_log,
+    r".*\.(log|out|err|txt|md|rst|ipynb)": read_text_log,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,

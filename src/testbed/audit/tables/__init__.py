@@ -1,4 +1,5 @@
-"""Audit tables of published figures, in Markdown, HTML or CSV: what of a row does not follow from the rest of it.
+"""Audit tables of published figures: what does not follow from the rest, and what differs behind a ratio.
 
-grid.py reads the tables of a file, columns.py names their columns and reads their figures, rules.py checks them.
+grid.py and drawn.py read the tables of a file, columns.py names their columns, told.py says which rows a text is about,
+words.py what it says of them (english.py puts it into English), rules.py and flops.py check them.
 """

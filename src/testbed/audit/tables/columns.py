@@ -6,6 +6,7 @@ A heading that is not in QUANTITIES is not guessed: the column is not read, and 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from testbed.audit.reported import (
     STRATEGY,
     WARM_UP,
 )
+from testbed.audit.tables.english import english
 from testbed.audit.tables.figures import (
     LONGEST,
     SECONDS,
@@ -34,33 +36,45 @@ from testbed.audit.tables.figures import (
     last_place,
     plain,
 )
-from testbed.audit.tables.grid import Table, name_of, sentences_of, warning_in
-from testbed.audit.tables.told import told_apart
-from testbed.audit.tables.words import DEVICES, IN_WORDS, OF_ALL_ROWS, OF_ONE_ROW, only
+from testbed.audit.tables.grid import Table, name_in
+from testbed.audit.tables.told import Named, SaidOfTable, said_of_table
+from testbed.audit.tables.words import (
+    BATCHES,
+    DEVICES,
+    FORMS,
+    IN_SENTENCES,
+    IN_WORDS,
+    OF_ALL_ROWS,
+    OF_ONE_ROW,
+    multiplied,
+    value_of,
+)
 
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "gpu number",
-                          "ngpus", "accelerators", "chips", "tpus", "world")),  # workers may load data
+                          "ngpus", "accelerators", "chips", "tpus", "world", "cards", "gpus total", "total gpus")),
+                           # workers may load data
     "per_node": ("count", ("gpus/node", "devices/node", "gpu num/node")),
-    "nodes": ("count", ("nodes", "nnodes", "node count", "machines")),
+    "nodes": ("count", ("nodes", "nnodes", "node count", "machines", "vms", "instances", "hosts", "servers")),
     "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
     "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
     "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
     "micro_batch": ("count", ("micro batch", "mic batch", "mbs", "local batch", "batch/gpu", "batch/dp",
-                              "micro batch/gpu",
+                              "micro batch/gpu", "per device train batch", "train micro batch/gpu", "device batch",
                               "per gpu batch", "gpu batch", "per device batch")),
     "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
                                "gradient accumulation steps", "grad accum", "grad accum steps", "ga", "gas",
-                               "accum")),
+                               "accum", "grad acc", "ga steps", "accum steps")),
     "batch": ("count", ("global batch", "glob batch", "gbs", "effective batch", "total batch", "sequences/step",
-                        "seqs/step",
+                        "seqs/step", "images/step", "items/step", "tokens/update", "sequences/update", "examples/step",
                         "samples/step")),
     "any_batch": ("count", ("batch", "tokens/step", "tok/step", "batch tokens")),  # of one device or of all
     "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq",
-                         "ctx len", "max seq len", "max length", "cutoff len", "context")),
-    "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters")),
-    "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations")),
+                         "ctx len", "max seq len", "max length", "cutoff len", "context", "ctx", "tokens/sequence")),
+    "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters", "param count",
+                          "parameter count")),
+    "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations", "updates", "train steps")),
     "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed", "tokens seen",
                           "tokens trained", "trained tokens")),
     "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "s/step", "ms/step", "step duration",
@@ -73,18 +87,26 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                         "total time cost",
                         "s/epoch", "min/epoch", "minutes/epoch", "hours/epoch", "pre training time",
                         "total pre training time")),
-    "token_rate": ("number", ("tokens/s", "tok/s", "total tokens/s", "global tokens/s", "wps", "words/s")),
+    "token_rate": ("number", ("tokens/s", "token/s", "tok/s", "toks/s", "total tokens/s", "global tokens/s", "wps",
+    "words/s", "tps", "ktok/s")),
     "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs", "tps/gpu")),
-    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "seq/s", "train samples/s",
+    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "imgs/s", "seq/s", "seqs/s",
+    "frames/s", "utt/s", "utterances/s",
+                               "env steps/s", "sample/s", "sequence/s", "volumes/s", "items/s", "rows/s", "docs/s",
+                               "graphs/s",
+                               "clips/s", "pairs/s", "sentences/s", "train samples/s",
                                "examples/s")),
     "device_sample_rate": ("number", ("samples/s/gpu", "sequences/s/gpu", "images/s/gpu", "img/s/gpu", "seq/s/gpu",
                                       "examples/s/gpu")),
     "step_rate": ("number", ("steps/s", "updates/s", "it/s", "iter/s", "iters/s", "iterations/s")),
     "rate": ("number", ("throughput",)),
-    "mfu": ("share", ("mfu",)),
+    "mfu": ("share", ("mfu", "hfu")),
     "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
     "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
-                           "gain", "x", "acceleration", "faster by")),
+                           "gain", "x", "acceleration", "faster by", "rel. speedup", "rel. speed", "rel speedup",
+                           "speed ratio", "rel.", "rel", "rel. perf", "relative perf", "relative performance",
+                           "relative training speed",
+                           "speedup factor", "rel. throughput", "factor", "ratio")),
     "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
                              "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
     "val_loss": ("number", ("val loss", "val. loss", "test loss", "bpb", "val bpb", "bits/byte")),
@@ -96,16 +118,22 @@ QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
                         "bleu", "map", "m ap", "box map", "box ap", "miou", "m io u", "iou", "io u",
                         "psnr", "f1", "rouge l", "mmlu", "hellaswag", "hella swag", "auc", "gsm8k",
                         "lambada", "eval score", "win rate")),
-    "error": ("share", ("wer", "cer", "fid", "error rate", "top 1 error", "top1 error", "val error", "rmse", "mae")),
+    "error": ("share", ("wer", "cer", "fid", "error rate", "top 1 error", "top1 error", "val error", "rmse", "mae",
+                         "err", "err.", "error", "test error", "val wer", "test wer")),
 }  # fmt: skip
 # what else a row says, in words: name -> its headings
 WORDS: dict[str, tuple[str, ...]] = {
     STRATEGY: ("strategy", "method", "parallelism", "parallel strategy", "run type", "approach", "framework",
                "technique", "configuration", "config", "setup", "setting", "experiment", "variant", "mode", "run",
                "name", "optimization", "optimizer", "attention", "implementation", "algorithm", "kernel", "backend",
-               "stack", "layout"),
-    MODEL: ("model", "model size", "model name", "architecture"),
-    PRECISION: ("precision", "dtype", "data type", "datatype", "training precision"),
+               "stack", "layout", "system", "trainer", "library", "schedule", "fabric", "exchange", "pipeline",
+               "interconnect", "engine",
+               "loader", "data loader", "recipe", "code", "tool", "package", "solution", "scheme", "compression",
+               "option", "description",
+               "version", "branch", "change", "arm", "entry"),
+    MODEL: ("model", "model size", "size", "model name", "architecture"),
+    PRECISION: ("precision", "dtype", "data type", "datatype", "training precision", "prec.", "prec", "numerics",
+        "amp"),
     DEVICE: ("gpu type", "gpu model", "hardware", "device type", "accelerator type", "gpu", "device", "accelerator",
              "machine"),
     COMPILED: ("compile", "torch.compile", "compiled"),
@@ -116,7 +144,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     INSTRUMENTS: ("profiler", "profiling", "instrumentation", "torch profiler", "profiler enabled", "debug", "nsys",
                   "anomaly detection", "detect anomaly", "cuda launch blocking"),
     WARM_UP: ("warmup", "warm up", "warmup steps", "warm up steps", "warmup iters", "warmup iterations",
-              "warmup excluded", "warm up excluded", "incl. warmup", "includes warmup", "warmup included"),
+              "clock", "timing", "timer", "timed", "what is timed", "timed region", "time includes", "time covers",
+              "measured with",
+              "time is of", "scope", "warmup excluded", "warm up excluded", "incl. warmup", "includes warmup",
+              "warmup included"),
     RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop",
                  "train res", "train resolution", "res"),
 }  # fmt: skip
@@ -146,7 +177,8 @@ _SPELLINGS = {
     r"^ | $": "",
     r"^(?:time|wall clock|days|hours|minutes) to "
     r"(?:train|target|solution|accuracy|quality|convergence|[\d.]+ ?%|[\d.]+[mbt] tokens)(?![a-z])": "time",
-    r"(?<=\w)(?: @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to) .{1,40})(?=$| ?[(\[])": "",
+    r"(?<=\w)(?: @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to|compared with|against) .{1,40})(?=$| "
+    r"?[(\[])": "",
     r"^(?:valid|validation|eval|evaluation|dev)\.? (?=loss|ppl|perplexity|acc|error|bpb)": "val ",
     r"[ (](?:pct|percent)\)?$": " (%)",
     r"^(?:global|aggregate|total|system|cluster) (?=throughput)": "",
@@ -159,8 +191,17 @@ _SPELLINGS = {
     r"\b(?:batch size|batchsize|bsz|bs)\b": "batch",
     r"/(?:device|accelerator|rank|card|chip)\b": "/gpu",
 }
+_OF_ONE_DEVICE = re.compile(
+    r"(?i)\b(?:TFLOP\S*|throughputs?|rates?|tokens/s\w*|samples/s\w*|images/s\w*|numbers|figures"
+    r"|values)\b[^.;|]{0,20} (?:is|are|given|reported)"
+    r"(?: \w+){0,2} (?:per|of one|of a single|for one) (?:GPU|device|card|rank)\b"
+)
 _OF_A_UNIT = re.compile(r"(?:rate|(?:training |train )?(?:throughput|speed|time)),? (\S.*)")
-_ABOVE = re.compile(r"(?i)\b(above|beyond|over|more than|from) (\d[\d,]*) (?:GPUs?|devices|nodes|ranks|cards)\b")
+_IS_GERMAN = re.compile(r"(?i)\b(?:und|der|die|das|mit|auf|wurde|ist)\b[^.]*\b(?:und|der|die|das|mit|auf|wurde|ist)\b")
+_OF_THE_CLOCK = re.compile(r"(?i)incl|excl|alone|only|whole|end-to-end|wall|w/o|without|with|cold|first")
+_OF_REFERENCE = re.compile(
+    r"(?i)\b(?:base(?:line)?|reference|ref|vanilla|original|naive|stock|upstream|default|standard)\b"
+)
 _OF_AN_ESTIMATE = re.compile(r"^(?:expected|projected|predicted|estimated|theoretical|simulated|est\.?) ")
 _OF_SOME_RUN = re.compile(r"^(?:avg\.?|average|mean|median|measured|achieved|overall|final|best|max\.?) ")
 
@@ -184,7 +225,10 @@ class Grid:
     columns: tuple[Column, ...]
     is_to_a_loss: bool  # the text says that the times are to one loss
     notes: tuple[str, ...]  # of each row, what its footnotes and other sentences say of it alone
+    unread: tuple[str, ...] = ()  # the part of it of which no condition is read
+    claims: tuple[tuple[frozenset[int], float, str], ...] = ()  # rows and ratios of sentences
     warning: str = ""  # a sentence of the page that its figures were not measured
+    is_of_one: bool = False  # the text says that rates are of one device
     scaling: str = ""  # "weak" or "strong", where the text or a heading says one of them
 
     def place(self, row: int) -> str:
@@ -203,13 +247,17 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     """Return the columns of a table, by their headings or as `named` names them."""
     headings = list(map(_in_one_line, table.header))
     is_german = any(re.match(r"\d+,\d{1,2}(?!\d)", cell) for row in table.rows for cell in row.cells)
+    is_german |= (
+        any(english(heading) != heading and heading.isascii() for heading in headings)
+        or _IS_GERMAN.search(table.near) is not None
+    )
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
     known = {quantity_of(heading) for heading in headings}
     taken: set[str] = {*named}
     columns = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
-        if is_german and all(re.fullmatch(r"\d{1,3}(?:\.\d{3})+", cell) for cell in cells):
+        if is_german and all(re.fullmatch(r"\d{1,3}(?:\.\d{3})*", cell) for cell in map(plain, cells)):
             cells = [cell.replace(".", "") for cell in cells]  # thousands
         quantity = chosen.get(heading) or _quantity(heading, cells, known)
         if heading not in chosen and quantity in taken:
@@ -226,22 +274,23 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
         if text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
     columns = [replace(column, quantity=None, figures=(None,) * len(column.figures))
-               if column.quantity == "speedup" and _is_of_two_columns(column, columns) else column
+               if column.quantity == "speedup" and _is_of_no_row(column, columns) else column
                for column in columns]  # fmt: skip
-    notes = _notes_of(table, columns)
-    columns += _said_in_words(columns, taken, notes)
-    columns += _told_of_rows(table, columns)
-    columns += _said_around(table, columns)
+    said = said_of_table(table, _named(table, columns), taken)
+    columns += _said_columns(columns, taken, said)
     columns = _with_all_devices(columns)
-    warning = warning_in(table.around) or _warned_by_name(path)
-    scaling = only(re.compile(r"\b(weak|strong)[ _-]scal"), f"{' '.join(headings)} {table.around}".lower()) or ""
+    warning = said.warning or _warned_by_name(path)
+    scaling = _scaling_in(f"{' '.join(headings)} {table.around}")
     return Grid(
         path=path,
         lines=tuple(row.line for row in table.rows),
         columns=tuple(columns),
         is_to_a_loss=_TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings)),
-        notes=notes,
+        notes=said.notes,
+        unread=said.unread,
+        claims=said.claims,
         warning=warning,
+        is_of_one=_OF_ONE_DEVICE.search(f"{table.around} {table.section}") is not None,
         scaling=scaling,
     )
 
@@ -253,23 +302,49 @@ def _in_one_line(heading: str) -> str:
     return first if len(parts) > 2 and quantity_of(first) and not quantity_of(plain(heading)) else plain(heading)
 
 
-def _notes_of(table: Table, columns: Sequence[Column]) -> tuple[str, ...]:
-    """Return what the text says of each row alone, also of all rows on more devices: "above 64 GPUs extrapolated"."""
-    notes = [row.said for row in table.rows]
-    sizes = next((column.figures for column in columns if column.quantity in ("devices", "nodes")), ())
-    for sentence in sentences_of(table.around):
-        if above := _ABOVE.search(sentence):
-            least = float(above[2].replace(",", "")) + (above[1].lower() != "from") / 2
-            for row, size in enumerate(sizes):
-                notes[row] += f" {sentence}" if size and size.value >= least else ""
-    return tuple(notes)
+def _named(table: Table, columns: Sequence[Column]) -> Named:
+    """Return the rows of a table as a text may name them: the first that a ratio is 1 of, or of such a name, is the
+    reference."""
+    named = [column for column in columns if not column.quantity or not any(column.figures)]
+    names = [
+        next((name for column in named if (name := name_in(column.texts[row]))), "") for row in range(len(table.rows))
+    ]
+    sizes = next(
+        (column.figures for column in columns if column.quantity in ("devices", "nodes")), (None,) * len(names)
+    )
+    ratio = next((column.figures for column in columns if column.quantity == "speedup"), ())
+    ones = [row for row, figure in enumerate(ratio) if figure and figure.value == 1]
+    ones += [row for row, name in enumerate(names) if _OF_REFERENCE.search(english(name))]
+    results = [column for column in columns if column.quantity in RESULTS and column.quantity not in RATIOS]
+    digits = [
+        {number for column in results if len(re.sub(r"\D|0+$", "", number := _leading_number(column.texts[row]))) > 2}
+        for row in range(len(names))
+    ]  # fmt: skip
+    count = Counter(number for each in digits for number in each)
+    figures = tuple(frozenset(number for number in each if count[number] == 1) for each in digits)
+    counts = tuple(round(size.value) if size else None for size in sizes)
+    return Named(tuple(map(english, names)), figures, counts, ones[0] if ones else 0)
+
+
+def _leading_number(text: str) -> str:
+    return match[0].replace(",", "") if (match := re.match(r"\d[\d,]*(?:\.\d+)?", text)) else ""
+
+
+def _scaling_in(text: str) -> str:
+    found = {*re.findall(r"\b(weak|strong)[ _-]scal", text.lower())}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _warned_by_name(path: Path) -> str:
     """Return the name of a file that says of its figures that they were not measured: projected_scaling.csv."""
     return (
         path.name
-        if re.search(r"(?i)(?<![a-z])(?:projected|expected|simulated|extrapolated|forecast)(?![a-z])", path.stem)
+        if re.search(
+            r"(?i)(?<![a-z])(?:project(?:ed|ions?)|expected|simulat(?:ed|ion)|extrapolat(?:ed|ion)|forecasts?"
+            r"|predicted|estimate[sd]?|roofline|theoretical|planned|hochrechnung|prognose|schaetzung"
+            r"|geschaetzt)(?![a-z])",
+            path.stem,
+        )
         else ""
     )
 
@@ -288,7 +363,8 @@ def _with_all_devices(columns: list[Column]) -> list[Column]:
     are_of_each = any(count < number for number, count in counts) or len({count for _, count in counts}) == 1
     if devices.quantity == "devices" and not are_of_each:
         return columns
-    figures = (number and count and exactly(number.value * count.value) for number, count in both)
+    of_each = next((count.value for _, count in both if count), 0.0)
+    figures = (number and exactly(number.value * (count.value if count else of_each)) for number, count in both)
     return [replace(column, quantity="devices", figures=tuple(figures)) if column is devices else column
             for column in columns]  # fmt: skip
 
@@ -299,6 +375,12 @@ def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str
     is_of_one = bool(known & {*RESULTS, "devices", "nodes"}) and re.match(r"(?:vs\.?|versus|relative to) ", name)
     if quantity is None and (is_of_one or name in ("speed", "training speed", "scaling")) and _are_factors(cells):
         return "speedup"
+    if (
+        name in ("speed", "training speed")
+        and any(cells)
+        and all(re.fullmatch(r"(?:[\d.,]+ ?s)?", plain(cell)) for cell in cells)
+    ):
+        return "step_s"  # 129.0s
     if quantity is None and known & {"speedup", "efficiency"} and name in COMPUTE and "num_" not in heading:
         return "devices"
     if quantity is None and quantity_of(plain_name := _OF_AN_ESTIMATE.sub("", name)) not in known:
@@ -306,6 +388,13 @@ def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str
     if quantity in ("score", "error") and not _is_a_score(heading, quantity, cells):
         return None
     return quantity
+
+
+def _is_of_no_row(ratio: Column, columns: Sequence[Column]) -> bool:
+    is_any_ratio = _canonical(ratio.heading)[0] == "ratio" and not any(
+        figure and figure.value == 1 for figure in ratio.figures
+    )
+    return is_any_ratio or _is_of_two_columns(ratio, columns)
 
 
 def _is_of_two_columns(ratio: Column, columns: Sequence[Column]) -> bool:
@@ -345,50 +434,40 @@ def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:
     return not (is_difference or arrow in heading or are_counts)
 
 
-def _said_in_words(columns: Sequence[Column], taken: set[str], notes: Sequence[str]) -> list[Column]:
-    """Return a column for each quantity or setting that the words of some rows name: DP=16, 8 GPUs, 4x A100, bf16.
+def _said_columns(columns: Sequence[Column], taken: set[str], said: SaidOfTable) -> list[Column]:
+    """Return a column for each condition that no column has and that words say: those of a row, or else of the text.
 
-    `notes` say whether a row was measured as the others were.
+    What is said of a row alone goes before what is said of all.
     """
-    of_all = _rows_of(columns)
+    of_all = _rows_of(columns, said.num_rows)
     of_words = _rows_of([
         column for column in columns
         if column.quantity is None and not re.search("train(?:ed|able)|active|updated", column.heading.lower())
-    ])  # fmt: skip
-    found = []
-    for name, pattern in IN_WORDS.items():
-        if name in OF_ONE_ROW:
-            texts = (f"{row} | {note}" for row, note in zip(of_all, notes, strict=True))
-            cells = [match[1].strip() if (match := pattern.search(text)) else "" for text in texts]
-        else:
-            cells = [only(pattern, row) or "" for row in (of_all if name == DEVICE else of_words)]
-        if name not in taken and any(cells):
-            found.append(_of_words(name, f"{name} in the row's words", cells))
+    ], said.num_rows)  # fmt: skip
+    found: list[Column] = []
+    batch_is_known = bool({*BATCHES} & taken)
+    for name in FORMS:
+        if name in taken or (batch_is_known and name in BATCHES):
+            continue
+        where = "row's words"
+        cells = (
+            [value_of(name, row) for row in (of_all if name in (*OF_ONE_ROW, DEVICE) else of_words)]
+            if name in IN_WORDS
+            else [""] * len(of_all)
+        )
+        if name == WARM_UP:  # low-res warm-up is a method
+            cells = [cell if _OF_THE_CLOCK.search(cell) else "" for cell in cells]
+        if name in IN_SENTENCES:
+            told = said.told(name)
+            where = "text" if any(told) and not any(cells) else where
+            cells = [one or other for one, other in zip(cells, told, strict=True)]
+        is_open = not any(cells) if name in (MODEL, PRECISION, DEVICE) else not all(cells)
+        if name in OF_ALL_ROWS and is_open and (of_everyone := said.of_all(name)):
+            where = where if any(cells) else "text"
+            cells = [cell or of_everyone for cell in cells]
+        if any(cells):
+            found.append(_of_words(name, f"{name.removeprefix('any_')} in the {where}", cells))
     return found
-
-
-def _told_of_rows(table: Table, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns that sentences tell row by row: "Baseline uses 16 sequences per GPU, CPU offload uses 64"."""
-    taken = {column.quantity or column.word for column in columns}
-    if {"batch", "any_batch", "micro_batch"} & taken:
-        taken |= {"batch", "any_batch", "micro_batch"}
-    sentences = sentences_of(table.around.translate(SIGNS))
-    told = told_apart(sentences, list(map(name_of, table.rows)), [row.said.translate(SIGNS) for row in table.rows])
-    return [_of_words(name, f"{name} in the text", cells) for name, cells in told.items() if name not in taken]
-
-
-def _said_around(table: Table, columns: Sequence[Column]) -> list[Column]:
-    """Return the settings of all rows, as columns, that the paragraph above or below the table gives: "all in bf16".
-
-    A setting with several values in the text, or with a column of the table, is left out.
-    """
-    taken = {column.quantity or column.word for column in columns}
-    taken |= {"any_batch"} if {"batch", "micro_batch"} & taken else set()
-    of_all = _multiplied(re.sub(r"\*\*|__|`", "", table.of_all).translate(SIGNS))
-    if re.search(r"(?i)\beach (?:node|machine|host|server|VM|instance)\b", of_all):
-        taken |= {"devices"}  # which are those of a node
-    said = {name: only(IN_WORDS[name], of_all) for name in OF_ALL_ROWS if name not in taken}
-    return [_of_words(name, f"{name} in the text", [text] * len(table.rows)) for name, text in said.items() if text]
 
 
 def _of_words(name: str, heading: str, cells: Sequence[str]) -> Column:
@@ -398,23 +477,18 @@ def _of_words(name: str, heading: str, cells: Sequence[str]) -> Column:
     return Column(heading, column.quantity, column.figures, column.texts, None if is_quantity else name, True)
 
 
-def _rows_of(columns: Sequence[Column]) -> list[str]:
+def _rows_of(columns: Sequence[Column], num_rows: int) -> list[str]:
+    if not columns:
+        return [""] * num_rows
     rows = (" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True))
-    return list(map(_multiplied, rows))
-
-
-def _multiplied(text: str) -> str:
-    """Return a text with the devices of several nodes in one number: 2 x 8 A100 are 16 A100."""
-    nodes = (
-        r"(?<![\w.,])(\d{1,4})(?: (?:nodes|machines|hosts|servers|VMs|instances),?)? ?(?:x|with|of) ?(\d{1,2}) ?x? ?"
-        rf"(?=(?:nvidia )?(?:{DEVICES}|gpus?\b))"
-    )
-    return re.sub(nodes, lambda two: f"{int(two[1]) * int(two[2])} ", text, flags=re.I)
+    return [multiplied(english(row)) for row in rows]
 
 
 def quantity_of(heading: str) -> str | None:
     """Return the quantity that a heading names without doubt; None: another one, or one that has to be guessed."""
     name, unit = _canonical(heading)
+    dotted = re.match(r"[\w ]+[./:](?=[a-z])(.*)", name)  # args.batch_size, train/samples_per_second
+    name = dotted[1] if dotted and name not in _HEADING and _HEADING.get(dotted[1], "devices") != "devices" else name
     if name not in _HEADING:
         name = _OF_SOME_RUN.sub("", name.rstrip("."))
         of_one_kind = rf"(?:(?:number )?of )?(?:{DEVICES})s|(?:{DEVICES}) gpus?"
@@ -426,6 +500,8 @@ def quantity_of(heading: str) -> str | None:
         return "step_s"
     if (name in OF_TIME_ALONE and unit not in SECONDS) or (unit == "%" and _HEADING.get(name) == "devices"):
         return None
+    if name == "throughput/gpu" and unit:
+        return _HEADING.get(f"{unit.removesuffix('/gpu')}/gpu")
     of_a_unit = _OF_A_UNIT.fullmatch(f"{name} {unit}".strip())  # Throughput, tokens/s
     if of_a_unit and (named := _HEADING.get(of_a_unit[1])) in RESULTS:
         return named
@@ -444,7 +520,7 @@ def _canonical(heading: str) -> tuple[str, str]:
         return "", ""
     if re.match(r"[A-Za-z]+(?: ?[(\[]|$)", heading):  # GlobalBatchSize
         heading = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=GPU)(?=[A-Z][a-z])", " ", heading)
-    name = heading.lower()
+    name = english(heading.translate(SIGNS)).lower()
     for written, meant in _SPELLINGS.items():
         name = re.sub(written, meant, name)
     match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]", name)
@@ -482,7 +558,7 @@ def _scale(heading: str, kind: str) -> float:
 def _figures_of(quantity: str, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the figures in the cells of a column: the 4 of "4x A100", the 128 of "64 per GPU (128 effective)"."""
     if quantity == "devices":
-        read = ("1" if text.lower() in ("single", "one") else _multiplied(text) for text in texts)
+        read = ("1" if text.lower() in ("single", "one") else multiplied(text) for text in texts)
         return tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
     if quantity in ("batch", "any_batch"):
         texts = tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in texts)

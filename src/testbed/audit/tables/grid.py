@@ -10,31 +10,34 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import NamedTuple
 
-MOST_AROUND = 12  # lines beside a table that are looked at
+from testbed.audit.tables.drawn import drawn_tables
+from testbed.audit.tables.english import english
+
+LONGEST_PAGE = 40_000  # characters
+MOST_AROUND = 25  # lines beside a table that are looked at
 LONGEST_LINE = 3000  # characters of a line beside a table; a longer one is cut
-MOST_NOTE = 1000  # characters
+LONGEST_SENTENCE = 500
 LONGEST_NAME = 200
-_MARK = r"\[\^\w{1,20}\]|\[\d{1,2}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
-_NOTE = re.compile(rf"\s*(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)")
-_OF_FIGURES = re.compile(
-    r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|timed?|times|results?|measured?|taken"
-    r"|read off|ran|run on)\b"
-)
-# rows that a sentence names otherwise than the table does
-_OF_SOME = re.compile(
-    r"(?i)\b(?:the (?:original|baseline|reference|former|latter|other|first|last|second|port|fork|competitor)"
-    r"|ours|theirs|upstream|only)\b"
-)
+_MARK = r"\[#\w{1,20}\]_?|\[\^\w{1,20}\]|\[\d{1,2}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
+_NOTE = re.compile(rf"\s*(?:\.\. )?(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)")
 _NOT_MEASURED = re.compile(
     r"(?i)\b(?:expected|projected|predicted|estimated|extrapolated|placeholder|simulated"
     r"|theoretical(?! (?:peak|max\w*|FLOP|(?:\w+ )?performance)))[^\w.;]+(?:(?!peak)\w+[^\w.;]+){0,3}"
     r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
     r"|(?<!peak )\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
     r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
-    r"|\b(?:values|results|numbers|figures|rows)\W+(?:\w+\W+){0,2}(?:are|is|come|comes|were|taken)\W+"
-    r"(?:(?:from|of|the|our|a|an)\W+){0,2}(?:\w+\W+)?(?:roofline|simulat(?:or|ion)"
-    r"|(?:cost|performance|analytical) model)\b"
+    r"|\b(?:values|results|numbers|figures|rows|data|table)\W+(?:\w+\W+){0,2}(?:are|is|come|comes|were|taken|shows?"
+    r"|lists?|gives?)\W+"
+    r"(?:(?:from|of|the|our|a|an|by|only|all|with)\W+){0,3}(?:\w+\W+)?(?:roofline|simulat(?:or|ion|ed)|projections?"
+    r"|estimate[sd]?"
+    r"|extrapolat\w+|theoretical|forecasts?|planner|calculat(?:or|ed)|spread ?sheet|(?:cost|performance|analytical) "
+    r"model)\b"
+    r"|\b(?:data|rows?|below|these|table|numbers|figures|values|results|nothing)\b[^.]{0,80}"
+    r"\b(?:not|never|none|nothing|has)\W+(?:\w+\W+){0,2}(?:measured|run yet|benchmarked|executed)\b"
 )
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+_HEADING = re.compile(r"(?i)^\s*<h([1-6])\b[^<>]*>")
+_UNDERLINE = re.compile(r"([=~^\"*+#-])\1{2,}\s*")
 SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
 
@@ -42,7 +45,6 @@ SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 class Row:
     line: int  # of the file, from 1
     cells: tuple[str, ...]
-    said: str = ""  # footnotes and sentences that apply to this row alone
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,16 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[Row, ...]  # as wide as the header
     line: int = 0  # of its header
-    around: str = ""  # the paragraphs right above and below, and the heading above
-    of_all: str = ""  # the same without footnotes and sentences that are about some of the rows
+    near: str = ""  # the paragraphs right above and below, and the caption
+    section: str = ""  # the rest of the text between the headings, or tables, above and below
+    page: str = ""  # the whole text outside tables
+    intro: str = ""  # the first paragraphs below the headings above it
+    titles: tuple[str, ...] = ()  # the headings above it, the nearest first
+    footnotes: tuple[tuple[str, str], ...] = ()  # mark and text of those whose mark the table has
+
+    @property
+    def around(self) -> str:
+        return "\n\n".join((self.near, *self.titles[:1]))
 
 
 class Note(NamedTuple):
@@ -65,13 +75,40 @@ class Note(NamedTuple):
 def page_tables(text: str) -> list[Table]:
     """Return the Markdown tables of a page, then its HTML tables. Rows of another width than the first are left out."""
     lines = text.splitlines()
-    notes = [
-        Note(at, match[1].replace("\\", ""), match[2])
-        for at, line in enumerate(lines)
-        if (match := _NOTE.match(line)) and not re.fullmatch(r"(\*+)[^*]+\1", line.strip())  # a text in italics
-    ]
     found = [*_markdown(lines), *_html(text)]
-    return [_table(rows, lines, notes, begin, end, caption) for rows, begin, end, caption in found]
+    for drawn in drawn_tables(lines):
+        found.append(([Row(line, cells) for line, cells in drawn.rows], drawn.begin, drawn.end, drawn.caption))
+    lines = [_TAG.sub(" ", _HEADING.sub(lambda tag: "#" * int(tag[1]) + " ", line)) for line in lines]
+    for at, line in enumerate(lines[1:], start=1):
+        if _UNDERLINE.fullmatch(line) and lines[at - 1].strip() and "|" not in lines[at - 1]:  # a heading of two lines
+            lines[at - 1], lines[at] = f"{'#' if line[0] == '=' else '##'} {lines[at - 1]}", ""
+    notes = [
+        Note(at, _mark_of(match[1]), match[2])
+        for at, line in enumerate(lines)
+        for part in re.split(r"(?<=[.;]) (?=[†‡§¹²³⁴])", line)
+        if (match := _NOTE.match(part)) and not re.fullmatch(r"(\*+)[^*]+\1", line.strip())  # a text in italics
+    ]
+    taken = {at for _, begin, end, _ in found for at in range(begin, end)}
+    page = _page(lines, taken)
+    return [
+        replace(_table(rows, lines, notes, taken, begin, end, caption), page=page)
+        for rows, begin, end, caption in found
+    ]
+
+
+def _page(lines: Sequence[str], taken: set[int]) -> str:
+    """Return the text of a page outside tables, a paragraph for each; of a code block, each comment with its
+    commands."""
+    parts: list[str] = []
+    is_code = False
+    for at, line in enumerate(lines):
+        text = line.strip()
+        if text.startswith("```"):
+            is_code = not is_code
+            parts.append("")
+        elif at not in taken and (is_code or not re.match("#{1,6} ", text)):
+            parts += [""] * (is_code and text.startswith("#")) + [text.lstrip("# ") if is_code else text[:LONGEST_LINE]]
+    return "\n".join(parts)[:LONGEST_PAGE]
 
 
 def _markdown(lines: Sequence[str]) -> Iterator[tuple[list[Row], int, int, str]]:
@@ -93,11 +130,12 @@ def _cells(line: str) -> tuple[str, ...]:
 
 
 class _Html(HTMLParser):
-    """Collects the tables of a page: of each its rows, of each row its line and cells."""
+    """Collects the tables of a page: of each its rows, of each row its line and cells: text, columns, rows, is a
+    head."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables: list[list[tuple[int, list[str]]]] = []
+        self.tables: list[list[tuple[int, list[list]]]] = []
         self.captions: list[str] = []  # of each table
         self._is_cell = self._is_caption = False
 
@@ -109,7 +147,12 @@ class _Html(HTMLParser):
         if tag == "tr" and self.tables:
             self.tables[-1].append((self.getpos()[0], []))
         elif tag in ("td", "th") and self.tables and self.tables[-1]:
-            self.tables[-1][-1][1].append("")
+            said = dict(attrs)
+            spans = [
+                min(int(text), 50) if (text := str(said.get(name) or "")).isdecimal() else 1
+                for name in ("colspan", "rowspan")
+            ]
+            self.tables[-1][-1][1].append(["", *spans, tag == "th"])
             self._is_cell = True
 
     def handle_endtag(self, tag: str) -> None:
@@ -118,7 +161,7 @@ class _Html(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._is_cell:
-            self.tables[-1][-1][1][-1] += data
+            self.tables[-1][-1][1][-1][0] += data
         elif self._is_caption:
             self.captions[-1] += data
 
@@ -130,88 +173,120 @@ def _html(text: str) -> Iterator[tuple[list[Row], int, int, str]]:
     page = _Html()
     page.feed(text)
     for table, caption in zip(page.tables, page.captions, strict=True):
-        rows = [Row(line, tuple(" ".join(cell.split()) for cell in cells)) for line, cells in table if cells]
+        rows = _spread([row for row in table if row[1]])
         if len(rows) > 1:
             yield rows, max(0, rows[0].line - 2), rows[-1].line + 1, " ".join(caption.split())
 
 
+def _spread(table: Sequence[tuple[int, list[list]]]) -> list[Row]:
+    """Return rows with each cell in all of its columns and rows; of a head of two rows the lower cells, with the
+    upper in brackets."""
+    below: dict[int, tuple[str, int]] = {}  # of each column, a cell that goes on, and for how many rows
+    rows: list[tuple[int, list[str], bool]] = []
+    for line, cells in table:
+        found: list[str] = []
+        for text, columns, spans, _ in [*cells, ["", 0, 1, False]]:
+            while len(found) in below:
+                kept, left = below.pop(len(found))
+                below |= {len(found): (kept, left - 1)} if left > 1 else {}
+                found.append(kept)
+            for _ in range(columns):
+                below |= {len(found): (" ".join(text.split()), spans - 1)} if spans > 1 else {}
+                found.append(" ".join(text.split()))
+        rows.append((line, found, all(is_head for *_, is_head in cells)))
+    head = next((at for at, (*_, is_head) in enumerate(rows) if not is_head), 0)
+    if head > 1 and len({len(cells) for _, cells, _ in rows[:head]}) == 1:
+        lower, upper = rows[head - 1][1], rows[head - 2][1]
+        merged = [low if low == up or not up else f"{low} ({up})" for low, up in zip(lower, upper, strict=True)]
+        rows[:head] = [(rows[0][0], merged, True)]
+    return [Row(line, tuple(cells)) for line, cells, _ in rows]
+
+
 def _table(
-    rows: Sequence[Row], lines: Sequence[str], notes: Sequence[Note], begin: int, end: int, caption: str
+    rows: Sequence[Row],
+    lines: Sequence[str],
+    notes: Sequence[Note],
+    taken: set[int],
+    begin: int,
+    end: int,
+    caption: str,
 ) -> Table:
     """Return a table whose first row is its header, with the text above line `begin` and below line `end`."""
-    above, below = lines[max(0, begin - MOST_AROUND) : begin][::-1], lines[end : end + MOST_AROUND]
-    title = next((line.lstrip("# ") for line in above if line.startswith("#")), "")
-    around = f"{_paragraph(above)}\n\n{_paragraph(below)}\n\n{caption}".rstrip("\n")
+    near, section = [caption], []
+    for way in (range(begin - 1, max(-1, begin - MOST_AROUND), -1), range(end, min(len(lines), end + MOST_AROUND))):
+        paragraphs = _paragraphs([lines[at] if at not in taken else "# " for at in way])
+        paragraphs = [each[:: way.step] for each in paragraphs]
+        near += ["\n".join(each) for each in paragraphs[:1]]
+        section += ["\n".join(each) for each in paragraphs[1:]]
+    titles: list[str] = []
+    intros: list[str] = []
+    level = 9
+    for at in range(begin - 1, -1, -1):
+        if (heading := re.match(r"(#{1,6}) +(\S.*)", lines[at])) and len(heading[1]) < level:
+            level = len(heading[1])
+            titles.append(heading[2].strip("# "))
+            below = _paragraphs([lines[each] if each not in taken else "# " for each in range(at + 1, begin)])
+            intros += ["\n".join(each) for each in below[:1]]
+    kept = tuple(row for row in rows[1:] if len(row.cells) == len(rows[0].cells))
+    marks = {mark for row in (rows[0], *kept) for mark in marks_of(row)}
     footnotes = {
         note.mark: note.text for note in reversed(notes)  # the first below the table counts
-        if note.at >= end and (note.at < end + MOST_AROUND or note.mark[0] not in "*(")  # far away those make lists
+        if note.mark in marks and note.at >= end
+        and (note.at < end + MOST_AROUND or note.mark[0] not in "*(")  # far away those make lists
     }  # fmt: skip
-    return _noted(rows, around, title, footnotes)
+    texts = ["\n\n".join(_without(footnotes, each) for each in part if each) for part in (near, section, intros)]
+    near_text, section_text, intro = texts
+    return Table(
+        rows[0].cells, kept, rows[0].line, near_text, section_text, "", intro, tuple(titles), tuple(footnotes.items())
+    )
 
 
-def _paragraph(lines: Sequence[str]) -> str:
-    """Return the first paragraph, up to an empty line, a heading or another table; a few empty lines may come first."""
-    found: list[str] = []
+def marks_of(row: Row) -> set[str]:
+    """Return the marks of footnotes in the cells of a row."""
+    cells = (re.sub(r"\*\*|__|`|\\", "", cell) for cell in row.cells)
+    return {_mark_of(mark) for cell in cells for mark in re.findall(_MARK, cell)}
+
+
+def _mark_of(text: str) -> str:
+    return text.replace("\\", "").rstrip("_")
+
+
+def _without(footnotes: dict[str, str], text: str) -> str:
+    """Return a paragraph without the lines that are footnotes of the table."""
+    return "\n".join(line for line in text.split("\n")
+                     if not ((match := _NOTE.match(line)) and _mark_of(match[1]) in footnotes))  # fmt: skip
+
+
+def _paragraphs(lines: Sequence[str]) -> list[list[str]]:
+    """Return the paragraphs up to a heading or another table."""
+    found: list[list[str]] = [[]]
     for line in lines:
-        is_text = bool(line.strip()) and "|" not in line and not line.lstrip().startswith(("#", "```"))
-        if is_text:
-            found.append(line[:LONGEST_LINE])
-        elif found or line.strip():
+        if line.lstrip().startswith(("#", "```")) or "|" in line:
             break
-    return "\n".join(found)
-
-
-def _noted(rows: Sequence[Row], around: str, title: str, footnotes: dict[str, str]) -> Table:
-    """Return the table whose first row is its header, with what the text says of each row alone, and of all.
-
-    It says it of one by a mark in a cell, by the row's name in a sentence about figures, or by "the last row". Rows of
-    another width than the header are left out.
-    """
-    kept = [row for row in rows[1:] if len(row.cells) == len(rows[0].cells)]
-    names = list(map(name_of, kept))
-    plain = [[re.sub(r"\*\*|__|`|\\", "", cell) for cell in row.cells] for row in kept]
-    marks = [{mark for cell in cells for mark in re.findall(_MARK, cell)} for cells in plain]
-    lines = around.split("\n")
-    of_marks = {
-        line for line in lines if (match := _NOTE.match(line)) and match[1].replace("\\", "") in set().union(*marks)
-    }
-    said: list[list[str]] = [[text for mark, text in footnotes.items() if mark in each] for each in marks]
-    of_all = [title]
-    for sentence in sentences_of("\n".join(line for line in lines if line not in of_marks)):
-        about = rows_named(names, sentence)
-        about |= {at for place, at in (("first row", 0), ("last row", len(kept) - 1)) if place in sentence.lower()}
-        if len(about) == 1 and kept and _OF_FIGURES.search(sentence):
-            said[min(about)].append(sentence)
-        if len(about) in (0, len(kept)) and not _OF_SOME.search(sentence):
-            of_all.append(sentence)
-    noted = tuple(replace(row, said=" ".join(each)[:MOST_NOTE]) for row, each in zip(kept, said, strict=True))
-    return Table(rows[0].cells, noted, rows[0].line, f"{around}\n\n{title}", "\n".join(of_all))
+        if line.strip():
+            found[-1].append(line[:LONGEST_LINE])
+        elif found[-1]:
+            found.append([])
+    return [each for each in found if each]
 
 
 def sentences_of(text: str) -> Iterator[str]:
     """Yield the sentences, items of lists and paragraphs of a text, each in one line."""
-    for sentence in re.split(r"(?<=[.!?;])\s+|\n\s*\n|\n(?=[-*] )", text):
-        yield " ".join(sentence.split())
+    for sentence in re.split(r"(?<=[.!?])(?<!\bvs\.)(?<!\bca\.)(?<!\bincl\.)\s+|(?<=\u3002)|\n\s*\n|\n(?=[-*] )", text):
+        if sentence.strip():
+            yield " ".join(sentence.split())[:LONGEST_SENTENCE]
 
 
-def rows_named(names: Sequence[str], words: str, flags: int = 0) -> set[int]:
-    """Return the rows whose names stand in a text as they are written; a name has at least three characters."""
-    return {at for at, name in enumerate(names)
-            if len(name) > 2 and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, flags)}  # fmt: skip
+def name_in(cell: str) -> str:
+    """Return a cell as a text may name it: without markup and marks of footnotes; empty where it has no letter."""
+    name = " ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)|<[^<>]*>", r"\1", cell[:LONGEST_NAME]).split())
+    name = re.sub(rf" ?(?:{_MARK})+$", "", name)
+    return name if re.search(r"[^\W\d_]", name) else ""
 
 
-def name_of(row: Row) -> str:
-    """Return the first cell that has letters and no more than LONGEST_NAME characters, without markup."""
-    texts = (cell for cell in row.cells if len(cell) <= LONGEST_NAME)
-    cells = (" ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)", r"\1", cell).split()) for cell in texts)
-    return next((re.sub(rf" ?(?:{_MARK})+$", "", cell) for cell in cells if re.search("[A-Za-z]", cell)), "")
-
-
-def warning_in(text: str) -> str:
-    """Return the sentence that says of the figures beside it that they were not measured."""
-    sentences = (" ".join(re.sub(r"\*\*|__|`|^[#*\s]+", "", each[:500]).split())
-                 for each in re.split(r"(?<=[.!?])\s+|\n", text))  # fmt: skip
-    return next((each for each in sentences if _NOT_MEASURED.search(each)), "")
+def says_not_measured(text: str) -> bool:
+    """Return whether a sentence says of the figures beside it that they were not measured."""
+    return _NOT_MEASURED.search(english(text)) is not None
 
 
 def csv_tables(text: str) -> list[Table]:
@@ -225,4 +300,5 @@ def csv_tables(text: str) -> list[Table]:
     except csv.Error:
         return []
     rows = [row for row in rows if any(row.cells)]
-    return [_noted(rows, comments, "", {})] if len(rows) > 1 else []
+    kept = tuple(row for row in rows[1:] if len(row.cells) == len(rows[0].cells))
+    return [Table(rows[0].cells, kept, rows[0].line, comments)] if len(rows) > 1 else []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from testbed.audit.reported import TABLE, Reported
 from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, quantity_of
 from testbed.audit.tables.figures import LONGEST, is_number, plain
+from testbed.audit.tables.flops import compared_columns
 from testbed.audit.tables.grid import Row, Table, csv_tables, page_tables
 from testbed.audit.tables.sentences import quotes_in
+from testbed.audit.tables.words import BATCHES
 from testbed.errors import InputError
 
 # what --columns takes too
@@ -36,12 +39,19 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     """
     found = SUFFIXES.get(path.suffix.lower(), page_tables)(text)
     tables = [table for table in found if len(table.rows) <= MOST_ROWS]
+    of_results = [
+        table
+        for table in tables
+        if {*map(quantity_of, map(plain, table.header))} & {*RESULTS} or _turned(table) is not table
+    ]
+    if len(of_results) == 1 or len(tables) == 1:  # the whole page is about one table
+        tables = [replace(table, section=table.page) for table in tables]
     headings = sorted({plain(heading) for table in tables for heading in table.header} - {""})
     for heading in (named or {}).values():
         if heading not in headings and not is_number(heading):
             raise InputError(f"--columns: {path} has no column '{heading}'; it has {', '.join(headings) or 'none'}")
     every = [grid_of(path, _turned(table), named or {}) for table in tables]
-    grids = tuple(grid for grid in every if _is_of_results(grid, bool(named)))
+    grids = tuple(_with_other_tables(grid, every) for grid in every if _is_of_results(grid, bool(named)))
     for quantity, heading in (named or {}).items():
         if not any(column.quantity == quantity and any(column.figures) for grid in grids for column in grid.columns):
             raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
@@ -101,11 +111,40 @@ def _turned(table: Table) -> Table:
         for at, (heading, cells) in enumerate(zip(table.header, columns, strict=True))
         if at == 0 or not _OF_TWO.search(heading)
     ]
-    return Table(("name", *names), tuple(rows[1:]), table.line, table.around, table.around)
+    return replace(table, header=("name", *names), rows=tuple(rows[1:]))
+
+
+def _with_other_tables(grid: Grid, every: Sequence[Grid]) -> Grid:
+    """Return a table with the conditions that other tables of the page, without a time or a rate, give to rows of
+    its names."""
+    columns = list(grid.columns)
+    names = [text.lower() for text in grid.columns[0].texts]
+    for other in every:
+        keys = [text.lower() for text in other.columns[0].texts]
+        is_of_speed = any(column.quantity in RESULTS and any(column.figures) for column in other.columns)
+        if (
+            other is grid
+            or is_of_speed
+            or sum(map(str.isalpha, "".join({*names} & {*keys}))) < 2
+            or len({*names} & {*keys}) < LEAST_TURNED
+            or len({*keys}) < len(keys)
+        ):
+            continue
+        rows = [keys.index(name) if name in keys else None for name in names]
+        taken = {column.quantity or column.word for column in columns}
+        for column in other.columns[1:]:
+            name = column.quantity or column.word
+            if not name or name in taken or (name in BATCHES and {*BATCHES} & taken):
+                continue
+            figures = tuple(None if row is None else column.figures[row] for row in rows)
+            texts = tuple("" if row is None else column.texts[row] for row in rows)
+            columns.append(replace(column, figures=figures, texts=texts, is_of_words=True))
+    return replace(grid, columns=tuple(columns))
 
 
 def _is_of_results(grid: Grid, is_named: bool) -> bool:
     known = {column.quantity for column in grid.columns if column.quantity and any(column.figures)}
-    return bool(known) and (
-        is_named or bool(known & {*RESULTS}) or (len(known) > 1 and bool(known & {"batch", "devices"}))
+    return compared_columns(grid)[0] is not None or (
+        bool(known)
+        and (is_named or bool(known & {*RESULTS}) or (len(known) > 1 and bool(known & {"batch", "devices"})))
     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from testbed.audit.finding import FAILS, Finding, Rule
 from testbed.audit.printed_setup import plain_precision
 from testbed.audit.reported import (
     BATCH,
@@ -23,9 +24,10 @@ from testbed.audit.reported import (
     Side,
 )
 from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
+from testbed.audit.tables.english import english
 from testbed.audit.tables.figures import Figure, plain
 from testbed.audit.tables.sentences import DECISIVE
-from testbed.audit.tables.words import IN_WORDS
+from testbed.audit.tables.words import IN_WORDS, value_of
 from testbed.errors import InputError
 
 LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
@@ -33,11 +35,24 @@ SHOWN = 12  # rows that a refusal lists
 SAID_OF_IT = "what is said of one row alone:"
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
           "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip
-_FAILED = re.compile(r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed)?|did not (?:run|fit|finish)|diverged)\b")
+_FAILED = re.compile(
+    r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed|es)?|did not (?:run|fit|finish|complete|converge)|diverged"
+    r"|hung|deadlock(?:ed)?"
+    r"|preempted|interrupted|died)\b"
+)
 _ENDED = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")  # of a status
 _FAILED_BY_NOTE = re.compile(
-    r"(?i)\b(?<!not )(?<!never )(?:diverged|crashed|(?:loss|it) (?:became|went|turned|is|was) NaN"
-    r"|did not (?:finish|converge))\b"
+    r"(?i)\b(?<!not )(?<!never )(?<!without )(?:diverged|crashed|died|hung|(?:loss|it) (?:became|went|turned|is|was"
+    r"|goes|blew up)(?: to)? NaN"
+    r"|NaNs?(?= (?:after|from|at|since))|did not (?:finish|converge|complete)|never (?:converged|finished)"
+    r"|(?:was|were|got|been) (?:killed|aborted|stopped|preempted|interrupted|cancell?ed)|(?:ran|runs|went) (?:out of "
+    r"memory|OOM)|OOMed"
+    r"|(?:dies|died) (?:with|of|after)|(?:stopped|aborted|failed) (?:after|at|with|by|because|when))\b"
+)
+_DENIED = re.compile(r"(?i)\b(?:neither|nor|none)\b[^.;]*$|\b(?:no|not|never|without)\W+(?:\w+\W+)?$")
+_OF_AN_END = re.compile(
+    r"(?:run |job |exit )?(?:status|state|result|outcome|remarks?|notes?|comments?|info|exit|end|finished|completed"
+    r"|log)"
 )
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
@@ -65,7 +80,9 @@ def side_of(grid: Grid, row: int) -> Side:
     unit = RATES.get(rated or "", "tokens/s")
     if rated and rated.endswith("sample_rate") and re.search("im(?:age|g)", _heading_of(grid, rated)):
         unit = "images/s"
-    rate, is_per_rank = (value(rated), rated.startswith("device_")) if rated else (value("speedup"), False)
+    rate, is_per_rank = (
+        (value(rated), rated.startswith("device_") or grid.is_of_one) if rated else (value("speedup"), False)
+    )
     words = {column.word: column.texts[row] for column in grid.columns if column.word and column.texts[row]}
     if (size := _SIZE.search(words.get(MODEL, ""))) and size[0] != words[MODEL]:  # "350M with Adam": a model and a run
         words.setdefault(STRATEGY, words[MODEL])
@@ -93,7 +110,7 @@ def side_of(grid: Grid, row: int) -> Side:
         form=ROW,
         time_s=value("step_s") if is_step else value("time_s"),
         time_meaning="time of one iteration" if is_step else _heading_of(grid, "time_s"),
-        protocol="time_to_loss" if grid.is_to_a_loss and not is_step else "weak" if grid.scaling == "weak" else None,
+        protocol="time_to_loss" if grid.is_to_a_loss and not is_step else "weak" if _is_weak(grid) else None,
         rate=rate,
         rate_unit=unit if rated else SPEED_UP,
         rate_is_per_rank=is_per_rank,
@@ -105,6 +122,10 @@ def side_of(grid: Grid, row: int) -> Side:
             "others": _others(grid, row),
             "tokens": count("tokens"),
             "figures": figures,
+            "is_series": len({devices_of(grid, each) for each in range(len(grid.lines))} - {None})
+            == len(grid.lines)
+            > 2,
+            "is_in_bits": _of_bits(grid),
             "quality": _quality(grid, quality, value(quality)) if quality else None,
         },
         settings={str(key): text for key, text in words.items() if text},
@@ -117,12 +138,19 @@ def side_of(grid: Grid, row: int) -> Side:
     return Side(run.name, (run,))
 
 
+def _is_weak(grid: Grid) -> bool:
+    """Return whether a table is of weak scaling: it says so, or rows on more devices have one batch of a device."""
+    micro, devices = grid.column("micro_batch"), grid.column("devices")
+    is_of_each = micro and devices and len({*micro.texts}) == 1 < len({*devices.texts}) and grid.scaling != "strong"
+    return grid.scaling == "weak" or bool(is_of_each and not grid.column("batch") and not grid.column("accumulation"))
+
+
 def _as_the_page_calls_it(side: Side, grid: Grid) -> Side:
     """Return a row of which the page, or the heading of its result, says that it was not measured, with that."""
     settings = side.first.settings
     result = next((name for name in (*RATES, "speedup", *TIMES) if any(_figures(grid, name))), "")
-    marked = IN_WORDS[STATUS].search(said_of(grid, result))
-    said = marked[0].lower() if marked else f"'{grid.warning}'" if grid.warning else ""
+    marked = value_of(STATUS, english(said_of(grid, result)))
+    said = marked.lower() or (f"'{grid.warning}'" if grid.warning else "")
     return Side(side.name, (replace(side.first, settings={STATUS: said} | settings),)) if said else side
 
 
@@ -135,6 +163,11 @@ def claim_of(base: Side, other: Side) -> Claim:
     """Return two rows as a claim: of weak scaling where their tables call it that."""
     is_weak = {base.first.protocol, other.first.protocol} == {"weak"}
     return Claim(base, other, "weak" if is_weak else None)
+
+
+def _of_bits(grid: Grid) -> bool:
+    """Return whether losses are in bits per byte, which differ by less between models than nats per token do."""
+    return re.search(r"(?i)bpb|bits", said_of(grid, "val_loss")) is not None
 
 
 def _quality(grid: Grid, quantity: str, value: float | None) -> tuple[str, float]:
@@ -161,7 +194,7 @@ def _others(grid: Grid, row: int) -> dict[str, str]:
         column for column in columns
         if _OF_WORK.search(column.heading) or not all(map(_FIGURE.fullmatch, column.texts))
     )  # fmt: skip
-    said = grid.notes[row] if DECISIVE.search(grid.notes[row]) else ""
+    said = grid.unread[row] if DECISIVE.search(grid.unread[row]) else ""
     return {f"`{column.heading}`": column.texts[row] for column in are_words} | {SAID_OF_IT: said}
 
 
@@ -198,12 +231,15 @@ def failure_of(grid: Grid, row: int) -> str | None:
         text = column.texts[row]
         if column.quantity in LEARNT and _NO_LOSS.fullmatch(text):
             return f"a loss of {text}"
-        if column.heading.lower() in ("status", "state", "result", "outcome") and _ENDED.search(text):
-            return text
+        if _OF_AN_END.fullmatch(english(column.heading).lower()) and (end := _ENDED.search(english(text))):  # noqa: SIM102
+            if not re.search(r"(?i)\b(?:no|not|never|without|0)\W+(?:\w+\W+)?$", english(text)[: end.start()]):
+                return text
         if (not has_figures and _FAILED.search(text)) or (column.quantity is None and "diverged" in text.lower()):
             return text
-    failed = _FAILED_BY_NOTE.search(grid.notes[row])
-    return failed[0] if failed else None
+    note = english(grid.notes[row])
+    failed = _FAILED_BY_NOTE.search(note)
+    is_denied = failed and _DENIED.search(note[: failed.start()])
+    return failed[0] if failed and not is_denied else None
 
 
 def label_of(grid: Grid, row: int) -> str:
@@ -244,3 +280,13 @@ def row_named(items: Sequence[Reported], name: str, flag: str) -> Side:
         raise InputError(f"{flag} '{name}': line {line[1]} is of a table without a known heading of a result")
     labels = ", ".join(f"'{label_of(grid, row)}'" for grid, row in rows[:SHOWN])
     raise InputError(f"{flag} '{name}' is in no row of a table that is read; there are {labels or 'none'}")
+
+
+def plain_heading(grid: Grid, quantity: str) -> str:
+    """Return the heading of a quantity in small letters, a unit per device in one spelling."""
+    return said_of(grid, quantity).lower().replace(" per ", "/").replace("device", "gpu")
+
+
+def fails(grid: Grid, row: int, rule: Rule, message: str, corrected: str | None = None) -> Finding:
+    """Return that a row contradicts itself."""
+    return Finding(rule, (grid.place(row),), message, FAILS, corrected)

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 
 from testbed.audit.comparison_rules import SLOWER
 from testbed.audit.conditions import (
@@ -35,10 +36,9 @@ from testbed.audit.measures import measures, of_one_device
 from testbed.audit.reported import MODEL, PASS, PRECISION, STATUS, Claim
 from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
 from testbed.audit.tables.figures import Figure, exactly, is_reference
-from testbed.audit.tables.rows import claim_of, devices_of, failure_of, said_of, side_of
+from testbed.audit.tables.flops import columns_are_of_one_work, flops_follow, no_device_does_more_than_its_peak
+from testbed.audit.tables.rows import claim_of, devices_of, fails, failure_of, plain_heading, said_of, side_of
 from testbed.audit.tables.words import IN_WORDS
-from testbed.errors import InputError
-from testbed.memory_model.devices import device_named
 
 Powers = Mapping[str, int]  # quantity -> exponent
 Product = tuple[Powers, float, float]  # and the ends of its value in one row
@@ -47,13 +47,10 @@ LINEAR = 1.05  # caches and the noise of single runs give as much
 DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline ranks)
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
 POWERS = dict.fromkeys(RATES, 1) | dict.fromkeys(TIMES, -1)
-OF_OTHER_WORK = ("sequence length", "training tokens", "resolution", "instrumentation", "warm-up")
-MOST_METHODS = 8  # rows of a table that sets methods side by side
+CLAIMED = 0.03  # by which a ratio of the text may be off
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 LONGEST_NOTE = 160
-NOISE_OF_ROWS = 0.1  # as answer.py allows single runs
 NEARLY_EQUAL = 0.03  # batches of one rank
-MOST_MFU = 10  # more is another figure, as the length beside it
 _ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
 
 
@@ -142,11 +139,11 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
         if swapped := _swapped(grid, formula, reference, [*apart]):
             heading, (one, two) = said_of(grid, swapped[0]), (grid.lines[row] for row in swapped[1:])
             words = f"{heading} of lines {one} and {two} would follow from their figures if they were exchanged"
-            yield _fails(grid, swapped[2], Rule.FOLLOWS, words)
+            yield fails(grid, swapped[2], Rule.FOLLOWS, words)
         elif (mixed := _counted_otherwise(checked)) and formula.ratio == "efficiency":
             lines = ", ".join(str(grid.lines[row]) for row in checked if row != mixed[0])
             words = f"is not counted as in line {lines}: one is of all devices, the other of one"
-            yield _fails(grid, mixed[0], Rule.FOLLOWS, f"{said_of(grid, formula.ratio, mixed[0])} {words}")
+            yield fails(grid, mixed[0], Rule.FOLLOWS, f"{said_of(grid, formula.ratio, mixed[0])} {words}")
         # of a ratio one row against one is enough: the two do not go together
         else:
             is_told = len(apart) < holding or (is_ratio and len(apart) == max(holding, 1))
@@ -154,7 +151,7 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
                 if not is_told and not _is_opposite(grid, row, formula, reference):
                     continue
                 said, instead = _does_not_follow(grid, row, formula, product, reference)
-                yield _fails(grid, row, Rule.FOLLOWS, said, instead)
+                yield fails(grid, row, Rule.FOLLOWS, said, instead)
 
 
 def _swapped(grid: Grid, formula: Formula, reference: int | None, apart: list[int]) -> tuple[str, int, int] | None:
@@ -279,7 +276,7 @@ def whole_micro_batches(grid: Grid) -> Iterator[Finding]:
     apart = [row for row, (batch, samples) in counts.items() if batch % samples]
     for row in apart if 2 * len(apart) < len(counts) else ():
         said = "global batch {:,} is not a multiple of micro batch x data ranks = {:,}".format(*counts[row])
-        yield _fails(grid, row, Rule.FOLLOWS, said)
+        yield fails(grid, row, Rule.FOLLOWS, said)
 
 
 def _batches(grid: Grid) -> dict[int, tuple[int, int]]:
@@ -292,30 +289,6 @@ def _batches(grid: Grid) -> dict[int, tuple[int, int]]:
     return found
 
 
-def no_device_does_more_than_its_peak(grid: Grid) -> Iterator[Finding]:
-    """Find an MFU over 100 %, and FLOP/s of one device over the peak of the device that the row names."""
-    for row in range(len(grid.lines)):
-        mfu, tflops = grid.figure("mfu", row), grid.figure("tflops", row)
-        run = side_of(grid, row).first
-        device, precision = run.device_name, run.settings.get(PRECISION)
-        peak = _peak_tflops(device, precision or "") if device and tflops else None
-        if mfu and 1 < mfu.low < MOST_MFU:
-            said = f"{said_of(grid, 'mfu', row)}: no device does more than its peak"
-            yield _fails(grid, row, Rule.POSSIBLE, said)
-        if tflops and peak and "/gpu" in _plain_heading(grid, "tflops") and tflops.low > peak:
-            said = f"{said_of(grid, 'tflops', row)} is more than the {peak:,.0f} TFLOP/s of {device} (data sheet)"
-            yield _fails(grid, row, Rule.POSSIBLE, said)
-
-
-def _peak_tflops(device: str, precision: str) -> float | None:
-    """Return the dense peak in a precision that a row trains in; else of the fastest units, which sparsity doubles."""
-    try:
-        found = device_named(device)
-        return 1e-12 * found.peak_flops.get(precision if precision in ("bf16", "fp16") else "", 2 * found.fastest)
-    except InputError:
-        return None
-
-
 def rows_compare_with_their_reference(grid: Grid) -> Iterator[Finding]:
     """Answer every speed-up and efficiency against the row that it refers to, and rates against the fewest devices."""
     ratios = [name for name in RATIOS if grid.column(name)]
@@ -323,13 +296,13 @@ def rows_compare_with_their_reference(grid: Grid) -> Iterator[Finding]:
         reference = _reference(grid, name)
         if reference is not None and (failed := failure_of(grid, reference)):
             said = f"{said_of(grid, name)} refers to a row that was not measured: {failed}"
-            yield _fails(grid, reference, Rule.POSSIBLE, said)
+            yield fails(grid, reference, Rule.POSSIBLE, said)
             continue
         for pair in _pairs(grid, name) if _is_referred_to(grid, name, reference) else ():
             yield from _against_reference(pair, name)
     yield from _not_measured(grid)
     if not ratios:
-        yield from _methods_of_other_work(grid)
+        yield from _claims_of_the_text(grid)
 
 
 def _is_referred_to(grid: Grid, name: str, row: int | None) -> bool:
@@ -360,35 +333,25 @@ def _not_measured(grid: Grid) -> Iterator[Finding]:
         yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
 
 
-def _methods_of_other_work(grid: Grid) -> Iterator[Finding]:
-    """Note where each row of a table without ratios is another method, and one differs from the first in its work:
-    whoever divides their figures divides that too."""
-    names = [str(strategy_of(side_of(grid, row))).lower() for row in range(len(grid.lines))]
-    if len(names) > MOST_METHODS or len({*names}) < len(names) or _compares_models(grid) or failure_of(grid, 0):
-        return
-    pairs = [Pair(grid, row, 0) for row in range(1, len(grid.lines))]
-    values = [{each.name: each.b for each in pair.conditions} for pair in pairs]
-    for pair in pairs:
-        differ = [
-            each.against for each in pair.conditions
-            if each.spoils and each.name in (*BATCHES, *OF_OTHER_WORK) and _may_explain(pair, each)
-            and not (len(pairs) > 1 and len({each.a, *(of_row.get(each.name) for of_row in values)}) > len(pairs))
-        ]  # fmt: skip
-        is_of_models = any(each.name == "model" and each.state == DIFFERS for each in pair.conditions)
-        if differ and is_another_strategy(pair.claim) and not is_of_models:
-            sides = " and ".join(str(strategy_of(side)) for side in (pair.claim.baseline, pair.claim.other))
-            message = f"{sides} differ in more than their names: {'; '.join(differ)}"
-            yield pair.finds(Rule.EQUAL_WORK, NOTE, message)
-
-
-def _may_explain(pair: Pair, each: Condition) -> bool:
-    """Return whether the faster of two rows has the larger batch, or the less work."""
-    gain = next((measure.ratio for measure in measures(pair.claim)), 1.0)
-    if max(gain, 1 / gain) < 1 + NOISE_OF_ROWS:
-        return False
-    if not isinstance(each.a, int) or not isinstance(each.b, int):
-        return True
-    return (each.b > each.a) == (gain > 1) if each.name in BATCHES else (each.b < each.a) == (gain > 1)
+def _claims_of_the_text(grid: Grid) -> Iterator[Finding]:
+    """Find where a sentence claims the ratio that the figures of two rows have, and more than their names differs
+    in them."""
+    for rows, claimed, sentence in grid.claims:
+        for row, reference in permutations(rows, 2):
+            pair = Pair(grid, row, reference)
+            gain = next((measure.ratio for measure in measures(pair.claim)), 0.0)
+            if abs(gain / claimed - 1) > CLAIMED or failure_of(grid, reference):
+                continue
+            differ = [each for each in pair.conditions if each.spoils and each.name != "ranks"]
+            if kind_of(pair.claim) == OF_BOTH:
+                differ += [each for each in pair.conditions if each.name == "ranks"]
+            words = f'"{textwrap.shorten(sentence, LONGEST_NOTE, placeholder=" ...")}": the rows differ in more'
+            if differ and is_another_strategy(pair.claim):
+                yield pair.finds(Rule.EQUAL_WORK, NOTE, f"{words}: {'; '.join(each.against for each in differ)}")
+            for each in pair.conditions:
+                if each.name in LEARNS and each.state == DIFFERS and gain > 1 and learns_worse(pair.claim, each):
+                    message = f"{words}: {each.name} {in_words(each.b)} against {in_words(each.a)}: {each.effect}"
+                    yield pair.finds(Rule.LOSSES, FAILS, message)
 
 
 def _size(grid: Grid, row: int) -> int | None:
@@ -408,7 +371,7 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
     grid, row, claim = pair.grid, pair.row, pair.claim
     found = {each.name: each for each in pair.conditions if each.state == DIFFERS}
     kind, said = kind_of(claim), said_of(grid, name, row)
-    spoiled = [each for each in found.values() if each.spoils and not _is_meant(each, grid, name)]
+    spoiled = [each for each in found.values() if each.spoils and not _is_meant(each, grid, name, claim)]
     names = {each.name for each in spoiled}
     is_weak = kind == SCALING and len(names) == 1 and names <= set(BATCHES)
     is_sound = is_weak and (name == "efficiency" or _is_in_proportion(found)) and grid.scaling != "strong"
@@ -422,7 +385,7 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
         severity = FAILS if names & set(BATCHES) else NOTE
         yield pair.finds(Rule.EQUAL_WORK, severity, f"{said} is not of {strategies} alone: {differ}")
     elif is_weak and _divides_times(pair, name):
-        heading = _plain_heading(grid, "step_s")
+        heading = plain_heading(grid, "step_s")
         yield pair.finds(Rule.EQUAL_WORK, FAILS, f"{said} divides the {heading} of another batch: {differ}")
     elif (
         spoiled
@@ -433,7 +396,7 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
         of = "is called strong scaling, and the batch grows" if is_strong else "compares rows of other work"
         yield pair.finds(Rule.EQUAL_WORK, NOTE, f"{said} {of}: {differ}")
     is_projected = "figures are" in found or _is_estimated(grid)
-    if is_projected and not _ESTIMATED.search(_plain_heading(grid, name)):
+    if is_projected and not _ESTIMATED.search(plain_heading(grid, name)):
         yield pair.finds(Rule.POSSIBLE, NOTE, f"{said} is of a figure that its row does not call measured")
     if name == "speedup":
         stated = grid.figure("speedup", row)
@@ -446,7 +409,7 @@ def _against_reference(pair: Pair, name: str) -> Iterator[Finding]:
         yield from _more_devices(pair)
 
 
-def _is_meant(each: Condition, grid: Grid, ratio: str) -> bool:
+def _is_meant(each: Condition, grid: Grid, ratio: str, claim: Claim) -> bool:
     """Return whether a condition that differs is what a speed-up is of, or is open: the page says it in its columns.
 
     A precision is; so are models, one a row or in the heading ("vs BERT Large"), and a CPU against a GPU.
@@ -458,7 +421,17 @@ def _is_meant(each: Condition, grid: Grid, ratio: str) -> bool:
         return (
             bool(is_named) or _compares_models(grid) or (grid.columns[0].word == MODEL and len({*names}) == len(names))
         )
+    if each.name == "precision" and is_another_strategy(claim) and not _are_named_by_precision(grid):
+        return False
     return each.name in ("ranks", "figures are", "precision") or "cpu" in (str(each.a).lower(), str(each.b).lower())
+
+
+def _are_named_by_precision(grid: Grid) -> bool:
+    """Return whether the first column or a heading of a ratio is about precisions, which are then what is compared."""
+    words = " ".join(
+        (*grid.columns[0].texts, *(column.heading for column in grid.columns if column.quantity in RATIOS))
+    )
+    return IN_WORDS[PRECISION].search(words) is not None
 
 
 def _is_in_proportion(found: Mapping[str, Condition]) -> bool:
@@ -516,14 +489,6 @@ def _is_estimated(grid: Grid) -> bool:
     return any(_ESTIMATED.search(column.heading) for column in results)
 
 
-def _plain_heading(grid: Grid, quantity: str) -> str:
-    return said_of(grid, quantity).lower().replace(" per ", "/").replace("device", "gpu")
-
-
-def _fails(grid: Grid, row: int, rule: Rule, message: str, corrected: str | None = None) -> Finding:
-    return Finding(rule, (grid.place(row),), message, FAILS, corrected)
-
-
 def findings_of_table(grid: Grid) -> Iterator[Finding]:
     """Yield what the rules for tables find in one."""
     found = [finding for rule in TABLE_RULES for finding in rule(grid)]
@@ -557,5 +522,7 @@ TABLE_RULES: tuple[Callable[[Grid], Iterator[Finding]], ...] = (
     figures_follow,
     whole_micro_batches,
     no_device_does_more_than_its_peak,
+    flops_follow,
+    columns_are_of_one_work,
     rows_compare_with_their_reference,
 )

@@ -1,7 +1,6 @@
-"""Hold what a row, or a sentence beside a table, may say in words: DP=16, 4x A100, bs 8, bf16, projected.
+"""Hold what a row, or a sentence about it, may say of its conditions: DP=16, 4x A100, a batch of sixteen, projected.
 
-A row writes "bs=8", a sentence "a batch size of sixteen": BEFORE has the words of both, IN_WORDS the forms of a row,
-and IN_SENTENCES those of a sentence.
+FORMS has every condition once, for the words of a row, a heading, a caption, a footnote and a sentence alike.
 """
 
 from __future__ import annotations
@@ -33,79 +32,151 @@ DEVICES = (
 )
 WORDS = {word: number for number, word in enumerate(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-)} | {"single": 1, "thirty-two": 32, "sixty-four": 64}  # fmt: skip
-NUMBER = rf"(\d[\d,]*(?:\.\d+)?k?|{'|'.join(WORDS)})"  # of a sentence
-_EACH = r"(?:gpu|device|card|rank|worker)"
-# quantity -> what stands before its number, and the number as a row writes it
-BEFORE = {
-    "micro_batch": (r"mbs|micro[- ]?batch(?:[- ]size)?", r"\d{1,6}"),
-    "batch": (r"gbs|global[- ]batch(?:[- ]size)?", r"\d{1,7}"),
-    "any_batch": (r"bs|batch(?:[- ]size)?", r"\d{1,7}"),
-    "val_loss": (r"(?:val\w*|eval\w*|test)[. -]+loss", r"\d{1,2}\.\d{2,5}"),
-    "length": (r"(?:seq|sequence|context)(?:[- ]?len(?:gth)?)?", r"\d{2,7}k?"),
-}
-_COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,6}"
-_OF_JOB = r"(?!(?:[ -]?\d+ ?GB)?s? ?(?:per|/|in (?:each|every|one)) ?(?:node|machine|host|server))"
-IN_WORDS = {
+)} | {"single": 1, "a": 1, "thirty-two": 32, "sixty-four": 64, "half a million": 500_000}  # fmt: skip
+_COUNT = rf"(\d{{1,3}}(?:,\d{{3}})+|\d{{1,7}}|{'|'.join(word for word in WORDS if len(word) > 1)})"
+NUMBER = rf"(\d[\d,]*(?:\.\d+)?[kK]?|{'|'.join(word for word in WORDS if len(word) > 1)})"  # of a sentence
+_EACH = r"(?:gpu|device|card|rank|worker|process|accelerator|chip)"
+_SAMPLES = r"(?:sequences|samples|images|examples|sentences|prompts|clips|rows|items)"
+_IS = r"(?:[-_ ]?size)?(?: \(?tokens\)?)?(?: ?(?:of|was|is|at|to|with|from)| ?[=:])?(?: (?:only|just|about|up to))? ?"
+_OF_JOB = r"(?!(?:[ -]?\d+ ?GB)?s? ?(?:per|/|a|in (?:each|every|one)) ?(?:node|machine|host|server|VM)\b)"
+_REACHES = r"(?: \w+){0,2}?(?: (?:of|was|is|at|to|reache[sd]|stood at|end(?:s|ed) (?:at|with)))? ?[=:]? ?"
+_OF_EACH_NODE = r"\b(?:each|every|all) (?:node|machine|host|server|VM|instance)s?"
+_SCORES = (
+    r"accuracy|(?:box |mask )?m?AP|BLEU|F1|ROUGE-L|top-?[15](?: acc(?:uracy)?)?|mIoU|AUC|MMLU|HellaSwag|GSM8K"
+    r"|exact match"
+)
+_ENDS = (
+    r"(?:end(?:s|ed|ing)?|finish(?:es|ed)?|stop(?:s|ped)?|arrive[sd]?|land(?:s|ed)?|stood|stands?|converge[sd]?"
+    r"|levels?|levell?ed|settle[sd]?|plateau(?:s|ed)?|reach(?:es|ed)?)"
+)
+# condition -> how it is said, its value in the first group that takes part
+FORMS = {
     name: re.compile(pattern, re.I)
     for name, pattern in {
-        "devices": rf"(?<![\d,.])({_COUNT})[ -]?(?:x ?)?(?:gpus?|devices?|ranks?)\b{_OF_JOB}"
-        rf"|(?<![\d,.-])({_COUNT}) ?(?:x ?)?(?:{DEVICES})\b{_OF_JOB}|\b(single|one) (?:nvidia )?(?:gpu|{DEVICES})\b"
-        r"|\bv[2-6][ep]?-(\d{1,5})\b",  # a slice of TPUs
+        "devices": rf"(?<![\w,.-]){_COUNT}[ -]?(?:x ?)?(?:(?:nvidia|amd|consumer|small) )?(?:gpus?|devices?|ranks?"
+        rf"|accelerators?"
+        rf"|cards|tpus?|chips|workers)\b{_OF_JOB}"
+        rf"|(?<![\w,.-]){_COUNT} ?(?:x ?)?(?:(?:nvidia|amd) )?(?:{DEVICES})s?\b{_OF_JOB}"
+        rf"|\b(single|one|a) (?:(?:nvidia|amd|single|lone) )?(?:gpu|card|{DEVICES})\b"
+        r"|\bv[2-6][ep]?-(\d{1,5})\b|\b(?:world[ _]size|nproc_per_node|num_gpus)[ =:]+(\d{1,5})\b",
+        "per_node": rf"(?<![\w,.-]){_COUNT}[ -]?x? ?(?:nvidia )?(?:gpus?|devices|{DEVICES})s?(?:[ -]?\d+ ?GB)?"
+        r" ?(?:per|/|a|in each|on each) ?(?:node|machine|host|server|VM)\b"
+        rf"|{_OF_EACH_NODE} (?:has|have|with|holds?) {_COUNT} ?x? ?(?:nvidia )?(?:gpus?|devices|{DEVICES})s?\b",
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",
-        **{name: rf"\b(?:{words})(?: of| ?[=:])? ?({number})\b(?!,\d)" for name, (words, number) in BEFORE.items()},
+        "nodes": rf"(?<![\w,.]){_COUNT}[ -]?(?:nodes?|machines?|hosts?|servers|VMs)\b",
+        "micro_batch": rf"\b(?:mbs|micro[- ]?batch){_IS}{NUMBER}\b(?!,\d)"
+        rf"|\b{NUMBER} {_SAMPLES}(?: of [\w,]+ tokens)? (?:per|on each|on every|for each|a|each|in each) {_EACH}\b"
+        rf"|\bper[- ]{_EACH}[- ](?:micro[- ]?)?batch{_IS}{NUMBER}\b(?!,\d)"
+        rf"|\bbatch{_IS}{NUMBER} (?:per|on each|on every|for each|a) {_EACH}\b|\b(\d{{1,4}}) (?:per|on each|on "
+        rf"every) {_EACH}\b",
+        "batch": rf"\b(?:gbs|(?:global|effective|total|overall)[- ]batch){_IS}{NUMBER}\b(?!,\d)"
+        rf"|\b{NUMBER} {_SAMPLES} (?:per|a|in each|at each|each) (?:optimi[sz]er )?(?:step|update|iteration)\b",
+        "any_batch": rf"\b(?:bs|bsz|(?:mini[- ]?)?batch(?:es)?){_IS}{NUMBER}\b(?!,\d)|(?<=[-_])b(\d{{3,5}})\b"
+        rf"|(?<![\w.-])(\d[\d,]*)-(?:sample|sequence|image) batch",
+        "length": rf"\b(?:seq|sequences?|context|seq_?len|ctx)(?:[- _]?len(?:gth)?)?(?: of)?(?: size| "
+        rf"window)?{_IS}(\d{{2,7}}k?)\b"
+        r"(?! (?:sequences|samples|images))"
+        rf"|\b(?:sequences? )?length{_IS}(\d{{2,7}}k?)\b|\b(\d{{3,7}}k?)[- ]token (?:sequences|context|samples)"
+        r"|\b(?:packed|truncated|padded|cut) to (\d{2,7}k?)\b",
+        "val_loss": r"\bloss(?: \w+){0,3}?[ (=:~]+(\d{1,2}\.\d{1,5})\b(?! ?(?:x\b|%|times))"
+        rf"|\b(\d\.\d{{2,5}}) (?:val\w*|eval\w*|test|final)(?: \w+)? loss|\b{_ENDS} (?:off )?(?:at|with|on) "
+        rf"(\d\.\d{{1,5}})\b(?! ?(?:x\b|%|h\b))",
+        "perplexity": rf"\b(?:perplexity|ppl){_REACHES}(\d{{1,4}}(?:\.\d{{1,4}})?)\b",
+        "score": rf"\b(?:{_SCORES})\b(?: \(%\))?{_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)(?= ?%|\b(?! ?(?:x\b|h\b|GPU"
+        rf"|epoch)))"
+        rf"|\b(\d{{1,3}}\.\d{{1,3}}) ?(?:%|percent)?(?: \w+)? (?:{_SCORES})\b",
+        "error": rf"\b(?:WER|CER|FID|error(?: rate)?){_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)\b",
+        "tokens": r"\b(\d+(?:\.\d+)?[BMT])[ -]tokens\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
-        r"(?! ?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
-        PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp)\b",
-        DEVICE: rf"\b({DEVICES}|{PROCESSORS})\b|(?<=\()(CPU)(?=\))",
-        "nodes": r"(?<![\d,.])(\d{1,5})[ -]?nodes?\b",
-        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|projected|predicted|estimated?|theoretical|extrapolated"
-        r"|simulat(?:ed|or|ion)|modell?ed|planned|not (?:been )?(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))"
-        r"|placeholder|ETA"
-        r"|(?<=is )(?:stale|outdated)|(?<=are )(?:stale|outdated)"
-        r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|cost model|(?:data|spec) ?sheet"
-        r"|scaled (?:up|linearly|from)|from (?:the|their) (?:paper|blog|slides|docs)"
-        r"|(?:from|in|by) their (?:own )?(?:paper|readme|repo\w*|report|website|authors)"
-        r"|(?:copied|quoted|cited) from)\b",
-        INSTRUMENTS: r"(?<!no )(?<!without )(?<!without a )(?<!w/o )\b((?:torch\.)?profil(?:er|ing|ed)"
-        r"(?! (?:is |was |were )?(?:off|disabled|not))|nsys"
-        r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
-        r"|detect_anomaly|debug mode)\b",
+        r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
+        PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp|(?:full|single|half|mixed) precision)\b",
+        DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
+        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|project(?:ed|ion)|predict(?:ed|ion)|estimat(?:ed?|ion)"
+            r"|theoretical|extrapolat(?:ed|ion)"
+        r"|simulat(?:ed|or|ion)|modell?ed|planned|goal|aim(?:ed)?|TBD|to be (?:measured|run)|sim\.\w+|predict(?=\()"
+        r"|ran in (?:a|the) simulator|(?:not|never)(?: yet)? (?:been )?(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))"
+        r"|placeholder|ETA|calculated|forecast|hypothetical|targeted|target (?=value|figure|number)|analytic(?:al)? "
+        r"model"
+        r"|(?<=is )(?:stale|outdated)|(?<=are )(?:stale|outdated)|back[- ]of[- ]the[- ]envelope"
+        r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:cost|performance"
+        r"|analytical) model"
+        r"|(?:data|spec) ?sheet"
+        r"|scaled (?:up|linearly|from)|(?:linear|perfect|ideal) scaling (?:from|of)|(?:from|in|of) (?:the|their) "
+        r"(?:paper|blog|slides|docs)"
+        r"|(?:from|in|by) (?:their|its) (?:own )?(?:paper|read ?me|repo\w*|report|website|authors|documentation|blog)"
+        r"|(?:copied|quoted|cited|lifted|borrowed) (?:from|by|in|out of)\b|(?:reported|taken) (?:from|by|in)\b(?! "
+        r"(?:\w+ log\b|logs?\b|the (?:log|best|last|median|mean|middle|average|same|run|minimum|table|tool)|our|this"
+        r"|a (?:run|single)|one|\d|both|all|each|pytorch|torch|nvidia-smi|wandb|deepspeed))"
+        r"|as reported|not re-?run|(?:from|of|on) (?:an|the) (?:old(?:er)?|earlier|previous) (?:run|release|version"
+        r"|commit|cluster"
+        r"|machine|driver|blog|post|measurement)|from last year|published (?:number|figure|value)s?)(?!\w)",
+        INSTRUMENTS: r"\b((?:torch\.)?(?<!memory )profil(?:er|ing|ed)"
+        r"(?! (?:is |was |were )?(?:off|disabled|not))|nsys|nsight(?: systems| compute)?|wall_clock_breakdown"
+        r"|cuda_launch_blocking|(?:autograd )?anomaly detection|detect_anomaly|debug (?:mode|build)|sanitizer|valgrind"
+        r"|(?:debug|verbose) (?:logging|hooks)|TORCH_DISTRIBUTED_DEBUG\w*|NCCL_DEBUG\w*|busy (?:machine|node|host)"
+        r"|shared (?:machine|node|host|GPU)|other jobs?|throttl\w+)\b",
         WARM_UP: r"([^|.;\n]{0,60}\b(?:(?<!window )(?<!len )(?<!lr )(?<!rate )warm-?ups?|warmed up"
-        r"|compilation|compile time|first epoch|cold start)\b"
+        r"|compilation|compile time|first epoch|cold start|loop alone|kernels? (?:time )?(?:alone|only)|end-to-end"
+        r"|wall[- ]clock"
+        r"|whole (?:job|script|program|run)|wall time|(?:GPU )?(?:step|time|pass) alone|in the (?:time|clock)"
+        r"|start-?up|time to first)\b"
         r"[^|.;\n]{0,60}|\b(?:in|ex)cl(?:ud\w+|\.)[^|.;\n]{0,40}\b(?:data ?load\w*|start-?up|set-?up|initiali[sz]ation"
-        r"|validation|evaluation|(?<!gradient )(?<!activation )checkpoint(?:s|ing)?|(?:data|disk) cach(?:e|ing))\b)",
-        RESOLUTION: r"\b(\d{2,4}) ?px\b|\bimages? (?:of )?(\d{2,4}) ?x ?\d{2,4}\b",
-        RECOMPUTED: r"(?<!without )(?<!no )(?<!w/o )\b((?:activation|gradient)[- ]checkpointing|recompute)\b",
-        PASS: r"\b(forward[- ]only|inference)\b",
-        DATA: r"\b(synthetic)\b",
+        r"|validation|evaluation|download\w*|preprocessing|tokeni[sz]ation|(?<!gradient )(?<!activation "
+        r")checkpoint(?:s|ing)?"
+        r"|(?:data|disk) cach(?:e|ing))\b)",
+        RESOLUTION: r"\b(\d{2,4}) ?px\b|\bimages? (?:of )?(\d{2,4}) ?x ?\d{2,4}\b|\bat (\d{2,4}) ?x ?\d{2,4}\b"
+        r"|\bresolution(?: of)? (\d{2,4})\b",
+        RECOMPUTED: r"\b((?:activation|gradient)[- ]checkpointing|recompute|recomputation)\b",
+        PASS: r"\b(forward[- ](?:pass(?:es)? )?only|only (?:the )?forward|inference|without (?:the )?backward)\b",
+        DATA: r"\b(synthetic|random (?:data|tokens)|dummy data)\b",
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
-_TOLD = {name: rf"\b(?:{words})(?: of| was| is| at)? {NUMBER}\b" for name, (words, _) in BEFORE.items()}
-# how a sentence says them, in the order in which one is looked for
-IN_SENTENCES = {
-    name: re.compile(pattern, re.I)
-    for name, pattern in {
-        "batch": _TOLD["batch"],
-        "micro_batch": rf"\b{NUMBER} (?:sequences|samples|images|examples) (?:per|on each|on every) {_EACH}\b"
-        rf"|\bper[- ]{_EACH}[- ]?batch(?:[- ]size)?(?: of| was| is)? {NUMBER}\b|{_TOLD['micro_batch']}",
-        "any_batch": _TOLD["any_batch"],
-        "devices": rf"\b{NUMBER}[- ]?(?:x )?(?:{DEVICES}|gpus?|cards?|accelerators)s?\b|\bv[2-6][ep]?-(\d{{1,5}})\b",
-        "nodes": rf"\b{NUMBER} (?:nodes?|machines?|hosts?)\b",
-        "length": _TOLD["length"],
-        "val_loss": rf"\b{BEFORE['val_loss'][0]}(?: of| was| is| at)? ({BEFORE['val_loss'][1]})\b",
-    }.items()
-}
 OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
-# what a sentence beside a table may say of all its rows
-OF_ALL_ROWS = (MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
+IN_SENTENCES = (*OF_ONE_ROW, "devices", "nodes", "batch", "micro_batch", "any_batch", "length", "val_loss",
+    "perplexity", "score",
+                "error", "tokens", MODEL, PRECISION, DEVICE, RESOLUTION, PASS)  # fmt: skip
+# what is said of all rows of a table
+OF_ALL_ROWS = ("per_node", MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
+BATCHES = ("batch", "micro_batch", "any_batch")  # in the order in which a text is read: each takes its words out of it
+IN_WORDS = {
+    name: form for name, form in FORMS.items() if name not in ("perplexity", "score", "error", "tokens")
+}  # of cells
+_NEGATED = re.compile(
+    r"(?i)\b(?:no|not|never|without|w/o|disabled)\W+(?:\w+\W+){0,2}$|\b(?:neither|nor)\b[^.;]*$|\b(?:no"
+    r"|none)\b[^.;,]{0,40}$"
+)
 
 
-def only(pattern: re.Pattern[str], text: str) -> str | None:
-    """Return what a pattern finds in a text, its first group that took part; None: nothing, or several values."""
-    found = {next(group for group in match.groups() if group) for match in pattern.finditer(text)}
-    return found.pop() if len(found) == 1 else None
+def values_of(name: str, text: str) -> list[str]:
+    """Return what a text says of a condition, as written, where it does not deny it."""
+    for earlier in BATCHES[: BATCHES.index(name)] if name in BATCHES else ():
+        text = FORMS[earlier].sub(" ", text)
+    text = multiplied(re.sub(rf"(?i){_OF_EACH_NODE}\b[^.;,]*", " ", text)) if name == "devices" else text
+    is_of_words = name in (*OF_ONE_ROW, RECOMPUTED, PASS, COMPILED)
+    return [
+        plain_number(next(group for group in match.groups() if group)) for match in FORMS[name].finditer(text)
+        if not (is_of_words and _NEGATED.search(text[: match.start()]))
+    ]  # fmt: skip
+
+
+def value_of(name: str, text: str) -> str:
+    """Return the only value that a text has of a condition, of words the first; empty: none, or several."""
+    found = list(dict.fromkeys(values_of(name, text)))
+    return found[0].strip() if found and (len(found) == 1 or name in OF_ONE_ROW) else ""
+
+
+def multiplied(text: str) -> str:
+    """Return a text with the devices of several nodes in one number: 2 x 8 A100 are 16 A100."""
+    nodes = (
+        r"(?<![\w.,])(\d{1,4})(?: (?:nodes|machines|hosts|servers|VMs|instances),?)? ?(?:x|with|of) ?(\d{1,2}) ?x? ?"
+        rf"(?=(?:nvidia )?(?:{DEVICES}|gpus?\b))"
+    )
+    return re.sub(nodes, lambda two: f"{int(two[1]) * int(two[2])} ", text, flags=re.I)
+
+
+def plain_number(number: str) -> str:
+    return str(WORDS.get(number.lower(), number))
