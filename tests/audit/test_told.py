@@ -37,6 +37,7 @@ def told(sentence: str, names: list[str], sizes=None) -> dict[str, list[str]]:
         {"micro_batch": ["2", "8"]}),
         ("The competitor's number is copied from its own README.", TWO, {"status": ["copied from", ""]}),
         ("The last row was run under torch.profiler.", TWO, {"instrumentation": ["", "torch.profiler"]}),
+        ("DDP ends at acc 0.91, ZeRO-3 at 0.84.", THREE, {"score": ["0.91", "0.84", ""]}),
         ("Both were timed without torch.profiler.", TWO, {}),
         ("The original ran on 32 instead of 64 GPUs.", TWO, {"devices": ["32", "64"]}),
         ("Die Referenz lief mit Batchgröße 32, die neue Variante mit 96.", ["Referenz", "neue"], {"any_batch": ["32",
@@ -55,5 +56,7 @@ def test_a_row_is_meant_by_its_devices_and_what_no_row_is_named_for_is_of_all():
         told("The figure for 512 cards is what our cost model gives.", ["", "", ""], (8, 64, 512))["status"][2]
         == "cost model"
     )
+    named = told("The value for 64 GPUs is scaled from the time on 8 GPUs.", ["", "", ""], (8, 16, 64))
+    assert named["status"] == ["", "", "scaled from"]
     (clause,) = said_of_rows(["All in bf16."], Named(("a", "b"), (frozenset(),) * 2, (None, None), 0))
     assert clause.rows == {0, 1}

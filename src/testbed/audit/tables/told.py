@@ -174,7 +174,7 @@ class Named:
                 found |= set(range(many)) if side.lower() == "first" else {*sorted(everyone)[-many:]}
             else:
                 found |= set(range(int(at or begin) - 1, int(at or end)))
-        for sizes in _OF_A_SIZE.findall(text):
+        for sizes in _OF_A_SIZE.findall(re.sub(r"\bfrom\b[^,.;]*", " ", text)):
             found |= {
                 row for row, size in enumerate(self.sizes) if size == int((sizes[0] or sizes[1]).replace(",", ""))
             }

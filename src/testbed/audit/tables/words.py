@@ -42,7 +42,7 @@ _OF_JOB = r"(?!(?:[ -]?\d+ ?GB)?s? ?(?:per|/|a|in (?:each|every|one)) ?(?:node|m
 _REACHES = r"(?: \w+){0,2}?(?: (?:of|was|is|at|to|reache[sd]|stood at|end(?:s|ed) (?:at|with)))? ?[=:]? ?"
 _OF_EACH_NODE = r"\b(?:each|every|all) (?:node|machine|host|server|VM|instance)s?"
 _SCORES = (
-    r"accuracy|(?:box |mask )?m?AP|BLEU|F1|ROUGE-L|top-?[15](?: acc(?:uracy)?)?|mIoU|AUC|MMLU|HellaSwag|GSM8K"
+    r"acc(?:uracy)?|(?:box |mask )?m?AP|BLEU|F1|ROUGE-L|top-?[15](?: acc(?:uracy)?)?|mIoU|AUC|MMLU|HellaSwag|GSM8K"
     r"|exact match"
 )
 _ENDS = (
