@@ -193,6 +193,11 @@ SOUND = {
     "another peak": f"Theoretical peak throughput is 312 TFLOP/s.\n\n{SCALED}",
     "a method": f"All results are within 2 % of the expected linear scaling.\n\n{SCALED}",
     "another sentence": f"Models are described here; expected calibration error is not shown.\n\n{SCALED}",
+    "what is expected of a program": "### Expected output\n\n" + SPEED_UP,
+    "numbers that were calculated": "The perplexity numbers were calculated with a script.\n\n" + SPEED_UP,
+    "a layer": "The QKV projection is fused in the last row.\n\n" + SPEED_UP,
+    "precisions": table("Run | Precision | tokens/s | Speedup", "plain | fp32 | 100 | 1.0x", "with AMP | AMP | 190 | "
+    "1.9x"),
     "another study": f"{SCALED}\n\nAnother study.\n\n{table('GPUs | Val loss', '1 | 3.0', '2 | 3.2')}",
     "a footnote is no fact of all": table("Method | Global batch | images/s | Speedup", "plain | 64 | 100 | 1.0x",
                                           "ours* | 64 | 190 | 1.9x") + "\n\\* batch size 8 in the decoder\n",

@@ -266,6 +266,10 @@ def _is_named(claim: Claim, *words: str) -> bool:
     return any(word in str(strategy_of(side)).lower() for side in claim.sides for word in words)
 
 
+def _precisions(claim: Claim) -> list[str]:
+    return [precision.lower() for item in claim.firsts if (precision := item.settings.get(PRECISION))]
+
+
 def _is_mixed_too(a: str, b: str) -> bool:
     """Return whether one precision is called mixed, and the other is one that mixed training uses."""
     mixed, plain = {"amp", "mixed precision", "mixed", "half precision"}, {"bf16", "fp16"}
@@ -516,7 +520,7 @@ FACTS: tuple[Fact, ...] = (
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
     Fact("sequence length", _field("sequence_length"), _COSTS, ("seq_len",), is_work=True, decides=True),
     Fact("precision", _setting(PRECISION), "the arithmetic is another", ("precision",), is_work=True, decides=True,
-         spoils=lambda claim: not _is_of_precisions(claim),
+         spoils=lambda claim: not _is_of_precisions(claim) and not _is_named(claim, *_precisions(claim)),
          differs=lambda claim, a, b: _text(a) != _text(b) and not _is_mixed_too(_text(a), _text(b))),
     Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),

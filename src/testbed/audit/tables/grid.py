@@ -30,7 +30,7 @@ _NOT_MEASURED = re.compile(
     r"|lists?|gives?)\W+"
     r"(?:(?:from|of|the|our|a|an|by|only|all|with)\W+){0,3}(?:\w+\W+)?(?:roofline|simulat(?:or|ion|ed)|projections?"
     r"|estimate[sd]?"
-    r"|extrapolat\w+|theoretical|forecasts?|planner|calculat(?:or|ed)|spread ?sheet|(?:cost|performance|analytical) "
+    r"|extrapolat\w+|theoretical|forecasts?|planner|calculator|spread ?sheet|(?:cost|performance|analytical) "
     r"model)\b"
     r"|\b(?:data|rows?|below|these|table|numbers|figures|values|results|nothing)\b[^.]{0,80}"
     r"\b(?:not|never|none|nothing|has)\W+(?:\w+\W+){0,2}(?:measured|run yet|benchmarked|executed)\b"

@@ -47,7 +47,8 @@ _RATIO = re.compile(
 _PROJECTED = re.compile(
     r"(?i)\b(?:projected|projections?|expected|estimate[sd]?|estimations?|extrapolat\w+|simulated|simulations?"
     r"|theoretical|roofline|planned"
-    r"|not measured|hypothetical|calculated)\b(?! (?:model|task|data|annealing|complexity|flops?|memory|value))"
+    r"|not measured|hypothetical|calculated)\b(?! (?:outputs?|behaviou?r|format|logs?|model|task|data|annealing"
+    r"|complexity|flops?|memory|value))"
     r"|\bforecasts?$"
 )
 _LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()]*\)")

@@ -94,7 +94,8 @@ FORMS = {
         r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
-        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|project(?:ed|ion)|predict(?:ed|ion)|estimat(?:ed?|ion)"
+        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|(?<!qkv )(?<!linear )(?<!output )(?<!input )(?<!random )(?<!up "
+            r")(?<!down )(?<!gate )project(?:ed|ion)|predict(?:ed|ion)|estimat(?:ed?|ion)"
             r"|theoretical|extrapolat(?:ed|ion)"
         r"|simulat(?:ed|or|ion)|modell?ed|planned|goal|aim(?:ed)?|TBD|to be (?:measured|run)|sim\.\w+|predict(?=\()"
         r"|ran in (?:a|the) simulator|(?:not|never)(?: yet)? (?:been )?(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))"
