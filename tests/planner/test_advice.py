@@ -104,9 +104,9 @@ REFUSED = {
     "--model llama3-70b --gpu h200 --gpus 512 --seq_length 8192 --global_batch_size 256 --run_type fsdp": "the nearest "
     r"that is: 512 \(fsdp\). Without --run_type fsdp there is room: mesh",
     f"{GPT2} a100 --gpus 7 --global_batch_size 60 --run_type ddp --attention flash --precision fp32": "63, and then: ",
-    f"{XL} v100 --gpus 4096 --global_batch_size 64": "the smallest found that can be planned: 128 .*64 of them can train ",
+    f"{XL} v100 --gpus 4096 --global_batch_size 64": "smallest found that can be planned: 128 .*64 of them can",
     "--model gpt2-xl --gpu a100-80 --gpus 7 --run_type mesh": "mesh is planned for two axes or more.*there is room: ",
-    "--model gpt2 --num_layers 32 --num_heads 32 --embedding_size 4096 --gpus 1 --gpu a10g": "6 of them would do, tightly",
+    "--model gpt2 --num_layers 32 --num_heads 32 --embedding_size 4096 --gpus 1 --gpu a10g": "6 of them would do, tig",
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"
     ".*--pipeline_schedule gpipe with --pipeline_stages 1 does nothing",
