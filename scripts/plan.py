@@ -126,7 +126,7 @@ def _add_budget(budget: argparse._ArgumentGroup) -> None:
     budget.add_argument("--deadline", metavar="TIME", help=text)
     text = "mean hours between failures of one node (default: nothing fails)"
     budget.add_argument("--mtbf_hours", type=positive_number, metavar="HOURS", help=text)
-    text = "time that a checkpoint stops training (default: its size at 1 GB/s from each node that writes)"
+    text = "time that a checkpoint stops training (default: its size at 1 GB/s from each node)"
     budget.add_argument("--save_seconds", type=positive_number, metavar="S", help=text)
     text = "from a failure to the next step (default: %(default)g)"
     budget.add_argument("--restart_seconds", type=positive_number, default=RESTART_S, metavar="S", help=text)
@@ -282,7 +282,7 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     """Print the best run of each kind and number of devices, and which to take."""
     from testbed.analysis.document.terminal import table_lines
     from testbed.analysis.plan.tables import NOT_TRAINED, choices_table
-    from testbed.planner.question import Choice, answers_of, caveats_of
+    from testbed.planner.choices import Choice, answers_of, caveats_of
 
     first = questions[0]
     several = len(questions) > 1

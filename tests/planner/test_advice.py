@@ -15,6 +15,8 @@ XL, GPT2, LLAMA = "--model gpt2-xl --gpu", "--model gpt2 --gpu", "--model llama3
 
 # flags -> a pattern of the answer
 SAID = {
+    f"{XL} h100 --gpus 16 --pipeline_stages 2 --zero_stage 1": "no run type has them all, so leave some of them out",
+    f"{GPT2} h100 --gpus 1 --tensor_parallel_size 4 --pipeline_stages 2": "alone: there, .*give --gpus 8 or more",
     # also where one device has no room
     f"{XL} rtx4090 --gpus 24 --global_batch_size 8": "8 of them .* would be 1[.][0-9]+ times as fast",
     # a default batch that the devices divide: 448 for 7, not 512
@@ -72,6 +74,7 @@ SAID = {
 }  # fmt: skip
 # flags -> what the answer leaves out
 NOT_SAID = {
+    f"{GPT2} h100 --gpus 8 --offload none": "does without",
     f"{GPT2} a100-80": "fp16 would|No published run|too small|is tight|does not divide",
     f"{GPT2} p100": "--compile on",
     "--model gpt2-medium --gpu v100 --gpus 8 --precision bf16 --top 1": "--compile on",
@@ -107,6 +110,8 @@ REFUSED = {
     f"{XL} v100 --gpus 4096 --global_batch_size 64": "smallest found that can be planned: 128 .*64 of them can",
     "--model gpt2-xl --gpu a100-80 --gpus 7 --run_type mesh": "mesh is planned for two axes or more.*there is room: ",
     "--model gpt2 --num_layers 32 --num_heads 32 --embedding_size 4096 --gpus 1 --gpu a10g": "6 of them would do, tig",
+    f"{GPT2} h100 --gpus 8 --run_type mesh --pipeline_stages 8": "two axes or more, and these sizes leave one",
+    f"{LLAMA} h100 --gpus 2 --run_type baseline": "Without --run_type baseline [^P]* would do, tightly$",
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"
     ".*--pipeline_schedule gpipe with --pipeline_stages 1 does nothing",

@@ -67,16 +67,30 @@ def named(entry: Mapping[str, Any]) -> str:
     return entry["profiling_name"] + (f" ({tensors})" if tensors else "")  # gloo's barrier has none
 
 
+def _stream_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    return entry["process_group"][0], entry["profiling_name"] if entry["is_p2p"] else ""
+
+
 def _first_open(entries: list[dict[str, Any]]) -> str | None:
     """Return the words for the oldest entry that the group still waits for.
 
     Args:
         entries: as PyTorch's versions 2.10 of the format have them.
     """
-    # what came before a group's last that is over is over too, though in a batch of NCCL's its state never changes
-    done = [entry for entry in entries if entry["retired"] or entry["state"] == "completed"]
-    over = {entry["process_group"][0]: entry["time_created_ns"] for entry in done}
-    waiting = [entry for entry in entries if entry["time_created_ns"] > over.get(entry["process_group"][0], -1)]
+    # what came before a group's last of its kind that is over is over too, though in a batch of NCCL's its state never
+    # changes; single sends and receives have a stream for each pair of ranks, so each kind counts alone
+    over: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        if entry["retired"] or entry["state"] == "completed":
+            over[_stream_of(entry)] = entry["time_created_ns"]
+            if entry["profiling_name"].endswith(":coalesced"):
+                over[(entry["process_group"][0], "batch")] = entry["time_created_ns"]
+    waiting = [
+        entry
+        for entry in entries
+        if entry["time_created_ns"] > over.get(_stream_of(entry), -1)
+        and not (entry["is_p2p"] and entry["time_created_ns"] <= over.get((entry["process_group"][0], "batch"), -1))
+    ]
     if not waiting:
         return None
     first = min(waiting, key=lambda entry: entry["time_created_ns"])

@@ -78,9 +78,10 @@ def possible(
             untyped = VARIED - typed_names
             refused[run_type] = min(reasons, key=lambda why: (_is_of(why, untyped), not _is_of(why, typed_names)))
         elif not found and asked and machine.devices > 1 and STRATEGIES[run_type].keeps == "axes":
+            what = "these sizes" if typed_names & {"shard_size", *AXES} else f"{machine.devices} devices"
             refused[run_type] = (
-                f"--run_type {run_type} is planned for two axes or more, into which {machine.devices} devices do not "
-                "divide; one axis has a run type of its own"
+                f"--run_type {run_type} is planned for two axes or more, and {what} leave one; one axis has a run type "
+                "of its own"
             )
         elif not found and asked and machine.devices == 1:
             refused[run_type] = (

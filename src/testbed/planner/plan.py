@@ -179,7 +179,7 @@ class Budget:
         tokens: to be trained on.
         price: of a device and hour.
         mtbf_hours: mean time between failures of one node; None: it never fails.
-        save_s, restart_s: as in `Failures`; None: what a checkpoint takes at SAVED_PER_S of each node that writes.
+        save_s, restart_s: as in `Failures`; None: what a checkpoint takes at SAVED_PER_S of each node.
         deadline: days that the whole run may take.
     """
 
@@ -191,11 +191,8 @@ class Budget:
     deadline: float | None = None
 
     def saving_s(self, run: PlannedRun) -> float:
-        """Return the seconds that a checkpoint takes. Where ranks hold the same, one writes it, else each its part."""
-        if self.save_s is not None:
-            return self.save_s
-        is_whole = run.job.strategy is not None and run.job.strategy.state_layout == "replicated"
-        return run.checkpoint_bytes / SAVED_PER_S / (1 if is_whole else _nodes(run.machine))
+        """Return the seconds that a checkpoint takes: each rank writes a part, also of what all hold."""
+        return run.checkpoint_bytes / SAVED_PER_S / _nodes(run.machine) if self.save_s is None else self.save_s
 
     def failures(self, run: PlannedRun) -> Failures | None:
         """Return the failures of the whole machine; None if it never fails."""

@@ -25,7 +25,7 @@ from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible, precision_of
 from testbed.planner.constants import Constants
 from testbed.planner.machines import check_whole_nodes, machine_here, machine_named
-from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, advice, duration, name_of, plan, settings_of, three
+from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, name_of, plan, settings_of, three
 from testbed.planner.step_time import BETWEEN, WITHIN
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
@@ -59,6 +59,7 @@ MUCH = 0.3  # of a step
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
 LACKS = "does not fit"
 STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
+MOST_LEFT_IDLE = 128  # times as many devices as a batch divides among, above which those few are no advice
 MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
 
 
@@ -278,17 +279,18 @@ class Question:
     def _unused(self, best: PlannedRun) -> str | None:
         """Return which typed flags the best run does without, as its run type has none such, and what one with them
         takes."""
-        runs, refused = self.runs
-        having = [{name for name in self.given if name in entry.options} for entry in STRATEGIES.values()]
-        of_best = STRATEGIES[best.job.run_type or REFERENCE].options
-        typed = {name for names in having for name in names if name not in of_best}
+        asks = [name for name, value in self.given.items() if value not in (None, False, "none", "off")]
+        having = {name for entry in STRATEGIES.values() for name in asks if name in entry.options}
+        typed = having - STRATEGIES[best.job.run_type or REFERENCE].options.keys()
         if not typed:
             return None
-        owners = [name for name, entry in STRATEGIES.items() if typed <= entry.options.keys()]
-        found = next((run for run in runs if run.job.run_type in owners and run.fits), None)
-        why = f"{name_of(found.job)} takes {three(found.time.seconds)} s a step" if found else ""
-        why = why or next((refused[name] for name in owners if name in refused), "nothing fits")
         flags = " and ".join(_typed(name, self.given[name]) for name in self.given if name in typed)
+        owners = [name for name, entry in STRATEGIES.items() if typed <= entry.options.keys()]
+        if not owners:
+            return f"The first run does without {flags}: no run type has them all, so leave some of them out"
+        fitting = (run for run in self.runs[0] if run.job.run_type in owners and run.fits)
+        found = next(fitting, None) or self._asked(run_type=owners[0]).best()
+        why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
         return f"The first run does without {flags}, which is for --run_type {' and '.join(owners)} alone: there, {why}"
 
     def with_room(self) -> str | None:
@@ -310,7 +312,11 @@ class Question:
         words.append(self._as_asked_on_fewer())
         lead = re.match(r"--(\w+)", reason)
         if words[1] is None and lead and lead[1] in self.given:  # so without it there is another reason
-            words[1] = f"Without {_typed(lead[1], self.given[lead[1]])} too: {self._without(lead[1]).best()}"
+            found, without = self._without(lead[1]).best(), f"Without {_typed(lead[1], self.given[lead[1]])}"
+            if isinstance(found, str):
+                words[1] = f"{without} too: {found}"
+            else:
+                words[1] = f"{without} {name_of(found.job)} would do{', tightly' * found.is_tight}"
         return InputError(". ".join(filter(None, words)))
 
     def _reason(self, refused: Mapping[str, str]) -> str:
@@ -345,7 +351,13 @@ class Question:
         """Return on how many devices the batch that is too small for these can be trained."""
         whole = (number for number in range(self.machine.devices - 1, 0, -1) if self._is_whole(number))
         number = next((number for number in whole if self.global_batch % number == 0), None)
-        run = self.on(number).fitting() if number and self.global_batch < self.machine.devices else None
+        if (
+            number is None
+            or number < self.machine.devices / MOST_LEFT_IDLE
+            or self.global_batch >= self.machine.devices
+        ):
+            return None
+        run = self.on(number).fitting()
         if run is None:
             return None
         return f"{number} of them can train that batch: {name_of(run.job)}, {three(run.time.seconds)} s a step"
@@ -392,88 +404,6 @@ class Question:
         found = self.on(number).best()
         is_tight = isinstance(found, PlannedRun) and found.is_tight
         return f"{self._lack(run)}; {number} of them would do{', tightly' * is_tight}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One kind and number of devices: the best run on them, or why there is none."""
-
-    question: Question
-    best: PlannedRun | str
-
-    @classmethod
-    def of(cls, question: Question, devices: int) -> Choice:
-        """Answer a question for a number of devices. InputError: they are not whole nodes."""
-        on = question.on(devices)
-        return cls(on, on.best())
-
-    @property
-    def days(self) -> float:
-        """Wall time of the whole run; infinite where nothing fits, or it is not known how long the run is."""
-        days = self.question.budget.days(self.best) if isinstance(self.best, PlannedRun) else None
-        return math.inf if days is None else days
-
-    @property
-    def cost(self) -> float | None:
-        return self.question.budget.cost(self.best) if isinstance(self.best, PlannedRun) else None
-
-    def hints(self) -> list[str]:
-        """Return what to know of the run, or what lets one fit."""
-        if isinstance(self.best, str):
-            return [*filter(None, [self.question.with_room()])]
-        tight = ["It fits only tightly"] if self.best.is_tight else []
-        return [*self.question.hints(self.best), *advice([self.best]), *tight]
-
-    def said(self) -> str:
-        """Return devices, strategy, the time of the whole run and its cost."""
-        run, budget = self.best, self.question.budget
-        assert isinstance(run, PlannedRun)
-        ends = (budget.days(run, end) or 0.0 for end in (run.time.low, run.time.high))
-        words = f"{self.question.devices_in_words}, {name_of(run.job)}: {duration(self.days, *ends)}"
-        return words + ("" if self.cost is None else f", cost {three(self.cost)}")
-
-
-def answers_of(choices: Sequence[Choice]) -> list[str]:
-    """Return which choice is done first, which costs least, and which costs least within the deadline."""
-    return [f"{lead}: {choice.said()}." if choice else f"{lead}." for lead, choice in _winners(choices)]
-
-
-def _winners(choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
-    """Return what each answer says, and the choice that it names."""
-    done = [choice for choice in choices if math.isfinite(choice.days)]
-    if not done:
-        return []
-    is_priced = all(choice.cost is not None for choice in done)
-
-    def price(choice: Choice) -> tuple[float, ...]:
-        return (choice.cost or 0.0,) if is_priced else (choice.question.machine.devices, choice.days)
-
-    found: list[tuple[str, Choice | None]] = [("Fastest", min(done, key=lambda choice: choice.days))]
-    found += [("Cheapest", min(done, key=price))] if is_priced else []
-    deadline = choices[0].question.budget.deadline
-    if deadline is not None:
-        limit = f"within --deadline {duration(deadline)}"
-        least = min((choice for choice in done if choice.days <= deadline), key=price, default=None)
-        nothing = f"Nothing is done {limit}: ask for other devices, or train on fewer tokens"
-        found.append((f"{'Cheapest' if is_priced else 'Fewest devices'} {limit}" if least else nothing, least))
-    return found
-
-
-def caveats_of(choices: Sequence[Choice]) -> list[str]:
-    """Return what to know of the first choice of each kind of device, and of each that an answer names; of the others
-    a batch that would make them faster."""
-    firsts: dict[str, Choice] = {}  # without one, the last of them
-    for choice in choices:
-        kind = choice.question.machine.device.name
-        if kind not in firsts or isinstance(firsts[kind].best, str):
-            firsts[kind] = choice
-    told = {id(choice) for choice in [*firsts.values(), *(choice for _, choice in _winners(choices))]}
-    said: dict[str, None] = {}
-    for each in choices:
-        other = None if isinstance(each.best, str) else each.question._batch_that_divides(each.best)
-        for hint in each.hints() if id(each) in told else filter(None, [other]):
-            said[f"{each.question.devices_in_words}: {hint}."] = None
-    return list(said)
 
 
 def question(

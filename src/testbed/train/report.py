@@ -60,6 +60,7 @@ class Report:
         self._steps_ns: deque[tuple[int, int, int]] = deque(maxlen=MOST_TIMED)  # step, begin, end
         self._timed: TimedCalls | str = TimedCalls({})  # or why they cannot be read
         self._num_steps, self._read_at = 0, self.settings.measuring.timing_warmup_steps  # of this start
+        self._kept = 0  # steps of the read that is kept
         self._traces = self.recorder.directory / run_folder.PROFILER_LOGS
 
     def begin_training(self, startup_s: float) -> None:
@@ -133,10 +134,11 @@ class Report:
     def keep_timed_collectives(self) -> None:
         """Read the flight recorder before collectives of a validation take its room, on all ranks after the same steps:
         what is over it notes some 100 ms late, so how many steps it shows differs by rank."""
-        is_due = self._times_collectives and self._num_steps - self._read_at > LEAST_STEPS
+        new = self._num_steps - self._read_at
+        is_due = self._times_collectives and new > max(LEAST_STEPS, self._kept // 2)  # few do not replace many
         if not is_due or isinstance(self._timed, str):
             return
-        self._read_at = self._num_steps
+        self._read_at, self._kept = self._num_steps, new
         try:
             size_of_group, world_size = process_group.size_of_group, self.launch.world_size
             self._timed = calls_of(recorded(), list(self._steps_ns), size_of_group, world_size)

@@ -11,9 +11,9 @@ from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.memory_model.job import Job
 from testbed.memory_model.memory import largest_micro_batch
+from testbed.planner.choices import Choice
 from testbed.planner.command import command_of
 from testbed.planner.plan import Budget, PlannedRun, duration, headline, name_of, settings_of, three
-from testbed.planner.question import Choice
 from testbed.planner.step_time import BETWEEN, BUBBLE, SHOWN, WITHIN
 
 MIB, GIB = 2**20, 2**30
@@ -197,9 +197,7 @@ def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
         lines.append(f"link {where}: {bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({name})")
     saved = f"a checkpoint: {three(run.checkpoint_bytes / 1e9)} GB of weights and moments"
     seconds = f", {three(budget.saving_s(run))} s"
-    lines.append(
-        saved + seconds + (" at 1 GB/s of each node that writes, an assumption" if budget.save_s is None else "")
-    )
+    lines.append(saved + seconds + (" at 1 GB/s of each node, an assumption" if budget.save_s is None else ""))
     failures = budget.failures(run)
     if failures is not None:
         between, interval = three(failures.between_s / 3600), three(failures.interval_s / 60)
