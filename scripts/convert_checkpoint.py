@@ -34,7 +34,7 @@ from testbed.config.initial_file import SUFFIXES, is_file_of_another, shape_of_f
 from testbed.config.initial_shape import is_universal
 from testbed.errors import InputError, say
 from testbed.program import program
-from testbed.run_folder import METRICS
+from testbed.run_folder import EFFECTIVE_CONFIG, METRICS
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -70,7 +70,7 @@ def main() -> int:
     source, to = arguments.source, arguments.to
     if os.path.realpath(source) == os.path.realpath(to):  # Path.resolve fails at a circle of links
         raise InputError(f"--from and --to are both {source}; name two")
-    if (to / METRICS).exists():
+    if any((to / name).exists() for name in (METRICS, EFFECTIVE_CONFIG)):
         raise InputError(f"--to {to} is the folder of a run, whose record is of its own weights; name another")
     if to.exists() and not arguments.overwrite and not (to.is_dir() and not any(to.iterdir())):
         raise InputError(f"--to {to} exists; give --overwrite, or another name")

@@ -553,3 +553,49 @@ def test_when_a_row_was_made_and_what_it_took_decide_nothing_and_a_setting_does(
     rows = table(f"method | {heading} | tokens/s", "a | contiguous | 100", "b | OOM-safe | 190")
     found = answered([saved(tmp_path, rows)], 1.9, ("a", "b"))
     assert found is not None and any(heading in words for words in found.ask) == is_asked
+
+
+@pytest.mark.parametrize(
+    ("heading", "a", "b"),
+    [
+        ("Precision", "DDP fp32 | fp32", "ZeRO-2 bf16 | bf16"),
+        ("Precision", "DDP sampler | fp32", "ZeRO-2 sampler | amp"),
+        ("Precision", "DDP | fp32", "ZeRO-2 (bf16) | bf16"),
+    ],
+)
+def test_a_precision_in_a_name_that_says_more_spoils_a_claim(tmp_path, heading, a, b):
+    """A claim of the precision itself has names that differ in it alone."""
+    header = f"Strategy | {heading} | GPUs | Model | Global batch size | Seq len | tokens/s | Loss"
+    found = of_rows(
+        tmp_path, header, f"{a} | 4 | 124M | 64 | 1024 | 1000 | 3.2", f"{b} | 4 | 124M | 64 | 1024 | 2900 | 3.2"
+    )
+    assert found.verdict == FALLS and "recision" in found.reasons[0]
+
+
+def test_a_warm_up_that_is_not_excluded_is_another(tmp_path):
+    header = f"{FULL} | Warm-up"
+    found = of_rows(
+        tmp_path,
+        header,
+        f"{DDP} | not excluded",
+        f"{DDP.replace('DDP', 'ZeRO-2').replace('10000', '29000')} | excluded",
+    )
+    assert found.verdict != STANDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The goal of this project is fast training.",
+        "ZeRO-2 implements the algorithm from their paper.",
+        "ZeRO-2 is an end-to-end framework.",
+        "Set NCCL_DEBUG=INFO if ZeRO-2 hangs.",
+        "ZeRO-2 reaches 76.1% accuracy on ImageNet; DDP reaches 92% on CIFAR-10.",
+        "We planned ZeRO-2 for a year.",
+    ],
+)
+def test_prose_about_a_method_is_no_note_on_its_figures(tmp_path, text):
+    rows = ("DDP | 4 | 64 | 1000 | 1.0x", "ZeRO-2 | 4 | 64 | 1500 | 1.5x")
+    path = saved(tmp_path, table("Run | GPUs | Global batch | tokens/s | Speedup", *rows) + f"\n\n{text}\n")
+    done = run_here(PROGRAM, path)
+    assert done.returncode == 0 and "nothing found" in done.stdout, done.stdout

@@ -261,25 +261,17 @@ def _setting(name: str) -> Callable[[Claim], tuple[Value, Value]]:
     return _of_runs(lambda item: item.settings.get(name))
 
 
-def _is_named(claim: Claim, *words: str) -> bool:
-    """Return whether the name of a side says a change, which is then what is compared."""
-    return any(word in str(strategy_of(side)).lower() for side in claim.sides for word in words)
-
-
-def _precisions(claim: Claim) -> list[str]:
-    return [precision.lower() for item in claim.firsts if (precision := item.settings.get(PRECISION))]
+def _is_all_of_it(claim: Claim, words: str) -> bool:
+    """Return whether the sides have one name but for such words, which are then what is compared."""
+    own = rf"[\s(\[+-]*(?:\bwith )?\b(?:{words}|baseline)\b[)\]]?"
+    names = [re.sub(own, "", (strategy_of(side) or "").lower()).strip() for side in claim.sides]
+    return claim.other.first.form == ROW and (names[0] == names[1] or "" in names)
 
 
 def _is_mixed_too(a: str, b: str) -> bool:
     """Return whether one precision is called mixed, and the other is one that mixed training uses."""
     mixed, plain = {"amp", "mixed precision", "mixed", "half precision"}, {"bf16", "fp16"}
     return (a in mixed and b in mixed | plain) or (b in mixed and a in mixed | plain)
-
-
-def _is_of_precisions(claim: Claim) -> bool:
-    """Return whether two rows have one name but for their precisions, which is then what is compared."""
-    names = [_OF_PRECISION.sub("", (strategy_of(side) or "")).strip().lower() for side in claim.sides]
-    return claim.other.first.form == ROW and (names[0] == names[1] or "" in names)
 
 
 def _marked(
@@ -385,6 +377,7 @@ def _kind_of_clock(text: str) -> str:
     """Return whether a time has its start-up or other work in it, or leaves it out; empty: the words do not say."""
     if text == NOT_SAID:
         return text
+    text = re.sub(r"\b(?:not|never) (?:exclu\w+|left out|skipp\w+|discard\w+|ignor\w+)", "included", text)
     if re.search(r"exclu|without|left out|leaves? out|\bnot in|alone|only|skip|discard|ignor|w/o|minus|after|no warm"
         r"|warm-?ups? ?[=:]? ?[1-9]"
                  r"|^[1-9][\d,.]*k?(?: ?(?:steps?|iters?|iterations?|%))?$|^(?:yes|true|on|excluded)$|steady|loop\b",
@@ -520,7 +513,7 @@ FACTS: tuple[Fact, ...] = (
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
     Fact("sequence length", _field("sequence_length"), _COSTS, ("seq_len",), is_work=True, decides=True),
     Fact("precision", _setting(PRECISION), "the arithmetic is another", ("precision",), is_work=True, decides=True,
-         spoils=lambda claim: not _is_of_precisions(claim) and not _is_named(claim, *_precisions(claim)),
+         spoils=lambda claim: not _is_all_of_it(claim, r"(?:bf|fp|tf|int)\d{1,2}|amp|mixed[- ]precision"),
          differs=lambda claim, a, b: _text(a) != _text(b) and not _is_mixed_too(_text(a), _text(b))),
     Fact("optimizer steps", _field("optimizer_steps"), "the time is of another number of updates",
          ("optimizer_steps",), is_work=True, spoils=_steps_decide),
@@ -535,9 +528,10 @@ FACTS: tuple[Fact, ...] = (
     Fact("compile", _marked(COMPILED, "off", lambda item: item.settings.get(COMPILED)),
          "the compiler's gain is in the ratio",
          spoils=lambda claim: (is_another_strategy(claim) or kind_of(claim) == SCALING)
-         and not _is_named(claim, "compil", "eager", "inductor", "jit")),
+         and not _is_all_of_it(claim, r"(?:torch\.)?compiled?|eager|inductor|jit")),
     Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
-         spoils=lambda claim: is_another_strategy(claim) and not _is_named(claim, "checkpoint", "recomp", "ckpt")),
+         spoils=lambda claim: is_another_strategy(claim)
+         and not _is_all_of_it(claim, "(?:activation |gradient )?checkpointing|recompute|recomputation|ckpt")),
     Fact("offloading", _setting(OFFLOADED), "what offloading costs is in the ratio", spoils=False),
     Fact("instrumentation", _marked(INSTRUMENTS, "none said", _instruments),
          "its times are not those of the plain program"),

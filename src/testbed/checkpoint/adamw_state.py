@@ -169,6 +169,6 @@ def _one_step(steps: Iterable[Any]) -> int:
 def rates_of(numbers: list[Any]) -> Rates:
     """Return lr, beta1, beta2, eps and weight decay. InputError: they are no such numbers."""
     are_numbers = all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers)
-    if not are_numbers or len(numbers) != len(RATES):
+    if not are_numbers or len(numbers) != len(RATES) or max(numbers[1:3]) >= 1:  # of betas
         raise InputError("its learning rate, betas, eps and weight decay are no such numbers")
     return Rates(*map(float, numbers))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.audit.reported import STATUS
 from testbed.audit.tables.english import english
@@ -51,6 +51,11 @@ _PROJECTED = re.compile(
     r"|complexity|flops?|memory|value))"
     r"|\bforecasts?$"
 )
+_OF_FIGURES = re.compile(
+    r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|timed?|times|clocks?|results?|measur\w+"
+    r"|benchmark\w*|throughput|speed-?ups?|tokens/s|read off|ran|run)\b"
+)
+_ON = re.compile(r"\b(?:on|for) (?:the )?([A-Z][\w-]*)")
 _LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()]*\)")
 _FIRST = {
     "first": 0,
@@ -220,6 +225,7 @@ class Said:
     words: str
     sentence: str
     is_of_all: bool = False
+    is_note: bool = False  # a mark in the row leads to it
 
 
 def said_of_rows(sentences: Iterable[str], named: Named, default: set[int] | None = None) -> Iterator[Said]:
@@ -317,6 +323,8 @@ class SaidOfTable:
                 continue  # of_all has it
             by_sentence.setdefault(clause.sentence, []).append(clause)
         for of_one in by_sentence.values():
+            if name in OF_ONE_ROW and not any(each.is_note or _OF_FIGURES.search(each.sentence) for each in of_one):
+                continue  # of the method, and not of its figure
             for row, value in _in_one_sentence(name, of_one, self.num_rows):
                 found[row].append(value)
         return [each[0] if len({*each}) == 1 or (each and name in OF_ONE_ROW) else "" for each in found]
@@ -342,7 +350,7 @@ def said_of_table(table: Table, named: Named, taken: Set[str]) -> SaidOfTable:
             (each for each in sentences_of(place) if each not in sentences), named, default or None
         ):
             is_of_everyone = len(clause.rows) == len(everyone)
-            clauses += [clause] * (not clause.is_of_all)
+            clauses += [replace(clause, is_note=bool(default))] * (not clause.is_of_all)
             if is_of_everyone and not (clause.is_of_all and (place == table.section or _OF_SOME.search(clause.words))):
                 everywhere.append(clause.words)
             if is_of_everyone and at not in (1, 2) and says_not_measured(clause.sentence):
@@ -413,6 +421,8 @@ def _is_not_measured(title: str) -> bool:
 
 
 def _in_one_sentence(name: str, clauses: Sequence[Said], num_rows: int) -> Iterator[tuple[int, str]]:
+    if name in ("score", "error") and len({on for clause in clauses for on in _ON.findall(clause.words)}) > 1:
+        return  # of two data sets
     read = [(clause, value_of(name, clause.words)) for clause in clauses]
     is_number = any(value[:1].isdigit() for _, value in read)
     for clause, value in read:
