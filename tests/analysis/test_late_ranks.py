@@ -210,7 +210,7 @@ def test_ranks_keep_the_same_reads_however_much_of_them_the_recorder_has_noted(m
     for rank, entries in enumerate(gpus.entries):
         one = object.__new__(report.Report)
         one.launch, one._times_collectives, one._timed = SimpleNamespace(world_size=2), True, TimedCalls({})
-        one._read_at = 5
+        one._read_at, one._kept = 5, 0
         for one._num_steps in (26, 30, 43, 45):
             known = gpus.known_steps()[: one._num_steps - 5]
             noted = [entry for entry in entries if entry["time_created_ns"] <= known[-1][2]][-90:]

@@ -14,7 +14,7 @@ from testbed.config.run_types import PLAIN, REFERENCE, can_find_micro_batch, run
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
-from testbed.errors import InputError, counted
+from testbed.errors import InputError
 from testbed.memory_model.job import Job, Machine, job_of
 from testbed.planner.calibration import CALIBRATION, facts_here
 from testbed.planner.candidates import possible, precision_of
@@ -94,7 +94,7 @@ def best_meshes(words: Sequence[str], launch: Launch, constants: Constants, most
         settings.shape, settings.data.seq_length, settings.batch.global_batch_size, machine, own
     )
     proposed: dict[Job, dict[str, Any]] = {}
-    reason = refused.get(MESH, f"{counted(launch.world_size, 'rank')} have no product of two axes")
+    reason = refused.get(MESH, "none fits")
     for job in of_plan:
         shape = {name: value for name, value in _shape(job).items() if name not in asked.explicit}
         if shape not in proposed.values():
