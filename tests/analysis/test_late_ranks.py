@@ -224,6 +224,16 @@ def test_ranks_keep_the_same_reads_however_much_of_them_the_recorder_has_noted(m
     assert timed_collectives(kept, False)["num_steps"] == 10
 
 
+def test_a_short_read_does_not_replace_a_long_one(monkeypatch):
+    one, reads = object.__new__(report.Report), []
+    one.launch, one._times_collectives, one._timed = SimpleNamespace(world_size=2), True, TimedCalls({})
+    one._read_at, one._kept, one._steps_ns = 5, 0, []
+    monkeypatch.setattr(report, "recorded", lambda: reads.append(one._num_steps) or [])
+    for one._num_steps in (205, 220, 310):
+        one.keep_timed_collectives()
+    assert reads == [205, 310]
+
+
 def test_reasons_why_nothing_is_known():
     metrics = Gpus(4).metrics()
     metrics["timed_collectives"]["has_smaller_groups"] = True

@@ -581,21 +581,3 @@ def test_a_warm_up_that_is_not_excluded_is_another(tmp_path):
         f"{DDP.replace('DDP', 'ZeRO-2').replace('10000', '29000')} | excluded",
     )
     assert found.verdict != STANDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The goal of this project is fast training.",
-        "ZeRO-2 implements the algorithm from their paper.",
-        "ZeRO-2 is an end-to-end framework.",
-        "Set NCCL_DEBUG=INFO if ZeRO-2 hangs.",
-        "ZeRO-2 reaches 76.1% accuracy on ImageNet; DDP reaches 92% on CIFAR-10.",
-        "We planned ZeRO-2 for a year.",
-    ],
-)
-def test_prose_about_a_method_is_no_note_on_its_figures(tmp_path, text):
-    rows = ("DDP | 4 | 64 | 1000 | 1.0x", "ZeRO-2 | 4 | 64 | 1500 | 1.5x")
-    path = saved(tmp_path, table("Run | GPUs | Global batch | tokens/s | Speedup", *rows) + f"\n\n{text}\n")
-    done = run_here(PROGRAM, path)
-    assert done.returncode == 0 and "nothing found" in done.stdout, done.stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.programs import run_here
+from support.tables import saved, table
 
 from testbed.audit.tables.english import english
 from testbed.audit.tables.grid import Table
@@ -60,3 +62,21 @@ def test_a_row_is_meant_by_its_devices_and_what_no_row_is_named_for_is_of_all():
     assert named["status"] == ["", "", "scaled from"]
     (clause,) = said_of_rows(["All in bf16."], Named(("a", "b"), (frozenset(),) * 2, (None, None), 0))
     assert clause.rows == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The goal of this project is fast training.",
+        "ZeRO-2 implements the algorithm from their paper.",
+        "ZeRO-2 is an end-to-end framework.",
+        "Set NCCL_DEBUG=INFO if ZeRO-2 hangs.",
+        "ZeRO-2 reaches 76.1% accuracy on ImageNet; DDP reaches 92% on CIFAR-10.",
+        "We planned ZeRO-2 for a year.",
+    ],
+)
+def test_prose_about_a_method_is_no_note_on_its_figures(tmp_path, text):
+    rows = ("DDP | 4 | 64 | 1000 | 1.0x", "ZeRO-2 | 4 | 64 | 1500 | 1.5x")
+    path = saved(tmp_path, table("Run | GPUs | Global batch | tokens/s | Speedup", *rows) + f"\n\n{text}\n")
+    done = run_here("scripts/audit_runs.py", path)
+    assert done.returncode == 0 and "nothing found" in done.stdout, done.stdout

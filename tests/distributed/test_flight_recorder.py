@@ -46,6 +46,9 @@ def test_the_oldest_that_is_not_over_is_named():
     batch = [entry(is_p2p=True, state="scheduled", process_group=["2", ""], time_created_ns=7)]  # stays so for ever
     batch += [entry(profiling_name="nccl:coalesced", state="completed", retired=True, process_group=["2", ""])]
     assert _first_open(batch) is None and "collective 41" in _first_open([*batch, entry(time_created_ns=2000)])
+    sent = entry(profiling_name="nccl:send 1->2", is_p2p=True)  # beside it what another rank has sent arrived
+    arrived = entry(profiling_name="nccl:recv 1<-0", is_p2p=True, state="completed", time_created_ns=2000)
+    assert "nccl:send 1->2" in _first_open([sent, arrived])
 
 
 # As NCCL's recorder with a driver that hangs: PyDLL keeps the interpreter's lock during the call.
