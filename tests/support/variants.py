@@ -109,11 +109,11 @@ VARIANTS = {
     # the loss is the model's own, but for the last stage and for ranks that have a part of the logits
     "pipeline, label smoothing": ("pipeline", 2, SMOOTHED, None),
     "tensor, label smoothing": ("tensor", 2, SMOOTHED, None),
-    "ddp, label smoothing compiled": ("ddp", 2, f"{SMOOTHED} {COMPILED}", None),
     "tensor, label smoothing compiled": ("tensor", 2, f"{SMOOTHED} {COMPILED}", None),
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
-    # compiled: a kernel is always named in what --compile auto compiles, and the graph has it
+    # compiled: a kernel is always named in what --compile auto compiles, and the graph has it. Of what shares its code
+    # one is compiled: "stages x cut stream" for pipelines, "tensor, label smoothing" for tensor ranks
     "allreduce, compiled": ("allreduce", 2, COMPILED, None),
     "ddp, compiled": ("ddp", 2, "--compile --attention flash", None),
     "ddp, blocks compiled and recomputed": (
@@ -122,11 +122,7 @@ VARIANTS = {
         None,
     ),
     "fsdp, compiled": ("fsdp", 2, COMPILED, None),
-    "ZeRO 0, compiled": ("optimized", 2, f"--zero_stage 0 {COMPILED}", None),
     "ZeRO 2, compiled": ("optimized", 2, f"--zero_stage 2 {COMPILED}", None),
-    "model_parallel, compiled": ("model_parallel", 2, COMPILED, None),
-    "pipeline, compiled": ("pipeline", 2, COMPILED, None),
-    "tensor, compiled": ("tensor", 2, COMPILED, None),
     "fsdp, weights kept": (
         "fsdp",
         2,
