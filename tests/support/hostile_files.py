@@ -1,13 +1,12 @@
-"""Make files as an attacker would: pickles that call, build and import, archives, tables; and places without files.
+"""Make files as an attacker would: pickles that bring a reader out of step, archives, tables; and places without files.
 
-Each is made from opcodes and bytes, so that nothing hostile lies in the repository. A pickle that does harm makes a
-folder at `canary`. Files that are only damaged are drawn by mutations.py.
+What a pickle may call, PyTorch decides (`weights_only`) and tests. Each file is made from opcodes and bytes, so that
+nothing hostile lies in the repository. A pickle that does harm makes a folder at `canary`. Files that are only damaged
+are drawn by mutations.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copyreg
 import io
 import os
 import pickle
@@ -18,27 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-
-EXTENSION = 0x7A51  # a number of the extension registry, which `registered` gives to os.mkdir
-CLASSES = [
-    ("pathlib", "PosixPath"),
-    *(("torch.distributed.checkpoint.metadata", name) for name in (
-        "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
-        "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING")),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("torch", "Tensor"),
-    ("torch.nn.parameter", "Parameter"),
-    ("torch", "FloatStorage"),
-    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
-    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
-    ("deepspeed.utils.tensor_fragment", "fragment_address"),
-    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-    ("builtins", "getattr"),
-]  # fmt: skip
-PLANTED = "planted_by_a_stranger"  # the attribute that BUILD tries to leave on a class
 
 
 def text(value: str) -> bytes:
@@ -58,84 +36,9 @@ def whole(body: bytes, protocol: int = 4) -> bytes:
     return b"\x80" + bytes([protocol]) + body + b"."
 
 
-def calls(canary: Path) -> dict[str, tuple[str, str, bytes]]:
-    """What -> module, name and the arguments' opcodes of a call that leaves a trace."""
-    shell, program = f"mkdir {canary}", f"__import__('os').mkdir({str(canary)!r})"
-    return {
-        "os.system": ("os", "system", text(shell) + b"\x85"),
-        "posix.mkdir": ("posix", "mkdir", text(str(canary)) + b"\x85"),
-        "eval": ("builtins", "eval", text(program) + b"\x85"),
-        "exec": ("builtins", "exec", text(program) + b"\x85"),
-        "Popen": ("subprocess", "Popen", b"(" + text("mkdir") + text(str(canary)) + b"lp0\n\x85"),
-        "open": ("io", "open", text(str(canary)) + text("w") + b"\x86"),
-        "copytree": ("shutil", "copytree", text("/etc/ssl") + text(str(canary)) + b"\x86"),
-        "a dotted name": ("pathlib", "Path.mkdir", b"cpathlib\nPosixPath\n(" + text(str(canary)) + b"tR\x85"),
-        "nested in torch": ("torch", "os.mkdir", text(str(canary)) + b"\x85"),
-        "nested in an allowed module": ("torch.serialization", "os.mkdir", text(str(canary)) + b"\x85"),
-        "nested in an allowed class": (
-            "torch.distributed.checkpoint.metadata", "Metadata.__init__.__globals__.clear", b")"),
-        "torch.save": ("torch", "save", b"N" + text(str(canary)) + b"\x86"),
-    }  # fmt: skip
-
-
-def callings(module: str, name: str, arguments: bytes) -> dict[str, bytes]:
-    """Every way in which a pickle calls something."""
-    found, listed = by_name(module, name), stack_global(module, name)
-    unpacked = b"(" + arguments[:-1]  # the last opcode makes the tuple
-    ways = {
-        "GLOBAL, REDUCE": found + arguments + b"R",
-        "STACK_GLOBAL, REDUCE": listed + arguments + b"R",
-        "GLOBAL, NEWOBJ": found + arguments + b"\x81",
-        "STACK_GLOBAL, NEWOBJ_EX": listed + arguments + b"}\x92",
-        "memoized by BINPUT": found + b"q\x070h\x07" + arguments + b"R",
-        "memoized by LONG_BINPUT": found + b"r\x07\x00\x00\x000j\x07\x00\x00\x00" + arguments + b"R",
-        "memoized by PUT": found + b"p7\n0g7\n" + arguments + b"R",
-        "memoized by MEMOIZE": listed + b"\x940h\x00" + arguments + b"R",
-        "duplicated": found + b"20" + arguments + b"R",
-        "in a dict": b"}" + text("a") + found + arguments + b"Rs",
-    }
-    if arguments != b")":
-        ways |= {
-            "INST": unpacked + f"i{module}\n{name}\n".encode(),
-            "OBJ": b"(" + found + arguments[:-1] + b"o",
-            "state of an object": b"ctorch\nSize\n)R" + found + arguments + b"Rb",
-        }
-    return ways
-
-
-def hostile_calls(canary: Path) -> Iterator[tuple[str, bytes]]:
-    for what, call in calls(canary).items():
-        for way, body in callings(*call).items():
-            yield f"{what} by {way}", body
-
-
-def builds() -> Iterator[tuple[str, bytes]]:
-    """BUILD on classes and functions: the attack that 53ea84c did not see, and what lies beside it."""
-    attribute = text(PLANTED) + b"K\x01"
-    states = {
-        "slot state": b"N}(" + attribute + b"u\x86",
-        "two dicts": b"}(" + attribute + b"u}(" + attribute + b"u\x86",
-        "a dict": b"}(" + attribute + b"u",
-        "slot state that hides a method": b"N}(" + attribute + text("__setstate__") + b"Nu\x86",
-    }
-    for module, name in CLASSES:
-        for what, state in states.items():
-            yield f"BUILD of {name} by {what}", by_name(module, name) + state + b"b"
-            yield f"BUILD of {name} by {what}, memoized", (stack_global(module, name) + b"\x940h\x00" + state + b"b")
-        yield f"BUILD of what makes {name}", by_name(module, name) + b")R" + states["slot state"] + b"b"
-        yield f"BUILD of an empty {name}", by_name(module, name) + b")\x81" + states["two dicts"] + b"b"
-    stage = by_name("deepspeed.runtime.zero.config", "ZeroStageEnum") + b"K\x01\x85R"
-    yield "BUILD of a member of an enum", stage + states["a dict"] + b"b"
-    for module, name in (("torch", "float32"), ("builtins", "len"), ("torch._utils", "_rebuild_tensor_v2")):
-        yield f"BUILD of {name}", by_name(module, name) + states["slot state"] + b"b"
-
-
 def tricks(canary: Path) -> Iterator[tuple[str, bytes]]:
-    """Opcodes that reach for something without a name, and such as bring a machine out of step."""
+    """name -> opcodes that reach for something without a name, and such as bring a machine out of step."""
     path = text(str(canary)) + b"\x85"
-    for opcode, number in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
-        code = EXTENSION if number > 1 else EXTENSION & 0xFF
-        yield f"EXT{number}", opcode + code.to_bytes(number, "little") + path + b"R"
     yield "EXT4 of no extension", b"\x84\xff\xff\xff\x7f" + path + b"R"
     yield "EXT4 of a negative number", b"\x84\xff\xff\xff\xff" + path + b"R"
     yield "PERSID", b"Pposix.mkdir\n"
@@ -169,26 +72,6 @@ def tricks(canary: Path) -> Iterator[tuple[str, bytes]]:
     yield "no end", b"N" * 10
     for protocol in (0, 1, 6, 255):
         yield f"protocol {protocol}", b"\x80" + bytes([protocol]) + by_name("posix", "mkdir") + path + b"R"
-
-
-def pickles(canary: Path) -> Iterator[tuple[str, bytes]]:
-    """name -> the opcodes of an object."""
-    yield from hostile_calls(canary)
-    yield from builds()
-    yield from tricks(canary)
-
-
-@contextlib.contextmanager
-def registered() -> Iterator[None]:
-    """Give two numbers of the extension registry to os.mkdir, as a library could have."""
-    names = {EXTENSION: ("posix", "mkdir"), EXTENSION & 0xFF: ("os", "mkdir")}
-    for code, name in names.items():
-        copyreg.add_extension(*name, code)
-    try:
-        yield
-    finally:  # pickles that other tests make would hold the number
-        for code, name in names.items():
-            copyreg.remove_extension(*name, code)
 
 
 def archive(content: bytes, more: dict[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED) -> bytes:
