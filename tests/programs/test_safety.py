@@ -7,7 +7,6 @@ import json
 import pickle
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
