@@ -21,12 +21,8 @@ from testbed.analysis.runs.arms import arm_name, configuration
 from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.statistics import (
     DEFAULT_MARGIN,
-    FASTER,
     MIN_REPEATS,
     NO_DIFFERENCE,
-    NOT_ENOUGH,
-    SLOWER,
-    Ratio,
     compare,
     detectable_effect,
     noise_of,
@@ -51,15 +47,6 @@ SESSION = MIN_REPEATS  # pairs that a comparison would have had
 # An outlier lies so many standard deviations from the median, by the median absolute deviation: one normal run in 1.7
 # million. A few of them hardly move the medians that are compared, and can be most of a standard deviation.
 OUTLIER, MEDIAN_DEVIATION, MOST_OUTLIERS = 5.0, 0.6745, 0.05
-
-
-# what must be alike in equal runs
-ALL_ALIKE = {
-    "a_against_b": "Side a",
-    "second_against_first": "The second run of the pairs",
-    "late_against_early": "The later half of the pairs",
-}
-RATIOS = len(ALL_ALIKE)
 
 
 class Machine(TypedDict):
@@ -123,14 +110,10 @@ def found_in(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what pairs of equal runs say of the machine.
 
     `noise`: standard deviation of one run as a fraction; `noise_below`: its upper 80 % confidence limit;
-    `planning_noise`: that limit without the outliers, from which the plans are made. The three intervals hold together
-    at 95 %. `claims`: sessions of five pairs that would have claimed a difference, of `sessions`.
+    `planning_noise`: that limit without the outliers, from which the plans are made. `claims`: sessions of five pairs
+    that would have claimed a difference, of `sessions`.
     """
     a, b = ([pair[side] for pair in pairs] for side in SIDES)
-    firsts = [pair[pair["first"]] for pair in pairs]
-    seconds = [pair["b" if pair["first"] == "a" else "a"] for pair in pairs]
-    half = len(pairs) // 2
-    early, late = ([rate for pair in part for rate in (pair["a"], pair["b"])] for part in (pairs[:half], pairs[half:]))
     sides = compare(a, b)
     outliers = outliers_in([*a, *b])
     noise = noise_of([rate for rate in side if rate not in outliers] for side in (a, b))[1]
@@ -141,9 +124,7 @@ def found_in(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "noise_below": sides.planning_noise,
         "outliers": len(outliers),
         "planning_noise": noise,
-        "a_against_b": _row(sides),
-        "second_against_first": _row(compare(seconds, firsts)),
-        "late_against_early": _row(compare(late, early)),
+        "a_against_b": {name: getattr(sides, name) for name in ("ratio", "low", "high", "verdict")},
         "sessions": len(sessions),
         "claims": sum(compare(a[each], b[each]).verdict != NO_DIFFERENCE for each in sessions),
         "detectable": {str(number): detectable_effect(noise, number) for number in REPEATS},
@@ -161,25 +142,6 @@ def outliers_in(rates: Sequence[float]) -> list[float]:
     distances = np.abs(logs - np.median(logs))
     far = distances * MEDIAN_DEVIATION > OUTLIER * np.median(distances)
     return [rate for rate, is_far in zip(rates, far, strict=True) if is_far] if far.mean() <= MOST_OUTLIERS else []
-
-
-def _row(ratio: Ratio) -> dict[str, Any]:
-    low, high = ratio.interval_among(RATIOS) or (None, None)
-    verdict = (
-        NOT_ENOUGH if low is None or high is None else FASTER if low > 1 else SLOWER if high < 1 else NO_DIFFERENCE
-    )
-    return {"ratio": ratio.ratio, "low": low, "high": high, "verdict": verdict}
-
-
-def doubts(certificate: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each ratio of equal runs that is not 1: what favours a run is not noise."""
-    return [
-        f"{what} of {configuration['name']} is {row['verdict']} ({row['ratio']:.3f}, {row['low']:.3f} to "
-        f"{row['high']:.3f}), although all runs have one command."
-        for configuration, found in zip(certificate["configurations"], certificate["found"], strict=True)
-        for name, what in ALL_ALIKE.items()
-        if (row := found[name])["verdict"] in (FASTER, SLOWER)
-    ]
 
 
 def certificate_of(out_dir: Path, command_line: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scipy import special
 
-from testbed.analysis.certificate import REPEATS, certificates_above, doubts, largest, machine_in_words, machine_of
+from testbed.analysis.certificate import REPEATS, certificates_above, largest, machine_in_words, machine_of
 from testbed.analysis.document.model import Block, Caution, Cell, Section, table_of
 from testbed.analysis.document.words import Number, times
 from testbed.analysis.runs.entries import Subject
@@ -26,8 +26,7 @@ MEANING = (
 )
 MEANING_OF_PAIRS = (
     "Both runs of a pair have the same command, so there is no difference to find. Claims: comparisons of five pairs "
-    "in a row that claim one all the same. Ratios of throughput, 1 is expected: of the two sides, of the second run of "
-    "a pair to the first, of the later half of the pairs to the earlier; the three intervals hold together at 95 %."
+    "in a row that claim one all the same. a / b: throughput of one side over the other's, with its 95 % interval."
 )
 
 
@@ -40,8 +39,9 @@ def blocks(certificate: Mapping[str, Any], name: str) -> list[Block]:
         f"{certificate['torch_version'] or 'not recorded'}."
     )
 
-    def ratio(field: str) -> Callable[[Row], Cell]:
-        return lambda row: Number(row[1][field]["ratio"], times, row[1][field]["low"], row[1][field]["high"])
+    def ratio(row: Row) -> Cell:
+        found = row[1]["a_against_b"]
+        return Number(found["ratio"], times, found["low"], found["high"])
 
     def difference(number: int) -> Callable[[Row], Cell]:
         return lambda row: f"{row[1]['detectable'][str(number)]:.1%}"
@@ -65,14 +65,11 @@ def blocks(certificate: Mapping[str, Any], name: str) -> list[Block]:
         "work": lambda row: row[0]["work"],
         "pairs": lambda row: str(len(row[0]["pairs"])),
         "claims": lambda row: f"{row[1]['claims']} of {row[1]['sessions']}",
-        "a / b": ratio("a_against_b"),
-        "second / first": ratio("second_against_first"),
-        "late / early": ratio("late_against_early"),
+        "a / b": ratio,
     }
     rows = list(zip(certificate["configurations"], certificate["found"], strict=True))
     return [
         lead,
-        *doubts(certificate),
         table_of(rows, columns, "What it can show", MEANING),
         table_of(rows, of_pairs, "Pairs of equal runs", MEANING_OF_PAIRS, ("configuration", "work")),
     ]
@@ -92,8 +89,6 @@ def cautions_on_noise(subject: Subject) -> list[Caution]:
                 "of these runs was made: it is not quoted.")
         for path, content in others
     ]  # fmt: skip
-    found += [Caution("Not only noise", f"{doubt} {path} says so of this machine.")
-              for path, content in own for doubt in doubts(content)]  # fmt: skip
     arms = [entry.tokens_per_s for entry in subject.measured if len(entry.tokens_per_s) > 1]
     noise = noise_of(arms)[0]
     freedom = sum(len(rates) - 1 for rates in arms)
