@@ -19,7 +19,6 @@ from testbed.checkpoint.changed_settings import (
 from testbed.checkpoint.converted import described
 from testbed.checkpoint.find import Found, is_checkpoint_of
 from testbed.checkpoint.folders import CONVERTED, Checkpoint, read_description
-from testbed.config.resumed_folder import near_runs
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, say
@@ -81,9 +80,7 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
             _check_is_this_run(metrics, settings, sha256)
             return Start(sha256, is_complete=True, metrics=metrics)
     held = "no whole checkpoint" if skipped else "no checkpoint"
-    near = near_runs(directory) if metrics is None else []
-    hint = f"; {near[0]}, which has a name like it, holds one" if near else ""
-    say(f"--resume: {directory} holds {held}, so the run begins with its first step{hint}", flush=True)
+    say(f"--resume: {directory} holds {held}, so the run begins with its first step", flush=True)
     return Start(sha256, metrics=metrics, steps_done=steps_done)
 
 

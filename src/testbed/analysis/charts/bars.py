@@ -241,8 +241,7 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
 
     Args:
         metrics: label -> its repeats: a list of `Run`s, of paths to training_metrics.json files (or the folders that
-            hold one), or of plain numbers, seconds, tokens/s or MiB; a single one stands for a list of one. Instead of
-            repeats a label may have {quantity: repeats}, of which those of `quantity` are drawn.
+            hold one), or of plain numbers, seconds, tokens/s or MiB; a single one stands for a list of one.
         quantity: "training_time", "tokens_per_second", "peak_memory" or "inference".
         path: where the picture is saved as a PNG, replacing what is there in one move; None: nowhere.
 
@@ -251,15 +250,11 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
 
     Raises:
         InputError: an unknown quantity, nothing to draw, a number that measures nothing, or runs whose files measure
-            the quantity differently (a per-rank and a global throughput share no axis), or a quantity as a label.
+            the quantity differently (a per-rank and a global throughput share no axis).
         OSError: the picture cannot be written.
     """
     if quantity not in QUANTITIES:
         raise InputError(f"plot_results draws {' or '.join(map(repr, QUANTITIES))}, not {quantity!r}")
-    if swapped := [label for label in metrics if label in QUANTITIES]:
-        raise InputError(
-            f"{swapped[0]!r} is a quantity; plot_results takes {{label: repeats}} or {{label: {{quantity: repeats}}}}"
-        )
     bars, left_out, measured = [], [], []
     for number, (label, given) in enumerate(metrics.items()):
         items = _repeats(given, quantity, label)
@@ -291,10 +286,6 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
 
 def _repeats(given: Any, quantity: str, label: str) -> list[Run | float]:
     """Return the runs and numbers that a label has; a number in the quantity's first unit becomes one in its base."""
-    if isinstance(given, Mapping):
-        if quantity not in given:
-            raise InputError(f"{label} has no {quantity!r}, but {', '.join(map(repr, given)) or 'nothing'}")
-        given = given[quantity]
     found: list[Run | float] = []
     for item in [given] if isinstance(given, Run | str | Path | numbers.Real) else given:
         item = load_run(Path(item)) if isinstance(item, str | Path) else item
