@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkey
 def test_every_row_of_every_table_leads_to_its_runs(page):
     tables = re.findall(r"<table>.*?</table>", page.read_text(), flags=re.S)
     rows = [row for table in tables for row in re.findall(r"<tr>.*?</tr>", table, flags=re.S) if "<td" in row]
-    assert len(tables) > 8 and len(rows) > 25
+    assert len(tables) > 8 and len(rows) > 20
     assert all(re.search(r'href="#(configuration|run)-\d+"', row) for row in rows)
     figures = re.findall(r"<figure .*?</figure>", page.read_text(), flags=re.S)
     assert figures and all('href="#configuration-' in figure for figure in figures)
@@ -214,7 +214,6 @@ def test_a_known_row_of_each_table(page):
     ranks = row("Peak memory per rank", "ddp on 2 ranks")
     assert ranks[1] == of_ddp[10] and int(ranks[1]) - int(ranks[2]) == 40
     assert row("Model FLOPs", "ddp on 2 ranks")[1:4] == [of_ddp[8], f"{3.8e6 * two / 1e9:#.4g}", "100.0"]
-    assert row("Processors", "ddp on 2 ranks")[1:] == ["0", "98", "640", "700", "12"]
     bubble = next(part for part in report_of(subject.runs, folder).sections if part.anchor == "pipeline").blocks[-1]
     assert list(map(str, bubble.rows[0][1:])) == ["2", "4", "20.0%", "25.5%", "24.0%, 27.0%"]
 

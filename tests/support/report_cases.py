@@ -71,24 +71,6 @@ def attribution(ranks: int, step_time_s: float, exposed: float, is_pipeline: boo
     }
 
 
-def utilization(ranks: int) -> dict:
-    return {
-        "interval_s": 0.5,
-        "per_rank": [
-            {
-                "rank": rank,
-                "num_samples": 12,
-                "cpu_percent_mean": 97.5 - rank,
-                "rss_bytes_mean": 640.0 * 2**20,
-                "rss_bytes_max": 700 * 2**20,
-                "gpu_percent_mean": None,
-                "gpu_memory_used_bytes_max": None,
-            }
-            for rank in range(ranks)
-        ],
-    }
-
-
 def run_metrics(run_type: str, ranks: int, repeat: int, *, is_profiled: bool = False, noise: float = 0.01) -> dict:
     """A run of a sweep with known noise: the repeats of one configuration differ as a quiet machine's do."""
     number = sorted(STEP_TIME_S).index(run_type)
@@ -109,7 +91,6 @@ def run_metrics(run_type: str, ranks: int, repeat: int, *, is_profiled: bool = F
         attribution=attribution(ranks, step_time_s, 0.0 if ranks == 1 else 0.08, run_type == "pipeline")
         if is_profiled
         else None,
-        utilization=None if is_profiled else utilization(ranks),
     )
     shift = 0.0008 * float(draws[1])
     for row in metrics["steps"]:

@@ -1,4 +1,4 @@
-"""The report's later sections: collectives, pipelines, how busy the machine was, and on what it all ran."""
+"""The report's later sections: collectives, pipelines, MFU, and on what it all ran."""
 
 from __future__ import annotations
 
@@ -150,40 +150,27 @@ def pipelines(subject: Subject) -> Section | None:
 
 
 def machine_use(subject: Subject) -> Section | None:
-    """Return MFU with the source of its peak, and what was sampled of processors and memory while training."""
-    parts: list[Block] = []
+    """Return MFU with the source of its peak."""
     peak = "peak_flops_per_s_per_device"
     with_mfu = [each for each in subject.measured if each.values("mfu") and each.example.section("flops").get(peak)]
-    if with_mfu:
-        columns: dict[str, Callable[[Any], Cell]] = {
-            "configuration": link_to,
-            "MFU": lambda entry: median(entry, "mfu", ".1%"),
-            "model GFLOP/s": lambda entry: _median_flops(entry, "model_flops_per_s"),
-            "peak per device (GFLOP/s)": lambda entry: _median_flops(entry, peak),
-            "source of the peak": lambda entry: joined(
-                sorted({str(run.record["flops"]["peak_source"]) for run in entry.measured_runs})
-            ),
-        }
-        note = (
-            "Model FLOPs of the step over time x peak x devices; recomputation is not counted. Of peaks that runs "
-            "measured, the largest per GPU or thread counts for all."
-        )
-        text = ("configuration", "source of the peak")
-        parts.append(table_of(with_mfu, columns, "Model FLOPs utilization (MFU)", note, text))
-    if sampled := [row for entry in subject.entries for row in _samples(entry)]:
-        columns = {
-            "configuration": lambda row: link_to(row[0]),
-            "rank": lambda row: str(row[1]),
-            "CPU (%)": lambda row: _median_sample(row[2], "cpu_percent_mean"),
-            "memory, mean (MiB)": lambda row: _median_sample(row[2], "rss_bytes_mean", MIB),
-            "memory, largest (MiB)": lambda row: _median_sample(row[2], "rss_bytes_max", MIB),
-            "GPU (%)": lambda row: _median_sample(row[2], "gpu_percent_mean"),
-            "GPU memory (MiB)": lambda row: _median_sample(row[2], "gpu_memory_used_bytes_max", MIB),
-            "samples per run": lambda row: _median_sample(row[2], "num_samples"),
-        }
-        note = "Sampled while training, off the step's thread; medians over runs. CPU: 100 % is one core."
-        parts.append(table_of(sampled, columns, "Processors and memory", note))
-    return Section("Use of the machine", parts, "use") if parts else None
+    if not with_mfu:
+        return None
+    columns: dict[str, Callable[[Any], Cell]] = {
+        "configuration": link_to,
+        "MFU": lambda entry: median(entry, "mfu", ".1%"),
+        "model GFLOP/s": lambda entry: _median_flops(entry, "model_flops_per_s"),
+        "peak per device (GFLOP/s)": lambda entry: _median_flops(entry, peak),
+        "source of the peak": lambda entry: joined(
+            sorted({str(run.record["flops"]["peak_source"]) for run in entry.measured_runs})
+        ),
+    }
+    note = (
+        "Model FLOPs of the step over time x peak x devices; recomputation is not counted. Of peaks that runs "
+        "measured, the largest per GPU or thread counts for all."
+    )
+    text = ("configuration", "source of the peak")
+    table = table_of(with_mfu, columns, "Model FLOPs utilization (MFU)", note, text)
+    return Section("Use of the machine", [table], "use")
 
 
 def environment(subject: Subject) -> Section:
@@ -229,20 +216,6 @@ def _attributions(subject: Subject) -> list[Attributed]:
 def _median_flops(entry: Entry, name: str) -> Number:
     values = [run.record["flops"][name] for run in entry.measured_runs if run.record["flops"][name]]
     return Number(float(np.median(values)) / 1e9 if values else None, digits)
-
-
-def _samples(entry: Entry) -> list[tuple[Entry, int, list[dict[str, Any]]]]:
-    """Return what was sampled of each rank, one row per run."""
-    ranks: dict[int, list[dict[str, Any]]] = {}
-    for utilization in filter(None, (run.record.get("utilization") for run in entry.runs)):
-        for row in utilization["per_rank"]:
-            ranks.setdefault(row["rank"], []).append(row)
-    return [(entry, rank, rows) for rank, rows in sorted(ranks.items())]
-
-
-def _median_sample(rows: list[dict[str, Any]], name: str, size: float = 1) -> Number:
-    values = [row[name] / size for row in rows if row[name] is not None]
-    return Number(float(np.median(values)) if values else None, ",.0f")
 
 
 def _scaled(value: float | None, factor: float, form: str | Callable[[float], str] = digits) -> Number:

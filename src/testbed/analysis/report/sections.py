@@ -25,7 +25,7 @@ from testbed.analysis.report.figures import (
 from testbed.analysis.report.verdicts import EntryPair, compared
 from testbed.analysis.runs.entries import Entry, Subject, Workload
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
-from testbed.analysis.statistics import FASTER, NOT_ENOUGH, equality
+from testbed.analysis.statistics import NOT_ENOUGH, equality
 
 MIB = 2**20
 OVERVIEW = "overview"
@@ -127,8 +127,7 @@ def throughput(subject: Subject) -> Section | None:
             draw = functools.partial(
                 repeats_figure, entries, lambda entry: entry.tokens_per_s, text, "tokens/s, higher is better"
             )
-            title = _throughput_title(workload, pair_of)
-            pictures.append(Picture(f"throughput_{number}", title, caption, links_to(entries), draw))
+            pictures.append(Picture(f"throughput_{number}", "Training throughput", caption, links_to(entries), draw))
     return Section("Throughput", pictures, "throughput") if pictures else None
 
 
@@ -272,15 +271,6 @@ def step_breakdown(subject: Subject) -> Section | None:
 def _pairs(workload: Workload) -> dict[Entry, EntryPair]:
     reference = workload.reference
     return {entry: compared(entry, reference) for entry in workload.measured if entry is not reference}
-
-
-def _throughput_title(workload: Workload, pair_of: dict[Entry, EntryPair]) -> str:
-    """Return what happened, where a claim can be made; else what is shown."""
-    faster = [each for each in pair_of.values() if each.kind == FASTER]
-    if not faster or workload.reference is None:
-        return "Training throughput"
-    best = max(faster, key=lambda each: each.ratio.ratio)
-    return f"{best.entry.name}: {times(best.ratio.ratio)}x the throughput of {workload.reference.name}"
 
 
 def _by_meaning(entries: Sequence[Entry], name: str) -> dict[str, list[Entry]]:
