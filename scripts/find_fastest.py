@@ -97,7 +97,7 @@ def main() -> int:
     from testbed.sweep.race import Race
     from testbed.sweep.race_runs import check_budget
     from testbed.sweep.request import facts_of_machine, parse_names
-    from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
+    from testbed.sweep.runner import check_cores, resumable_runs
 
     over = parse_names(arguments.over, OVER, "--over") if arguments.over is not None else ()
     facts = facts_of_machine()
@@ -123,8 +123,7 @@ def main() -> int:
     check_budget(arguments.budget, arguments.out_dir, field.cells[0], field.settings, request.machine)
     if arguments.dry_run:
         return 0
-    if not agree_to_oversubscribe(field.cells, request.machine, arguments.yes):
-        return 2
+    check_cores(field.cells, request.machine, arguments.yes)
     race = Race([cell.name for cell in field.cells], arguments.equivalent)
     with resumable_runs(arguments.out_dir) as stop:
         fresh = make_runs(arguments, request, field, race, facts, stop)

@@ -99,8 +99,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         help="also N runs of each with --profile, for communication, compute and idle time but never throughput "
         "(default: %(default)s)",
     )
-    text = "keep each run's model.safetensors and config.json"
-    group.add_argument("--keep_weights", action="store_true", help=text)
     text = "print what would run, an estimate of the time, and which differences the repeats can show; write nothing"
     add_flags(group, "run_timeout_s", "certificate", "yes", "dry_run", help=text)
     arguments = parse_before_dashes(parser, words)
@@ -133,7 +131,7 @@ def main() -> int:
         print_power(request, sweep, settings, certificate, arguments.out_dir)
         return 0
     code = make_runs(sweep, arguments, request.machine, settings)
-    if certificate is not None and code != 2:  # it travels with the results
+    if certificate is not None:  # it travels with the results
         save_certificate(arguments.out_dir / CERTIFICATE_FILE, certificate[1])
     if code is not None:
         return code

@@ -70,17 +70,13 @@ def test_the_program_makes_a_certificate_of_finished_runs_and_goes_on_with_more(
     words = ["--pairs", "6", "--batch_size", "8", "--steps", "6", "--out_dir", "made"]
     planned = run_here(PROGRAM, *words, "--dry_run", cwd=tmp_path)
     assert planned.returncode == 0 and not (tmp_path / "made").exists()
-    first, _, line, *rest = planned.stdout.splitlines()[1:-1]
-    assert first == "# [1] baseline_1rank_batch8_a: 6 runs; [2] baseline_1rank_batch8_b: 6 runs"
-    assert line == "# [3] ddp_2ranks_batch8_a: 6 runs; [4] ddp_2ranks_batch8_b: 6 runs"
-    assert "# runs of one command differ in --checkpoint_path" in rest
-    rounds = "[1] [2] [3] [4], then [4] [3] [2] [1], then [1] [2] [3] [4], and so on for 6 rounds"
-    assert f"# order: {rounds}" in rest
+    for name in ("baseline_1rank_batch8_a", "baseline_1rank_batch8_b", "ddp_2ranks_batch8_a", "ddp_2ranks_batch8_b"):
+        assert f"# {name}: 6 runs" in planned.stdout
     assert planned.stdout.splitlines()[-1].startswith("# 24 runs to make, and warm-up: about 7 min (a guess that")
     finish_all(cells_of_pairs(asked(), ranks=2, pairs=6), tmp_path / "made")
     planned = run_here(PROGRAM, *words, "--dry_run", cwd=tmp_path)
     assert "6 runs, 6 of them finished" in planned.stdout and "from the finished runs" in planned.stdout
-    assert [line[0] for line in planned.stdout.splitlines() if "gpt2.py" in line] == ["#", "#"]
+    assert [line[0] for line in planned.stdout.splitlines() if "gpt2.py" in line] == ["#"] * 4
     done = run_here(PROGRAM, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     content = read_certificate(tmp_path / "made")

@@ -132,22 +132,16 @@ def test_a_plan_says_that_it_is_oversubscribed(in_folder_with_data, program, cap
     assert "oversubscribed" not in capsys.readouterr().out or cores < 2
 
 
-def test_a_dry_run_has_each_command_once_and_what_its_runs_differ_in(in_folder_with_data, program, capsys):
+def test_a_dry_run_has_the_command_of_each_configuration_once(in_folder_with_data, program, capsys):
     words = ["--run_types", "baseline,ddp,dp", "--ranks", "1,2", "--steps", "12", "--dry_run"]
     assert program([*words, "--repeats", "4", "--profile_runs", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     commands = [line for line in lines if line.startswith("env ")]
     assert len(commands) == 6 == len(set(commands))
     names = ("baseline_1rank_batch32", "ddp_1rank_batch32", "ddp_2ranks_batch32")
-    for place, name in enumerate(names, start=1):
-        assert f"# [{place}] {name}: 4 runs" in lines and f"# [{place + 3}] {name} profiled: 1 run" in lines
-    assert "# order: [1] [2] [3] [4] [5] [6], then [2] [3] [1], then [3] [1] [2], and so on for 4 rounds" in lines
-    assert "# runs of one command differ in --checkpoint_path" in lines
+    for name in names:
+        assert f"# {name}: 4 runs" in lines and f"# {name} profiled: 1 run" in lines
     assert any(line.startswith("# not applicable: dp_1rank_batch32: dp splits") for line in lines)
-    words = ["--protocol", "time_to_loss", "--target_val_loss", "6", "--run_types", "ddp", "--ranks", "1", "--dry_run"]
-    assert program([*words, "--repeats", "5"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("\nenv ") == 1 and "differ in --checkpoint_path and --seed (42 to 46)" in said
 
 
 def test_a_dry_run_says_once_what_gpt2_would_refuse(in_folder_with_data, program, capsys):

@@ -51,7 +51,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "checkpoint/certificate/machine_certificate.json, if there)",
     },
     "dry_run": {"action": "store_true", "help": "print what would run and an estimate of the time; write nothing"},
-    "yes": {"action": "store_true", "help": "do not ask before running more ranks than there are cores"},
+    "yes": {"action": "store_true", "help": "run more ranks than there are cores, too"},
 }
 ALIASES = {"seq_length": ("--seq_len",)}
 

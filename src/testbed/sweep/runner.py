@@ -13,7 +13,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
 from pathlib import Path
 
 from tqdm import tqdm
@@ -32,8 +31,6 @@ from testbed.sweep.state import Sweep, is_run_of, metrics_of, take_over
 
 LOG = "train.log"
 LOCK = ".sweep.lock"
-OF_ONE_RUN = ("--checkpoint_path", "--seed")  # flags in which runs of one command may differ
-SHOWN_ROUNDS = 3  # by a dry run
 
 # A guess of a run's time before any run has finished: model FLOP/s of a core in fp32 and of a GPU in bf16, and the
 # seconds in which a program starts and ends. Measured seconds replace it. It can miss by a
@@ -97,7 +94,6 @@ class Runner:
     stop: Stop
     lock: int
     timeout_s: float | None = None
-    keeps_weights: bool = False
 
     def run_all(self, warmup_runs: int) -> None:
         """Make every pending run, after warm-up; return early on a signal.
@@ -184,9 +180,8 @@ class Runner:
             return FAILED, f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended", ended.seconds
         metrics, code = metrics_of(cell, self.out_dir), ended.exit_code
         if code == 0 and metrics is not None and is_run_of(metrics, cell):
-            if not self.keeps_weights:
-                for name in (*WEIGHTS, TOKENIZER):
-                    (folder / name).unlink(missing_ok=True)
+            for name in (*WEIGHTS, TOKENIZER):
+                (folder / name).unlink(missing_ok=True)
             return COMPLETE, None, ended.seconds
         return FAILED, reason_of_failure(folder, log, code), ended.seconds
 
@@ -210,8 +205,7 @@ def make_runs(
     """Make the runs of a sweep that are not finished.
 
     Args:
-        arguments: out_dir, warmup_runs, run_timeout_s and yes; allow_mismatch and keep_weights where the program has
-            them.
+        arguments: out_dir, warmup_runs, run_timeout_s and yes; allow_mismatch where the program has it.
 
     Returns:
         The program's exit code where it did not come to the last run, else None.
@@ -221,29 +215,23 @@ def make_runs(
         Failure: a file of the runs cannot be written.
     """
     out_dir = arguments.out_dir
-    if not agree_to_oversubscribe(sweep.cells, machine, arguments.yes):
-        return 2
+    check_cores(sweep.cells, machine, arguments.yes)
     with resumable_runs(out_dir) as stop, only_sweep_in(out_dir) as lock:
         say(take_over(sweep, out_dir, getattr(arguments, "allow_mismatch", False)), flush=True)
         sweep.write(out_dir)
         runner = Runner(sweep, out_dir, machine, settings, stop, lock, arguments.run_timeout_s)
-        runner.keeps_weights = getattr(arguments, "keep_weights", False)
         runner.run_all(arguments.warmup_runs)
     return stop.exit_code
 
 
-def agree_to_oversubscribe(cells: Sequence[Cell], machine: Machine, is_agreed: bool) -> bool:
-    """Return whether to run although a cell has more threads than cores; ask on a terminal."""
+def check_cores(cells: Sequence[Cell], machine: Machine, is_agreed: bool) -> None:
+    """Raise InputError where a cell has more threads than there are cores and nobody agreed."""
     fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
-    if fact is None or is_agreed:
-        return True
-    if sys.stdin is None or not sys.stdin.isatty():
+    if fact is not None and not is_agreed:
         raise InputError(
             f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
             "fewer --ranks or --threads_per_rank, or --yes to run and mark them"
         )
-    say(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machine: Machine) -> float:
@@ -301,57 +289,28 @@ def plan_lines(
     lines = [f"# {line}" for line in take_over(sweep, out_dir, allow_mismatch).splitlines()]
     cells = sweep.cells
     possible = [cell for cell in cells if cell.status not in (FAILED, NOT_APPLICABLE)]
-    numbers = {name: place for place, name in enumerate(dict.fromkeys(each.configuration for each in possible), 1)}
-    for alike in _by_command(possible):
-        names = dict.fromkeys(cell.configuration for cell in alike)
-        of_each = [(name, [cell for cell in alike if cell.configuration == name]) for name in names]
-        lines.append("# " + "; ".join(f"[{numbers[name]}] {name}: {_counted(runs)}" for name, runs in of_each))
-        waits = next((cell for cell in alike if cell.status == PENDING), None)
-        lines.append(shlex.join(waits.command) if waits else f"# {shlex.join(alike[0].command)}")
-    for alike in _by_command([cell for cell in cells if cell.status == FAILED]):
-        lines += [f"# gpt2.py would refuse: {alike[0].reason}", f"# {shlex.join(alike[0].command)}"]
+    for name in dict.fromkeys(cell.configuration for cell in possible):
+        runs = [cell for cell in possible if cell.configuration == name]
+        lines.append(f"# {name}: {_counted(runs)}")
+        waits = next((cell for cell in runs if cell.status == PENDING), None)
+        lines.append(shlex.join(waits.command) if waits else f"# {shlex.join(runs[0].command)}")
+    refused = {cell.configuration: cell for cell in reversed(cells) if cell.status == FAILED}
+    for cell in refused.values():
+        lines += [f"# gpt2.py would refuse: {cell.reason}", f"# {shlex.join(cell.command)}"]
     lines += [f"# not applicable: {each.name}: {each.reason}" for each in cells if each.status == NOT_APPLICABLE]
-    if len(possible) > len(numbers):
-        lines.append(f"# runs of one command differ in {_differing(possible)}")
-    if len(numbers) > 1:
-        lines.append(f"# order: {_order(possible, numbers)}")
     waiting = [cell for cell in cells if cell.status == PENDING]
     if (fact := oversubscription(waiting, machine)) is not None:
-        lines.append(f"# oversubscribed: {fact}; without --yes the terminal is asked, or the sweep refused")
+        lines.append(f"# oversubscribed: {fact}; refused without --yes")
     is_measured = any(cell.status == COMPLETE for cell in cells)
     basis = "from the finished runs" if is_measured else guess_in_words(machine)
     left = in_words(seconds_left(cells, settings, machine))
     return [*lines, "", f"# {counted(len(waiting), 'run')} to make, and warm-up: about {left} ({basis})"]
 
 
-def _by_command(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Yield the cells of each command, in the order of their first runs."""
-    found: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
-        work = tuple(word for before, word in pairwise(["", *cell.command]) if before not in OF_ONE_RUN)
-        found.setdefault(work, []).append(cell)
-    yield from found.values()
-
-
 def _counted(runs: Sequence[Cell]) -> str:
     """Return `5 runs, 2 of them finished`."""
     finished = sum(cell.status == COMPLETE for cell in runs)
     return f"{len(runs)} run{'s' * (len(runs) > 1)}" + (f", {finished} of them finished" if finished else "")
-
-
-def _order(cells: Sequence[Cell], numbers: dict[str, int]) -> str:
-    """Return the numbers of the configurations in the order of their runs, for the first rounds."""
-    rounds = [
-        " ".join(f"[{numbers[cell.configuration]}]" for cell in of_round)
-        for _, of_round in groupby(cells, lambda cell: cell.repeat)
-    ]
-    goes_on = f", and so on for {len(rounds)} rounds" if len(rounds) > SHOWN_ROUNDS else ""
-    return ", then ".join(rounds[:SHOWN_ROUNDS]) + goes_on
-
-
-def _differing(cells: Sequence[Cell]) -> str:
-    seeds = {cell.seed for cell in cells}
-    return "--checkpoint_path" + (f" and --seed ({min(seeds)} to {max(seeds)})" if len(seeds) > 1 else "")
 
 
 def reason_of_failure(folder: Path, log: Path, code: int) -> str:
