@@ -14,8 +14,8 @@ the same environment. docs/results/conformance says what was found.
 A combination that is in DIR/conformance.jsonl is not run again: the same call resumes where it stopped. Remove a line
 to run it again. One that does not end in time gets no line. Other files: DIR/environments/, DIR/runs/.
 
-Exit code: 0 all that was asked for agrees; 1 something differs or does not run; 2 what was typed cannot be run, or the
-answer was no; 130 or 143 interrupted.
+Exit code: 0 all that was asked for agrees; 1 something differs or does not run; 2 what was typed cannot be run; 130 or
+143 interrupted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--remove", action="store_true", help="remove each environment when its combinations are done")
     add_flags(parser, "out_dir", default=Path("checkpoint/conformance"))
     add_flags(parser, "dry_run", help="print what would run, with disk and time; write nothing")
-    add_flags(parser, "yes", help="do not ask before making environments")
+    add_flags(parser, "yes", help="make the environments that are missing")
     return parser.parse_args()
 
 
@@ -92,9 +92,8 @@ def main() -> int:
             say("\n".join(one.name for one in wanted))
             break
         return 0
-    if new and not agreed(arguments.yes):
-        say("no environment was made, and nothing ran", file=sys.stderr)
-        return 2
+    if new and not arguments.yes:
+        raise InputError("it would download and install what stands above; give --yes to do it")
     code = run_all(arguments, {pair: left.get(pair, []) for pair in plan}, file)
     wanted_keys = {(*pair, one.name) for pair, wanted in plan.items() for one in wanted}
     lines = [line for line in results.read(file) if "command" in line or results.key(line) in wanted_keys]
@@ -143,16 +142,6 @@ def show_cost(arguments: argparse.Namespace, plan: Plan, left: Plan, new: Sequen
             f"--out_dir {arguments.out_dir} lies on a disk with {free:.0f} GB free, and the environments may take "
             f"{gigabytes:.0f}; give another folder, or fewer releases of --torch at a time with --remove"
         )
-
-
-def agreed(is_agreed: bool) -> bool:
-    """Return whether to make environments; ask on a terminal."""
-    if is_agreed:
-        return True
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise InputError("it would download and install what stands above; give --yes to do it")
-    say("Make them? [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def run_all(arguments: argparse.Namespace, left: Plan, file: Path) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -155,8 +153,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_cannot_be_run_is_refused(sentence, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
+def test_what_cannot_be_run_is_refused(sentence, tmp_path):
     ended = run_here("scripts/conformance.py", *REFUSED[sentence], "--out_dir", tmp_path / "out")
     assert (ended.returncode, sentence in ended.stderr) == (2, True), ended.stderr
     assert not (tmp_path / "out").exists()
@@ -222,17 +219,6 @@ def test_what_timed_out_is_tried_again(program, capsys, monkeypatch):
     assert len(trained) == 2
 
 
-def test_no_as_an_answer_makes_nothing_and_says_so(program, capsys, monkeypatch):
-    call, trained, out = program
-    terminal = io.StringIO("n\n")
-    terminal.isatty = lambda: True
-    monkeypatch.setattr("sys.stdin", terminal)
-    assert call("--deepspeed", "0.19.8", "--torch", "2.13.0") == 2
-    assert "nothing ran" in capsys.readouterr().err
-    assert not trained
-    assert not out.exists()
-
-
 def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
     file = tmp_path / results.FILE
     results.add(file, LINES[1])
@@ -243,26 +229,10 @@ def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
     assert results.read(file) == LINES[1:3]
 
 
-def test_a_broken_line_is_named(program, capsys):
-    call, _, out = program
-    out.mkdir()
-    (out / results.FILE).write_text('{"comm\n')
-    assert call("--here") == 2
-    assert "line 1: is not JSON" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "text", [b"[]", b"3", b"{}", b"\xff\xfe", b"[" * 200_000, b'{"command": 1}', b'{"torch": 5, "agrees": true}']
-)
+@pytest.mark.parametrize("text", [b"[]", b"{}", b"\xff\xfe", b"[" * 200_000, b'{"torch": 5, "agrees": true}'])
 def test_a_line_that_is_none_of_ours_is_one_sentence(tmp_path, text):
     (tmp_path / results.FILE).write_bytes(text + b"\n")
-    with pytest.raises(InputError, match=r"line 1: .*; remove that line"):
-        results.read(tmp_path / results.FILE)
-
-
-def test_a_pipe_in_place_of_the_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / results.FILE)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"line 1: is none of this program's; remove it"):
         results.read(tmp_path / results.FILE)
 
 
