@@ -48,30 +48,6 @@ def list_of_run_types() -> str:
     return "\n".join(lines)
 
 
-def run_types() -> str:
-    from testbed.analysis.charts.agreement import agreement_table
-    from testbed.analysis.runs.load import load_runs
-    from testbed.config.run_types import STRATEGIES
-
-    order = list(STRATEGIES)
-    runs = load_runs(sorted((RESULTS / "run_types").glob("*/training_metrics.json")))
-    runs.sort(key=lambda run: (order.index(run.record["training_config"]["run_type"]), run.path))
-    return agreement_table(runs)
-
-
-def rounding() -> str:
-    from testbed.analysis.charts.agreement import agreement_table
-    from testbed.analysis.runs.load import load_runs, with_distinct_labels
-
-    names = ("baseline", "optimized", "baseline_micro_batch_2")
-    tables = []
-    for folder in sorted((RESULTS / "rounding").glob("rate_*")):
-        runs = load_runs([folder / name for name in names])
-        rate, warmup = (runs[0].record["training_config"][name] for name in ("lr", "warmup_steps"))
-        tables.append(f"**Rate {rate:g}, {warmup} warm-up steps**\n\n{agreement_table(with_distinct_labels(runs))}")
-    return "\n\n".join(tables)
-
-
 def sweep(folder: Path = RESULTS / "sweep") -> str:
     from testbed.analysis.scaling.report import report_on_directory
     from testbed.analysis.scaling.tables import scaling_table
@@ -123,22 +99,6 @@ def mesh_agreement() -> str:
     return "\n".join(table)
 
 
-def long_sequence() -> str:
-    from testbed.analysis.runs.load import load_runs
-
-    table = ["| ranks | runs | step time, median of each run (s) | resident memory of the fullest rank (GiB) |"]
-    table.append("|---:|---:|---|---:|")
-    records = [
-        run.record for run in load_runs(sorted((RESULTS / "meshes" / "long_sequence").glob("*/training_metrics.json")))
-    ]
-    for ranks in sorted({record["hardware"]["world_size"] for record in records}):
-        mine = [record for record in records if record["hardware"]["world_size"] == ranks]
-        times = ", ".join(f"{time:.1f}" for time in sorted(record["timing"]["step_time_p50_sec"] for record in mine))
-        fullest = max(row["peak_rss_bytes"] for record in mine for row in record["memory"]["per_rank"])
-        table.append(f"| {ranks} | {len(mine)} | {times} | {fullest / 2**30:.2f} |")
-    return "\n".join(table)
-
-
 def conformance() -> str:
     from testbed.experiments.conformance import results
 
@@ -160,8 +120,6 @@ def deepspeed_keys() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "list of run types": list_of_run_types,
-    "run types": run_types,
-    "rounding": rounding,
     "sweep": sweep,
     "certificate": certificate,
     "metrics fields": metrics_fields,
@@ -169,7 +127,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "refused together": refused_together,
     "mesh agreement": mesh_agreement,
     "mesh sweep": lambda: sweep(RESULTS / "meshes" / "sweep"),
-    "long sequence": long_sequence,
     "conformance": conformance,
     "planner score": planner_score,
 }

@@ -112,7 +112,6 @@ def test_the_readme_names_the_tests_beside_the_quickstart():
 
 def test_the_readmes_example_learns_without_a_spike_and_both_of_its_runs_agree():
     """As measured with the flags that README has."""
-    from testbed.analysis.charts.agreement import TOLERANCE, differences_of
     from testbed.analysis.runs.load import load_runs
 
     runs = load_runs([RESULTS / "rounding" / "rate_2e-3_warmup_40" / name for name in ("baseline", "optimized")])
@@ -122,8 +121,8 @@ def test_the_readmes_example_learns_without_a_spike_and_both_of_its_runs_agree()
         assert runs[0].record["settings"][name] == typed.values[name], name
     losses = runs[0].train_losses
     assert max(losses) == losses[0] and max(losses[1:] - losses[:-1]) < 0.5, "a loss that falls"
-    (loss,), (norm,) = differences_of(runs), differences_of(runs, "grad_norms")
-    assert len(loss) == 100 and loss.max() < TOLERANCE and norm[:30].max() < TOLERANCE
+    loss, norm = (abs(getattr(runs[1], name) - getattr(runs[0], name)) for name in ("train_losses", "grad_norms"))
+    assert len(loss) == 100 and loss.max() < 5e-6 and norm[:30].max() < 5e-6  # float32 sums in another order
 
 
 def test_norms_have_the_precision_that_the_field_says():
