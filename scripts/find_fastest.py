@@ -19,9 +19,12 @@ Exit code: 0 there is a verdict, 1 there is none, 2 what was typed cannot be run
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +37,7 @@ from testbed.errors import Failure, InputError, counted, say
 from testbed.program import program, recorded_command
 
 CHOICE, FRESH = "choice.json", "fresh"
+MADE_UP_TOKENS = 2_000_000  # enough for a step of any batch that is usual
 OF_A_SHORT_RUN = (
     "max_train_steps",
     "max_tokens",
@@ -110,7 +114,10 @@ def main() -> int:
             raise
         constants = published_constants()
         say(f"predicted without a calibration: {error}")
-    field = field_of(request, over, constants)
+    with token_files_of(request, arguments.dry_run) as checked:
+        field = field_of(checked, over, constants)
+    for cell in field.cells:
+        cell.command = [dict(zip(checked.shared, request.shared, strict=True)).get(word, word) for word in cell.command]
     try:
         predictions = predictions_of(field.cells, field.settings, constants)
     except InputError as error:
@@ -142,6 +149,28 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
     machine = machine_for(facts["devices"], arguments.passed_on)
     ranks = parse_numbers(arguments.ranks, "--ranks") if arguments.ranks else tuple(sorted({1, machine.most_ranks}))
     return request_for(arguments, machine, ranks=ranks)
+
+
+@contextlib.contextmanager
+def token_files_of(request: Request, may_be_missing: bool) -> Iterator[Request]:
+    """Yield the request; where nothing is to run and its token files are missing, with others of made-up tokens."""
+    from testbed.data.shards import is_at_hand
+    from testbed.experiments.made_up_tokens import write_made_up_tokens
+    from testbed.model.shape import MODEL_SIZES
+
+    flags = ("--train_data_path", "--val_data_path")
+    places = [request.shared.index(flag) + 1 for flag in flags if flag in request.shared]
+    missing = [request.shared[place] for place in places if not is_at_hand(Path(request.shared[place]))]
+    if not (may_be_missing and missing):
+        yield request
+        return
+    say(f"note: {missing[0]} is not here; the configurations are checked with made-up tokens of GPT-2's vocabulary")
+    with tempfile.TemporaryDirectory() as folder:
+        write_made_up_tokens(Path(folder), MODEL_SIZES["gpt2"].vocab_size, MADE_UP_TOKENS)
+        shared = list(request.shared)
+        for place in places:
+            shared[place] = str(Path(folder, "train.bin" if shared[place - 1] == flags[0] else "val.bin"))
+        yield replace(request, shared=tuple(shared))
 
 
 def show_field(
