@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testbed.data import tokenizer_trial
 from testbed.data.characters import CharacterTokenizer, characters_of_json, tokenizer_json
 from testbed.data.tokenizer import (
     GPT2_PATTERN,
@@ -37,8 +33,6 @@ END_OF_TEXT = "<|endoftext|>"
 # What may end a document in files of others, the first that the file has.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MAKE_AGAIN = "make it again with: python preprocess_small.py"
-_LONGEST_TRIAL_S = 300  # by the clock; the trial has limits of CPU time, so that a busy machine refuses nothing
-_MOST_GROWTH = 1_000  # of a text, by replacements: " " becomes one character, and no known file makes more than 18
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
@@ -206,19 +200,16 @@ class LibraryTokenizer(Tokenizer):
 
 
 def _read(path: Path, text: str) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer. A file with other rules than GPT-2's is tried first, in a process of its own.
+    """Return the library's tokenizer.
 
     Raises:
-        InputError: it holds none, or one that fails, ends its process, or takes too long at a short text.
+        InputError: it holds none.
     """
     import tokenizers
 
     content = _parsed(text)
     if _has_gpt2_rules(content):
         text = json.dumps(content)  # what was looked at: of a name that stands twice, another reader takes the first
-    else:
-        _check_growth(content, path)
-        _try_apart(path, text)
     try:
         library = tokenizers.Tokenizer.from_str(text)
     except BaseException as error:
@@ -241,48 +232,6 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _try_apart(path: Path, text: str) -> None:
-    """Run tokenizer_trial.py. InputError: it found a fault, or died of the file."""
-    command = [sys.executable, "-P", tokenizer_trial.__file__]
-    try:
-        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=_LONGEST_TRIAL_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise InputError(
-            f"the tokenizer file {path} is not read in {_LONGEST_TRIAL_S} s by the tokenizers library; take another one"
-        ) from None
-    if done.returncode:
-        ended_by = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
-        raise InputError(
-            f"the tokenizer file {path} ends the process that reads it ({ended_by}), for the tokenizers library cannot "
-            "handle it or it needs too much memory or time; take another one"
-        )
-    if fault := done.stdout.decode(errors="replace"):
-        raise InputError(f"the tokenizer file {path} {one_line(fault, 400)}")
-
-
-def _check_growth(content: Any, path: Path) -> None:
-    """Check by how much the replacements of a file, one after the other, can make a text longer.
-
-    Raises:
-        InputError: by so much that a short text could fill the memory.
-    """
-    for part in ("normalizer", "decoder"):
-        growth, waiting = 1, [content.get(part) if isinstance(content, dict) else None]
-        while waiting:
-            found = waiting.pop()
-            if isinstance(found, dict):
-                lengths = [len(found[name]) for name in ("content", "prepend") if isinstance(found.get(name), str)]
-                growth *= max([1, *lengths])
-                waiting += found.values()
-            elif isinstance(found, list):
-                waiting += found
-        if growth > _MOST_GROWTH:
-            raise InputError(
-                f"the tokenizer file {path} has a {part} that makes a text up to {growth:,} times longer, and "
-                f"{_MOST_GROWTH:,} times is the most; take another one"
-            )
 
 
 def _is_of_library(error: BaseException) -> bool:
