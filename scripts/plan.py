@@ -35,7 +35,6 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.errors import Failure, InputError, counted, say
 from testbed.planner.calibration import CALIBRATION
-from testbed.planner.goodput import RESTART_S
 from testbed.planner.question import OF_OTHERS, OTHER_MODELS
 from testbed.program import program, recorded_command
 
@@ -128,8 +127,6 @@ def _add_budget(budget: argparse._ArgumentGroup) -> None:
     budget.add_argument("--mtbf_hours", type=positive_number, metavar="HOURS", help=text)
     text = "time that a checkpoint stops training (default: its size at 1 GB/s from each node)"
     budget.add_argument("--save_seconds", type=positive_number, metavar="S", help=text)
-    text = "from a failure to the next step (default: %(default)g)"
-    budget.add_argument("--restart_seconds", type=positive_number, default=RESTART_S, metavar="S", help=text)
 
 
 def _add_answer(answer: argparse._ArgumentGroup) -> None:
@@ -180,6 +177,11 @@ def _check_answer(arguments: argparse.Namespace) -> None:
     """Refuse flags that would say nothing. InputError names them."""
     kinds, prices = arguments.gpu or (), arguments.price_per_gpu_hour or ()
     several = f"--gpu {','.join(kinds)}" if len(kinds) > 1 else None
+    here = "--here" if arguments.here else f"--calibration {arguments.calibration}" if arguments.calibration else None
+    if here and kinds:
+        raise InputError(f"{here} is of this machine, and --gpu {','.join(kinds)} of another; give one of them")
+    if not (here or kinds or arguments.check):
+        raise InputError("--gpu is missing; give a kind of device such as --gpu h100-sxm, or --here for this machine")
     other = "--check" if arguments.check else "--sweep" if arguments.sweep else several
     if several and arguments.check:
         raise InputError(f"--check with {several}: it builds for one kind of device; give one")
@@ -199,24 +201,20 @@ def _check_answer(arguments: argparse.Namespace) -> None:
 def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[list[Question], list[int]]:
     """Return the question for each kind of device, and numbers of devices. InputError names a flag that cannot be."""
     from testbed.planner.amounts import deadline_of, numbers_of_sweep, tokens_of
-    from testbed.planner.machines import as_measured
+    from testbed.planner.machines import as_measured, machine_here, machine_named
     from testbed.planner.plan import Budget
-    from testbed.planner.question import check_device, machine_asked, question
+    from testbed.planner.question import question
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
         mtbf_hours=arguments.mtbf_hours,
         save_s=arguments.save_seconds,
-        restart_s=arguments.restart_seconds,
         deadline=None if arguments.deadline is None else deadline_of(arguments.deadline),
     )
-    here = arguments.here or (arguments.calibration is not None and arguments.gpu is None)
-    kind = ANY_DEVICE if arguments.check and not here else None  # the same is built for all of them
-    kinds = arguments.gpu or (kind,)
-    machines = [machine_asked(kind, here, arguments.gpus, arguments.gpus_per_node, arguments.network) for kind in kinds]
-    if arguments.calibration is not None and arguments.gpu is not None:
-        for machine in machines:
-            check_device(arguments.calibration, machine.device)
+    here = arguments.here or arguments.calibration is not None
+    nodes = (arguments.gpus, arguments.gpus_per_node, arguments.network)
+    kinds = arguments.gpu or (ANY_DEVICE,)  # for --check, which builds the same for all of them
+    machines = [machine_here(*nodes)] if here else [machine_named(kind, *nodes) for kind in kinds]
     constants = constants_of(arguments.calibration, here)
     machines = [as_measured(machine, constants.calibration) for machine in machines]
     flags = {name: getattr(arguments, name) for name in (*FLAGS, *OF_OTHERS) if name in typed}
@@ -254,14 +252,16 @@ def calibrate(arguments: argparse.Namespace) -> int:
 def answer(question: Question, arguments: argparse.Namespace) -> int:
     """Print the plan; write and draw it where asked to."""
     from testbed.analysis.plan.tables import plan_text
+    from testbed.io import write_json
     from testbed.planner.plan import best_of_each, headline
-    from testbed.planner.plan_file import plan_record, write_plan
+    from testbed.planner.plan_file import plan_record
 
     runs, refused = question.answered()
     each = best_of_each(runs)
     if arguments.json:
         command_line = recorded_command(__file__, sys.argv[1:])
-        write_plan(arguments.json, plan_record(each, question.budget, question.work, command_line))
+        record = plan_record(each, question.budget, question.work, command_line)
+        write_json(arguments.json, record, f"--json {arguments.json}")
     if arguments.picture:
         from testbed.analysis.charts.style import save_png
         from testbed.analysis.plan.picture import plan_figure
@@ -317,7 +317,7 @@ def check(question: Question) -> int:
         }.values()
     )[::-1]
     if not jobs:
-        raise question.nothing_possible(refused)
+        raise InputError(question.refusal())
     say(
         f"building {counted(len(jobs), 'run')} for {counted(question.machine.devices, 'rank')}, without devices ...",
         flush=True,

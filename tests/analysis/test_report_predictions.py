@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,7 @@ from testbed.analysis.runs.load import Run, load_run
 from testbed.errors import InputError
 from testbed.memory_model.memory import memory_of
 from testbed.planner.machines import cpu_core, machine_of
-from testbed.planner.plan import Budget, PlannedRun
-from testbed.planner.plan_file import plan_record, write_plan
+from testbed.planner.plan import PlannedRun
 from testbed.planner.recorded import job_of_record, prediction_for
 from testbed.planner.step_time import StepTime
 
@@ -30,7 +29,7 @@ CELLS = ("ddp_2ranks_batch32", "fsdp_2ranks_batch32")
 
 @pytest.fixture
 def sweep(tmp_path) -> Path:
-    """Two configurations of a real sweep, which no plan was made for."""
+    """Two configurations of a real sweep."""
     for cell in CELLS:
         shutil.copytree(SWEEP / cell / "run_1", tmp_path / cell / "run_1")
     return tmp_path
@@ -40,13 +39,20 @@ def runs_of(sweep: Path) -> list[Run]:
     return [load_run(sweep / cell / "run_1") for cell in CELLS]
 
 
-def plan_for(runs: list[Run], sweep: Path, seconds: float) -> None:
-    """Write a plan that has a step of `seconds` for every run, 10 % either way."""
-    there = machine_of(cpu_core(2), 2, 2, None)
-    time = StepTime({"matrix products": seconds}, seconds, 0.9 * seconds, 1.1 * seconds, "calibrated by a test")
-    jobs = [job_of_record(run.record) for run in runs]
-    planned = [PlannedRun(job=job, machine=there, memory=memory_of(job), time=time) for job in jobs]
-    write_plan(sweep / "plan.json", plan_record(planned, Budget(), (), "python scripts/plan.py"))
+@pytest.fixture
+def planned(monkeypatch) -> Callable[[float], None]:
+    """Return what predicts a step of so many seconds of every run, 10 % either way."""
+
+    def of(seconds: float) -> None:
+        def prediction(record, path) -> PlannedRun:
+            time = StepTime({"matrix products": seconds}, seconds, 0.9 * seconds, 1.1 * seconds, "calibrated by a test")
+            job = job_of_record(record)
+            there = machine_of(cpu_core(2), 2, 2, None)
+            return PlannedRun(job=job, machine=there, memory=memory_of(job), time=time)
+
+        monkeypatch.setattr("testbed.analysis.report.predictions.prediction_for", prediction)
+
+    return of
 
 
 def table_of(section: Section) -> Table:
@@ -75,22 +81,22 @@ def test_runs_of_the_results_are_read_as_the_jobs_that_they_were():
         assert job.model.layers == config["num_layers"] and job.model.vocab == 8192
 
 
-def test_a_run_on_a_cpu_without_plan_and_calibration_has_no_prediction(sweep):
+def test_a_run_on_a_cpu_without_calibration_has_no_prediction(sweep):
     assert predictions(subject_of(runs_of(sweep))) is None
 
 
-def test_a_plan_that_holds_is_said_to_hold(sweep):
-    runs = runs_of(sweep)
-    plan_for(runs[:1], sweep, runs[0].step_time_median_s)
+def test_a_plan_that_holds_is_said_to_hold(sweep, planned):
+    runs = runs_of(sweep)[:1]
+    planned(runs[0].step_time_median_s)
     section = predictions(subject_of(runs))
     said = text_of(section)
     assert verdicts(section) == ["holds"] and "than planned" not in said
     assert "calibrated by a test" in table_of(section).note
 
 
-def test_a_plan_that_is_wrong_is_said_to_be(sweep):
+def test_a_plan_that_is_wrong_is_said_to_be(sweep, planned):
     runs = runs_of(sweep)
-    plan_for(runs, sweep, 2 * max(run.step_time_median_s for run in runs))
+    planned(2 * max(run.step_time_median_s for run in runs))
     section = predictions(subject_of(runs))
     said = text_of(section)
     assert verdicts(section) == ["is wrong", "is wrong"]
@@ -98,14 +104,13 @@ def test_a_plan_that_is_wrong_is_said_to_be(sweep):
 
 
 def test_the_part_that_is_furthest_off_is_named(sweep):
-    runs = runs_of(sweep)
-    plan_for(runs, sweep, 0.1)
-    (entry, *_) = subject_of(runs).measured
-    found = prediction_for(entry.example.record, entry.example.path)
-    planned = {"matrix products": 0.08, "exposed communication within a node": 0.01, "host": 0.01}
-    prediction = dataclasses.replace(found, time=dataclasses.replace(found.time, parts=planned))
-    parts = Breakdown("a trace", True, {"forward": 0.04, "backward": 0.05, "exposed communication": 0.11})
-    said = _where_wrong(Judged(entry, prediction, 0.2, None, parts))
+    (entry, *_) = subject_of(runs_of(sweep)).measured
+    parts = {"matrix products": 0.08, "exposed communication within a node": 0.01, "host": 0.01}
+    time = StepTime(parts, 0.1, 0.09, 0.11, "calibrated by a test")
+    job = job_of_record(entry.example.record)
+    found = PlannedRun(job=job, machine=machine_of(cpu_core(2), 2, 2, None), memory=memory_of(job), time=time)
+    measured = Breakdown("a trace", True, {"forward": 0.04, "backward": 0.05, "exposed communication": 0.11})
+    said = _where_wrong(Judged(entry, found, 0.2, None, measured))
     assert "Furthest off is exposed communication: 10.00 ms were planned" in said and "110.0 ms" in said
 
 
@@ -119,7 +124,7 @@ def test_a_gpu_of_a_data_sheet_is_estimated_from_the_run_s_own_settings(sweep):
     assert prediction_for(record, sweep / "training_metrics.json") is None
 
 
-def test_a_broken_plan_is_named(sweep):
-    (sweep / "plan.json").write_text("{}")
-    with pytest.raises(InputError, match=r"plan\.json"):
+def test_a_broken_calibration_is_named(sweep):
+    (sweep / "calibration.json").write_text("{}")
+    with pytest.raises(InputError, match=r"calibration\.json"):
         predictions(subject_of(runs_of(sweep)))

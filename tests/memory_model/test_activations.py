@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from testbed.memory_model.activations import Saved, block_tensors, gradients_inside, kept_tensors
+from testbed.memory_model.activations import block_tensors, kept_tensors
 from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.model.gpt2 import Block
 from testbed.model.shape import ModelShape
@@ -127,11 +127,3 @@ def test_selective_attention_keeps_all_but_the_scores_and_a_fused_gate_less():
     gated = job_for(model=dataclasses.replace(eager.model, mlp="swiglu"))
     fused = dataclasses.replace(gated, compiled=True)
     assert predicted(gated) - predicted(fused) == 4 * BATCH * SEQUENCE * gated.model.ffn
-
-
-def test_scores_decide_what_is_widest_in_a_block_only_where_they_are_written_down():
-    residual = 2 * 4 * CHANNELS
-    assert gradients_inside(job_for()) == 2 * 4 * 4 * CHANNELS + residual
-    longer = job_for(model=dataclasses.replace(job_for().model, seq_length=2 * SEQUENCE), attention="eager")
-    assert gradients_inside(longer) == 2 * 4 * HEADS * 2 * SEQUENCE + residual
-    assert Saved("scores", 4 * HEADS * SEQUENCE, is_cut=True) in list(block_tensors(job_for(attention="eager")))

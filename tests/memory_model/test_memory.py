@@ -12,7 +12,6 @@ from support.settings import settings_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from testbed.autotune.micro_batch import _step, _throw_away
-from testbed.distributed.mesh import MeshSizes
 from testbed.memory_model.buffers import buffers_of
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import DenseModel, Job, Layout, job_of_settings
@@ -20,15 +19,13 @@ from testbed.memory_model.memory import (
     WORKSPACE,
     _in_flight,
     fits,
-    largest_micro_batch,
     memory_of,
     memory_of_ranks,
     needs,
-    smallest_number_of_devices,
 )
 from testbed.memory_model.model_states import held_by_rank, model_state_bytes
 from testbed.model.gpt2 import GPT2, attention_kernel
-from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.model.shape import MODEL_SIZES
 from testbed.planner.rows import own_rows
 from testbed.planner.score import MEMORY
 
@@ -100,14 +97,6 @@ def test_nothing_fits_where_model_states_alone_do_not():
     assert not fits(estimate, device(states / 2**30))
     assert fits(estimate, device(needs(estimate, device(1)) / 2**30))
     assert not fits(memory_of(job(layout=Layout(data=4))), dataclasses.replace(device(states / 2**30), kind="cpu"))
-
-
-def test_the_peak_is_a_moment_and_not_the_sum_of_the_kinds():
-    estimate = memory_of(job(precision="bf16"))
-    assert estimate.peak_moment == "loss"
-    assert estimate.allocated - WORKSPACE == sum(estimate.moments["loss"].values())
-    assert estimate.moments["update"]["activations"] == estimate.moments["update"]["logits"] == 0
-    assert memory_of(job(micro_batch=1, model=dataclasses.replace(GPT2_124M, seq_length=16))).peak_moment != "loss"
 
 
 @pytest.mark.parametrize(
@@ -206,32 +195,6 @@ def test_zero_offload_keeps_gradients_and_their_fp32_copy_on_the_host(stage):
     assert kept["update"] - offloaded["update"] > states["gradients"] + states["optimizer"]
 
 
-def test_the_largest_micro_batch_and_the_fewest_devices():
-    some = job(micro_batch=1, accumulation=64)
-    largest = largest_micro_batch(some, device(16))
-    fitting = dataclasses.replace(some, micro_batch=largest, accumulation=64 // largest)
-    assert 1 < largest < 64 and fits(memory_of(fitting), device(16))
-    assert not fits(memory_of(dataclasses.replace(fitting, micro_batch=2 * largest)), device(16))
-    assert largest_micro_batch(some, device(1)) == 0
-
-    def sharded(devices: int) -> list[Job]:
-        layout = Layout(data=devices, zero_stage=3, shard=devices)
-        model = DenseModel.of_gpt2(ModelShape(48, 25, 1600), 1024)
-        return [job(model=model, layout=layout, micro_batch=1, accumulation=1, run_type="fsdp", precision="bf16")]
-
-    number = smallest_number_of_devices(sharded, device(16), per_node=8)
-    assert number is not None and 1 < number <= 64
-    assert not fits(memory_of(sharded(number - 1 if number <= 8 else number // 2)[0]), device(16))
-    assert smallest_number_of_devices(sharded, device(1), per_node=8, most=64) is None
-
-
-def test_the_mesh_of_a_run_decides_what_it_holds(token_files):
-    """From flags to a job: half of the weights on each of two tensor ranks."""
-    settings = settings_of(token_files, *SMALL, "--run_type", "tensor", world_size=2)
-    assert settings.plan.mesh == MeshSizes(tensor=2)
-    assert job_of_settings(settings).layout == Layout(tensor=2)
-
-
 def test_zero_of_another_program_is_cut_by_tensor_and_pipeline_ranks_too():
     """GPT-NeoX-20B with ZeRO-1 on 96 ranks as tensor 2 x pipeline 4: an eighth of its weights in 16 bits, 4.8 GiB."""
     neox = DenseModel(
@@ -256,12 +219,3 @@ def test_a_pipeline_keeps_the_weights_that_fsdp_gathered():
     block = 2 * llama.parameters / 37  # bytes of a block in 16 bits, about
     grown = piped.moments["forward end"]["buffers"] - plain.moments["forward end"]["buffers"]
     assert grown > 10 * block
-
-
-def test_gradients_that_context_ranks_average_take_buckets_without_copies_too():
-    def has_buckets(**layout: int) -> bool:
-        of = Job(model=GPT2_124M, layout=Layout(**layout), micro_batch=1, accumulation=1, run_type="mesh")  # type: ignore[arg-type]
-        (held,) = held_by_rank(of)
-        return any(buffer.name == "averaged buckets" for buffer in buffers_of(of, held))
-
-    assert has_buckets(data=2) and has_buckets(context=2) and not has_buckets(tensor=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -87,12 +86,6 @@ def test_zero_1_and_2_keep_gradients_of_whole_tensors(stage):
     assert published_zero_bytes(MODEL, 2, 2) == bytes_of(2 * 796, 2 * 398, 12 * 398)
 
 
-def test_tensor_ranks_share_matrices_and_hold_the_rest():
-    # wte 256, wpe 32, c_attn (48 + 12) / 2, c_proj 8 + 4, c_fc (64 + 16) / 2, c_proj 32 + 4, three LayerNorms 24
-    assert whole(MODEL, tensor_ranks=2).elements == 256 + 32 + 30 + 12 + 40 + 36 + 24
-    assert states(layout={"tensor": 2}) == bytes_of(4 * 430, 4 * 430, 8 * 430)
-
-
 def test_muon_keeps_one_moment_of_the_matrices_inside_the_blocks():
     inside, elements = 48 + 16 + 64 + 64, 796
     assert states(optimizer="muon")["optimizer"] == 8 * (elements - inside) + 4 * inside
@@ -101,16 +94,6 @@ def test_muon_keeps_one_moment_of_the_matrices_inside_the_blocks():
     assert states(layout={"tensor": 2}, optimizer="muon")["optimizer"] == 8 * 430 - 4 * inside // 2
     last = Stage(range(0), embeds=False, predicts=True)
     assert states([last], layout={"pipeline": 2}, optimizer="muon")["optimizer"] == 8 * 520
-
-
-def test_both_ends_of_a_pipeline_hold_the_embedding_and_a_rank_with_both_ends_once():
-    first, last = Stage(range(1), embeds=True, predicts=False), Stage(range(0), embeds=False, predicts=True)
-    assert Held(MODEL, (first,)).elements == 512 + 32 + 192 + 52
-    assert Held(MODEL, (last,)).elements == 512 + 8
-    assert Held(MODEL, (first, last)).elements == 796
-    assert states([last], layout={"pipeline": 2}) == bytes_of(4 * 520, 4 * 520, 8 * 520)
-    untied = dataclasses.replace(MODEL, tied=False)
-    assert Held(untied, (first, last)).elements == 796 + 512 == untied.parameters
 
 
 def difference(row: dict) -> float:

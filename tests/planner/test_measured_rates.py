@@ -30,7 +30,7 @@ from testbed.planner.calibration import (
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants, calibrated_constants, constants_of_calibration
 from testbed.planner.machines import as_measured, machine_here, machine_named
-from testbed.planner.measured_rates import Calibrated, MeasuredRates, Tables, along, interpolated
+from testbed.planner.measured_rates import Calibrated, MeasuredRates, Tables
 from testbed.planner.residuals import GROUPS, Residuals, kind_of
 from testbed.planner.step_time import StepTime, step_time
 
@@ -222,16 +222,6 @@ def test_a_slow_link_makes_wait_and_a_token_bucket_saves_what_it_holds():
     assert rates.traffic_seconds(spread, bucket, 1.0)[1] == 0
 
 
-def test_two_ranks_of_gloo_take_turns_in_a_gather_and_three_do_not():
-    calibration = made_up()
-    rates = MeasuredRates(Tables(calibration, 2), dict.fromkeys(GROUPS, 1.0))
-    link = Link(name="slow", latency_s=0.0, bytes_per_s=1e7 / (1448 / 1514))
-    for ranks, expected in ((2, 1.5 * 0.4), (4, 0.6)):
-        slow = dataclasses.replace(calibration.machine(ranks), per_node=1, between_nodes=link)
-        gather = Traffic(kind="all_gather", size=8e6, ranks=ranks, window=0.0)
-        assert sum(rates.traffic_seconds(gather, slow, 1.0)) == pytest.approx(expected)
-
-
 def test_only_what_travels_in_the_background_is_hidden_on_a_cpu_and_all_of_it_on_a_gpu_with_streams():
     message = Traffic(kind="all_reduce", size=8e6, ranks=2)
     behind = dataclasses.replace(message, in_background=True)
@@ -242,25 +232,6 @@ def test_only_what_travels_in_the_background_is_hidden_on_a_cpu_and_all_of_it_on
     assert rates.window(message) == rates.window(behind) == 0.7
     work_s, wait_s = rates.traffic_seconds(message, streams.machine(2), 1.0)
     assert work_s == 0 and wait_s == pytest.approx(MESSAGE_S + 8e6 / LINK)
-
-
-def test_a_slow_link_is_predicted_from_its_data_sheet():
-    calibration = with_steps(TRUE)
-    constants = constants_of_calibration(calibration)
-    slow = Link(name="slow", latency_s=0.0, bytes_per_s=12.5e6)
-    machine = dataclasses.replace(calibration.machine(2), per_node=1, between_nodes=slow)
-    job = job_of_kind(SETTING, "ddp", 2)
-    near, far = (step_time(job, each, constants) for each in (calibration.machine(2), machine))
-    gradients = 4 * job.model.parameters
-    assert "exposed communication between nodes" in far.parts
-    assert far.seconds - near.seconds == pytest.approx(gradients / 12.5e6, rel=0.1)
-
-
-def test_what_lies_between_measured_sizes_is_interpolated():
-    assert along([(10, 1.0), (20, 2.0)], 15) == 1.5
-    assert along([(10, 1.0), (20, 2.0)], 5) == 1.0
-    assert along([(10, 1.0), (20, 2.0)], 40) == 4.0
-    assert interpolated([((8.0,), 2.0), ((32.0,), 8.0)], (16.0,)) == pytest.approx(4.0)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
@@ -279,23 +250,6 @@ def test_a_foreign_calibration_is_refused(tmp_path, name, value):
     with pytest.raises(InputError, match=r"another .*--calibrate"):
         calibrated_constants(tmp_path / "calibration.json", {**HERE, name: value})
     check_machine(made_up(), HERE, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("timing", "said"),
-    [
-        ({"operation": "forward", "size": [8]}, "size has 1 numbers; of forward they are m, n, k"),
-        ({"operation": "sideways", "size": [8]}, "operation is 'sideways', not one of forward"),
-        ({"operation": "all_reduce", "size": [8], "ranks": 2}, "names no link"),
-    ],
-)
-def test_a_timing_that_would_count_for_nothing_is_refused(tmp_path, timing, said):
-    path = tmp_path / "calibration.json"
-    made_up().write(path)
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "timings": [*content["timings"], {**timing, "seconds": 1.0}]}))
-    with pytest.raises(InputError, match=f"timings.{len(content['timings'])}.*{said}"):
-        read_calibration(path)
 
 
 def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
@@ -358,18 +312,6 @@ def test_each_message_takes_the_link_that_its_ranks_cross():
     assert 0 < parts["exposed communication within a node"] < 0.1
 
 
-def test_offloading_replaces_the_device_s_update_by_the_way_to_the_host():
-    constants = constants_of_calibration(with_steps(TRUE))
-    job, machine = job_of_kind(SETTING, "optimized 3", 2), made_up().machine(2)
-    plain, optimizer, weights = (
-        step_time(dataclasses.replace(job, offload=offload), machine, constants).parts
-        for offload in ("none", "optimizer", "parameters")
-    )
-    assert "offload" not in plain and "optimizer" not in optimizer.keys() | weights.keys()
-    assert 0 < optimizer["offload"] < weights["offload"]
-    assert optimizer["matrix products"] == plain["matrix products"]
-
-
 def test_a_calibration_replaces_guesses_of_a_cpu_and_leaves_a_gpu_its_data_sheet(monkeypatch):
     monkeypatch.setattr("testbed.planner.machines._gpus_here", list)
     measured = dataclasses.replace(made_up(), memory={"plain": 2e8, "deepspeed": 3e8})
@@ -397,40 +339,6 @@ def test_shards_stay_in_a_node_and_their_copies_meet_once_a_step():
     assert (crossing.kind, crossing.ranks, crossing.times) == ("all_reduce", 2, 1)
     assert crossing.size == pytest.approx(4 * job.model.parameters / 2)
     assert len(shards) == len(whole) + 1
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        *((("steps", 0, "job", "layout", "data"), value) for value in (0, "x", 10**400)),
-        (("steps", 0, "job", "layout", "pipeline"), 1e308),
-        (("steps", 0, "job", "layout", "virtual_stages"), []),
-        (("timings", 0, "ranks"), 5e-324),
-        (("timings", 0, "size"), []),
-        (("timings", 0, "size", 0), ""),
-        (("timings", 0, "seconds"), "8"),
-        (("timings", 0, "operation"), 3),
-        (("device", "peak_flops"), math.nan),
-        (("device", "peak_flops"), {}),
-        (("device", "memory_bytes_per_s"), 0),
-        (("links", 0, "bytes_per_s"), -1),
-        (("links", 0), None),
-        (("memory",), 0.5),
-        (("memory",), {"plain": None}),
-        (("machine_facts",), 0.5),
-        (("backend",), []),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused_in_one_sentence(tmp_path, place, value):
-    path = tmp_path / "calibration.json"
-    with_steps(TRUE).write(path)
-    content = inner = json.loads(path.read_text())
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"--calibration .*make it again with scripts/plan\.py --calibrate"):
-        calibrated_constants(path, HERE)
 
 
 @pytest.mark.parametrize(("errors", "left_out"), [(19, 0), (39, 1), (59, 2)])

@@ -74,14 +74,6 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
     assert asked(devices_per_node=4, network_gbit=0.1).machine.between_nodes.bytes_per_s == pytest.approx(12.5e6)
 
 
-@pytest.mark.parametrize(
-    ("program", "kind"), [("NVIDIA/Megatron-LM", "selective_attention"), ("pytorch/torchtitan", "selective_op")]
-)
-def test_selective_recomputation_is_the_programs_own(program: str, kind: str):
-    assert asked(program=program, recompute="selective").job.recompute == kind
-    assert asked(recompute=True).job.recompute == "full"
-
-
 def test_what_is_unstated_is_guessed_so_that_the_run_fits():
     h100, xl = device_named("h100"), {"hidden": 8192, "layers": 32, "seq_length": 2048}
     free = asked(model=xl, devices=64, global_batch=512)
@@ -104,10 +96,6 @@ def test_what_is_unstated_is_guessed_so_that_the_run_fits():
         ({"precision": "int3"}, "precision is 'int3', and can be"),
         ({"recompute": "some"}, "recompute is 'some', and can be none, full"),
         ({"offload": "nvme"}, "offload is 'nvme'"),
-        (
-            {"layout__schedule": "DualPipe", "layout__pipeline": 2, "layout__data": 4, "layout__shard": 4},
-            "schedule is 'DualPipe'",
-        ),
         ({"global_batch": 100}, "does not divide among 8 data ranks"),
         ({"micro_batch": 3}, "micro batch 3 x 8 data ranks does not divide the global batch 128"),
         ({"devices": 12}, "is 8, not 12 devices"),
@@ -128,13 +116,6 @@ def test_what_is_unstated_is_guessed_so_that_the_run_fits():
 def test_a_row_that_cannot_be_is_refused_with_the_reason(changes: dict[str, Any], words: str):
     ((_, one),) = rows_of([changed(**changes)])
     assert isinstance(one, str) and words in one, one
-
-
-def test_weights_in_host_memory_need_no_device_memory():
-    large = {"hidden": 8192, "layers": 80, "seq_length": 4096, "ffn": 28672, "gated": True}
-    ((_, one),) = rows_of([{"id": "x", "device": "a100-80", "devices": 1, "model": large}])
-    assert isinstance(one, str) and "weights alone" in one
-    assert asked(device="a100-80", devices=1, model=large, offload="parameters").job.offload == "parameters"
 
 
 def test_devices_are_found_however_they_are_spelled():

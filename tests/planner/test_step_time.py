@@ -21,13 +21,12 @@ from testbed.memory_model.model_states import held_by_rank
 from testbed.memory_model.stages import even_stages
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import MODEL_SIZES
-from testbed.planner.collectives import Traffic, data_traffic, far_boundaries, pipeline_traffic, tensor_traffic
+from testbed.planner.collectives import Traffic, data_traffic, far_boundaries, pipeline_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
 from testbed.planner.fit import Fit, Measured, Nominal, nominal_of
-from testbed.planner.machines import machine_named
 from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, repeated_shares, step_parts
 from testbed.planner.rates import Rates, link_seconds, orthogonalisation_flops, weight_bytes
-from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
+from testbed.planner.step_time import BETWEEN, BUBBLE, step_time
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
 
@@ -133,46 +132,6 @@ def test_matrix_products_take_their_flops_over_the_share_of_the_peak():
     assert parts["data links"] == parts["tensor links"] == 0
 
 
-def test_recomputation_repeats_the_forward_pass():
-    sheet = Rates(device_named("h100-sxm"))
-    plain, again = (step_parts(replace(job(), recompute=kind), machine(1), sheet)[0] for kind in ("none", "full"))
-    assert again["products"] == pytest.approx(4 / 3 * plain["products"])
-    assert again["attention"] == pytest.approx(4.5 / 3.5 * plain["attention"])
-    half, *_ = step_parts(replace(job(), recompute="full", recompute_share=0.5), machine(1), sheet)
-    assert half["products"] == pytest.approx(3.5 / 3 * plain["products"])
-    assert again["head"] == plain["head"]
-
-
-def test_tensor_ranks_reduce_four_times_per_block():
-    (traffic,) = tensor_traffic(job(tensor=2), 24)
-    assert traffic.size == (4 * 24 + 2) * 2 * 4 * 1024 * 2048  # 2: the embedding, what the head's input gets
-    assert traffic.moved() == traffic.size  # 2 (n - 1) / n of it
-
-
-def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():
-    scatter = Traffic(kind="reduce_scatter", size=100, ranks=2)
-    assert (scatter.moved(), scatter.moved("gloo")) == (50, 100)
-    stages = {stage: data_traffic(job(data=2, zero_stage=stage, shard=2, accumulation=1)) for stage in (1, 2)}
-    plain = sum(one.times * one.moved("gloo") for one in data_traffic(replace(job(data=2), has_16_bit_weights=True)))
-    for traffic in stages.values():
-        both = [replace(one, size=2 * MODEL.parameters) for one in traffic]  # gradients and weights of one width
-        assert sum(one.times * one.moved("gloo") for one in both) == pytest.approx(1.5 * plain)
-
-
-def test_sharded_weights_go_with_every_micro_batch_and_the_ends_of_a_pass_wait_for_the_root():
-    """The root, embedding and last norm, is gathered once for both passes; blocks are gathered again."""
-    traffic = data_traffic(job(data=8, zero_stage=3, shard=8))
-    assert [(one.kind, one.times, one.window > 0) for one in traffic] == [
-        ("all_gather", 2, False),
-        ("all_gather", 2, True),
-        ("reduce_scatter", 2, True),
-        ("reduce_scatter", 2, False),
-    ]
-    blocks = MODEL.layers * sum(map(math.prod, MODEL.block_shapes()))
-    assert sum(one.size for one in traffic[:2]) == pytest.approx(2 * (MODEL.parameters + blocks))
-    assert sum(one.size for one in traffic[2:]) == pytest.approx(4 * MODEL.parameters)
-
-
 def test_autocast_of_this_program_gathers_weights_and_sends_activations_in_fp32():
     """No MixedPrecisionPolicy under autocast; --mixed_precision native gathers 16 bits and reduces in fp32."""
     own = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp")
@@ -216,16 +175,6 @@ def test_what_is_computed_again_is_what_the_model_computes_again(checkpointing: 
     assert eager == pytest.approx((again - plain) / (plain / 3), abs=0.01) and eager == 1
 
 
-def test_muon_is_as_fast_as_the_units_of_its_dtype():
-    """bf16, or fp32 whatever else the run multiplies in (optim/optimizer.py)."""
-    own = replace(job(), run_type="ddp", optimizer="muon")
-    seconds = {
-        precision: Rates(device_named("h100-sxm")).optimizer_seconds(0.0, replace(own, precision=precision))
-        for precision in ("bf16", "fp8", "fp16", "fp32")
-    }
-    assert seconds["fp16"] == seconds["fp32"] > 10 * seconds["bf16"] and seconds["fp8"] == seconds["bf16"]
-
-
 @pytest.mark.parametrize("name", sorted(devices()))
 def test_no_attention_is_faster_than_matrix_products(name: str):
     rates = Rates(devices()[name])
@@ -235,22 +184,6 @@ def test_no_attention_is_faster_than_matrix_products(name: str):
     forward, _ = rates.attention_seconds(of)
     flops = 2 * of.micro_batch * MODEL.heads * MODEL.seq_length**2 * MODEL.head_dim
     assert flops / forward < 2 * size**3 / product
-
-
-def test_tensor_ranks_send_what_the_program_sends():
-    """test_traffic.py counts it: in bf16 half of the sums, those of forward, are 2 bytes wide, the others 4."""
-    of = replace(job(tensor=2), run_type="tensor", precision="bf16")
-    sizes = {
-        name: tensor_traffic(each, 1.0)[0].size
-        for name, each in {
-            "bf16": of,
-            "fp32": replace(of, precision="fp32"),
-            "other": replace(of, run_type=None),
-            "cut": replace(of, layout=Layout(tensor=2, sequence_parallel=True)),
-        }.items()
-    }
-    assert sizes["bf16"] == 0.75 * sizes["fp32"] == 1.5 * sizes["other"]
-    assert sizes["cut"] == sizes["other"] * 7 / 6
 
 
 def test_two_devices_without_a_switch_use_the_link_between_them():
@@ -263,13 +196,6 @@ def test_two_devices_without_a_switch_use_the_link_between_them():
         )
 
 
-def test_a_shard_takes_the_host_longer_than_a_whole_block():
-    rates = Rates(device_named("h100-sxm"))
-    whole = replace(job(data=8), run_type="ddp", compiled=True)
-    shards = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp", compiled=True)
-    assert rates.host_seconds(12, 0.0, shards) > 2 * rates.host_seconds(12, 0.0, whole) > 0
-
-
 def test_each_micro_batch_casts_the_weights_and_adds_up_their_gradients():
     """24 bytes for each element of a block: 6 to cast it, 6 to cast its gradient, 12 to add that to the others'."""
     own = replace(job(accumulation=64), run_type="ddp", compiled=True)
@@ -278,30 +204,6 @@ def test_each_micro_batch_casts_the_weights_and_adds_up_their_gradients():
     assert weight_bytes(1.0, 0.0, replace(own, precision="fp32", accumulation=1)) == 0
     fewer = predicted(replace(own, micro_batch=16, accumulation=4))
     assert predicted(replace(own, micro_batch=1, accumulation=64)).seconds > 1.1 * fewer.seconds
-
-
-def test_the_fullest_stage_of_a_pipeline_sends_its_gradients():
-    """16 stages of two blocks, and the last with a head of 30 blocks' size: the mean stage holds far less."""
-    model = replace(MODEL, layers=32, vocab=16 * 12 * MODEL.hidden)
-    of = Job(model=model, layout=Layout(data=4, pipeline=16), micro_batch=1, accumulation=16, run_type="pipeline")
-    (sent,) = data_traffic(replace(of, schedule="1f1b"))
-    assert sent.size == 4 * max(held.elements for held in held_by_rank(of))
-    assert sent.size > 3 * 4 * model.parameters / 16
-
-
-def test_eager_8_bits_cast_in_many_kernels():
-    of = replace(job(), precision="fp8", run_type="fsdp")
-    sheet = Rates(device_named("h100-sxm"))
-    eager, compiled = (sheet.elementwise_seconds(replace(of, compiled=compiled)) for compiled in (False, True))
-    assert eager > 3 * compiled
-
-
-def test_copies_of_shards_meet_between_nodes_with_one_network_card_each():
-    """A rank of 64 with shards of 8: 7/8 of an eighth of the gradients twice over its own 400 Gbit/s."""
-    *_, between = data_traffic(job(data=64, zero_stage=3, shard=8))
-    assert between.ranks == 8 and between.neighbours(machine(64)) == 1
-    bytes_sent = 2 * 7 / 8 * 4 * MODEL.parameters / 8
-    assert link_seconds(between, machine(64)) > bytes_sent / 50e9
 
 
 def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():
@@ -313,38 +215,12 @@ def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():
     assert sum(share.blocks for share in held_by_rank(of)) == 24
 
 
-def test_a_tied_embedding_s_gradient_is_added_up_by_the_first_stage_and_the_last():
-    ends = [one for one in pipeline_traffic(replace(job(pipeline=4), schedule="1f1b")) if one.kind == "all_reduce"]
-    assert [(one.ranks, one.size) for one in ends] == [(2, 4.0 * MODEL.head_parameters)]
-    in_a_v = replace(job(pipeline=4, virtual_stages=2), schedule="zero_bubble")  # one rank has both
-    assert [one.kind for one in pipeline_traffic(in_a_v)] == ["p2p"]
-
-
-def test_deepspeed_s_first_stages_all_reduce_and_ddp_s_last_bucket_waits_for_backward():
-    """Its use_multi_rank_bucket_allreduce is on by default: a reduce-scatter would send half as much."""
-    zero = replace(job(data=8, zero_stage=1, shard=8, accumulation=4), run_type="optimized")
-    assert [(one.kind, one.times, one.window) for one in data_traffic(zero)] == [
-        ("all_reduce", 1, 2 / 3),
-        ("all_gather", 1, 0),
-    ]
-    early, last = data_traffic(replace(job(data=8), run_type="ddp"))
-    assert early.in_background and early.size + last.size == 4 * MODEL.parameters
-    assert last.window == 0 and last.size == 4 * MODEL.head_parameters  # tied: its gradient is complete last
-
-
 def test_where_126_blocks_do_not_divide_the_ends_count_as_blocks():
     stages = even_stages(replace(MODEL, layers=126), 128)
     assert [len(stage.blocks) for stage in stages] == [0, *[1] * 126, 0]
     shares = held_by_rank(replace(job(pipeline=16, virtual_stages=4), model=replace(MODEL, layers=126)))
     assert [share.blocks for share in shares] == [7, *[8] * 14, 7]
     assert [share.predicts for share in shares] == [False] * 15 + [True]
-
-
-def test_communication_is_named_by_the_link_that_it_crosses():
-    assert WITHIN in predicted(job(data=8)).parts
-    assert BETWEEN in predicted(job(data=16)).parts
-    both = predicted(job(data=16, tensor=8)).parts
-    assert WITHIN in both and BETWEEN in both
 
 
 @pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"])
@@ -404,10 +280,6 @@ def played_through(schedule: str, ranks: int, micro_batches: int, hops: Sequence
     return max(free)
 
 
-def test_without_a_schedule_each_micro_batch_crosses_every_boundary_alone():
-    assert exposed_hops_seconds(job(pipeline=4, accumulation=8), [1.0] * 4, 99.0) == 8 * 3 * 2
-
-
 def test_a_ring_grows_with_its_ranks_and_a_tree_with_their_logarithm():
     """A byte: rings of 512 and 4,096 ranks have 8 times as many hops; an all-reduce may take a tree."""
 
@@ -426,42 +298,6 @@ def test_a_switch_joins_the_hosts_of_a_rack():
     assert (rack.per_node, rack.joined) == (4, 72)
     assert BETWEEN not in predicted(job(data=72), "gb200").parts
     assert BETWEEN in predicted(job(data=144), "gb200").parts
-
-
-def test_a_slower_network_never_helps():
-    of = job(data=16, accumulation=1)
-    fast = machine(16)
-    slow = replace(fast, between_nodes=replace(fast.between_nodes, bytes_per_s=1e8))
-    times = [step_time(of, one, published_constants()).seconds for one in (fast, slow)]
-    assert times[1] > 2 * times[0]
-
-
-def test_what_was_not_seen_has_a_wider_interval():
-    seen = replace(job(data=8, zero_stage=3, shard=8), stack="mosaicml/llm-foundry")
-    widths = [
-        math.log(time.high / time.low)
-        for time in (predicted(seen, "a100-80gb"), predicted(replace(seen, stack="x"), "a100-80gb"))
-    ]
-    assert widths[1] > 1.5 * widths[0]
-    assert math.log((unseen := predicted(seen, "mi300x")).high / unseen.low) > 1.5 * widths[0]
-
-
-def test_a_fit_finds_a_factor_and_shrinks_it_by_the_rows_that_speak_for_it():
-    """Every row of one program takes 1.3 times its data sheet: the factor is found, the more so the more rows."""
-    found = []
-    for number in (1, 4, 30):
-        rows = []
-        for _ in range(number):
-            of = replace(job(), stack="slow")
-            before = nominal(of)
-            rows.append(Measured(before, math.log(1.3 * before.seconds.sum()), 0.04))
-        log_time, deviation = Fit(rows).predict(rows[0].nominal)
-        found.append((log_time - math.log(rows[0].nominal.seconds.sum()), deviation))
-    errors = [abs(value - math.log(1.3)) for value, _ in found]
-    assert errors[0] < 0.02 and errors[2] < 0.002
-    assert found[0][1] > found[2][1]
-    bare = Fit([]).predict(nominal(job()))
-    assert bare[1] > 0.15
 
 
 def test_a_fit_is_the_posterior_mode():
@@ -508,31 +344,6 @@ def test_offloaded_states_take_the_way_to_the_host_and_its_memory():
     assert seconds["optimizer"]["offload"] == pytest.approx(elements * (8 / 25e9 + 28 / 100e9))
 
 
-def test_each_micro_batch_of_zero_2_takes_its_gradients_to_the_host():
-    """DeepSpeed 0.19 adds them up there (stage_1_and_2.py, `async_accumulate_grad_in_cpu_via_gpu`)."""
-    layout = Layout(data=1, zero_stage=2)
-    one, four = (
-        step_parts(
-            replace(job(), offload="optimizer", layout=layout, accumulation=count),
-            machine(1),
-            Rates(device_named("h100-sxm")),
-        )[0]["offload"]
-        for count in (1, 4)
-    )
-    assert one < four < 4 * one
-
-
-def test_a_slow_link_is_half_used_by_smaller_messages():
-    """18 buckets over 10 Mbit/s take as long as one: latency is no 2 MB of line."""
-
-    def seconds(messages: float, network: str) -> float:
-        slow = machine_named("a10g", 8, 1, network)
-        return link_seconds(Traffic(kind="all_reduce", size=5e8, ranks=8, messages=messages), slow)
-
-    assert seconds(18, "10mbit") == pytest.approx(seconds(1, "10mbit"), rel=1e-3)
-    assert seconds(1000, "400gbit") > 1.5 * seconds(1, "400gbit")
-
-
 def test_muon_multiplies_matrices_where_adamw_moves_memory():
     """Five rounds of 4 m m n + 2 m m m FLOPs for each matrix of a block, on every rank."""
     muon = replace(job(), optimizer="muon")
@@ -542,23 +353,3 @@ def test_muon_multiplies_matrices_where_adamw_moves_memory():
     sheet = Rates(device_named("h100-sxm"))
     more = sheet.optimizer_seconds(1e9, muon) - sheet.optimizer_seconds(1e9, job())
     assert more == pytest.approx(24 * one_block / (0.72 * 989.4e12))
-
-
-def test_data_parallel_sends_weights_and_gradients_in_each_pass():
-    of = {name: replace(job(data=8), run_type=name, accumulation=16) for name in ("dp", "allreduce")}
-    (every,), (once,) = (data_traffic(one) for one in of.values())
-    assert (every.times, once.times) == (16, 1) and every.size == once.size
-
-
-def test_shards_of_a_tied_embedding_are_what_the_ends_of_a_pipeline_exchange():
-    whole = pipeline_traffic(job(pipeline=4))[-1]
-    sharded = pipeline_traffic(job(pipeline=4, data=8, shard=8, zero_stage=3))[-1]
-    assert sharded.kind == whole.kind == "all_reduce" and sharded.size == pytest.approx(whole.size / 8)
-
-
-def test_bf16_without_its_units_runs_at_the_rate_of_fp32():
-    for name in ("t4", "v100-32gb"):
-        device = device_named(name)
-        assert "bf16" not in device.peak_flops and device.peak_of("bf16") == device.peak_of("fp32") < device.peak_of(
-            "fp16"
-        )

@@ -27,7 +27,7 @@ def asked(words: str) -> Question:
     return program["questions_of"](arguments, typed)[0][0]
 
 
-def read_back(job: Job, there: Machine, work: tuple[str, ...] = ()) -> Job:
+def read_back(job: Job, there: Machine, work: tuple[str, ...]) -> Job:
     """Return the run that gpt2.py would settle on, started with the job's command."""
     words = command_of(job, there, work)
     flags = parse_command_line(words[words.index("src/gpt2.py") + 1 :])

@@ -27,14 +27,13 @@ Rate = Annotated[float, Meta(gt=0)]
 class Link:
     """A way between two devices, per device and direction.
 
-    A message of S bytes takes latency_s + S / bytes_per_s, with half the rate at `half_size` bytes. `burst_bytes` pass
-    at once after a pause: a token bucket, as in the network lab and in clouds.
+    A message of S bytes takes latency_s + S / bytes_per_s. `burst_bytes` pass at once after a pause: a token bucket, as
+    in the network lab and in clouds.
     """
 
     name: str
     latency_s: float
     bytes_per_s: Rate
-    half_size: float = 0.0
     burst_bytes: float = 0.0
     source: str = ""
 

@@ -6,14 +6,10 @@ works. docs/planner.md has the formulas in one table.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
-from testbed.config.mesh import check_schedule
-from testbed.distributed.mesh import MeshSizes
-from testbed.errors import InputError
 from testbed.memory_model.activations import (
     Saved,
     block_tensors,
@@ -92,46 +88,6 @@ def needs(estimate: MemoryEstimate, device: Device) -> float:
 def fits(estimate: MemoryEstimate, device: Device) -> bool:
     """Return whether a run fits: never where model states alone do not."""
     return needs(estimate, device) <= device.memory_bytes
-
-
-def largest_micro_batch(job: Job, device: Device) -> int:
-    """Return the largest micro batch that fits, or 0.
-
-    It divides a data rank's share of the global batch, and leaves a pipeline's schedule the micro batches it needs.
-    """
-    share = round(job.micro_batch * job.accumulation)
-    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
-    sizes = sorted({*small, *(share // size for size in small)})
-    jobs = [replace(job, micro_batch=size, accumulation=share // size) for size in sizes]
-    possible = [(size, it) for size, it in zip(sizes, jobs, strict=True) if _fills_its_schedule(it)]
-    return max((size for size, it in possible if fits(memory_of(it), device)), default=0)
-
-
-def _fills_its_schedule(job: Job) -> bool:
-    """Return whether a step has the micro batches that a pipeline's schedule asks for."""
-    values = {"pipeline_schedule": job.schedule, "grad_accum_steps": round(job.accumulation)}
-    try:
-        check_schedule(values, MeshSizes(pipeline=job.layout.pipeline))
-    except InputError:
-        return False
-    return True
-
-
-def smallest_number_of_devices(
-    jobs_on: Callable[[int], Iterable[Job]], device: Device, per_node: int, most: int = 2**16
-) -> int | None:
-    """Return the smallest number of devices on which a job fits: each number up to a node, then twice as many again.
-
-    Args:
-        jobs_on: the runs to choose from on a number of devices.
-    """
-    numbers = list(range(1, per_node + 1))
-    while numbers[-1] * 2 <= most:
-        numbers.append(numbers[-1] * 2)
-    for number in numbers:
-        if any(fits(memory_of(job), device) for job in jobs_on(number)):
-            return number
-    return None
 
 
 @dataclass(frozen=True)

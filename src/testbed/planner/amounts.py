@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 from testbed.errors import InputError
@@ -10,7 +9,6 @@ from testbed.planner.machines import MOST_DEVICES
 
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 DAYS = {"d": 1.0, "h": 1 / 24, "m": 1 / 1440}
-MOST_IN_SWEEP = 64
 
 
 def tokens_of(text: str) -> float:
@@ -32,7 +30,7 @@ def deadline_of(text: str) -> float:
 
 
 def numbers_of_sweep(text: str) -> list[int]:
-    """Return the numbers in `gpus=8,16,...,256`: the dots go on by the factor, or the step, of the two before them.
+    """Return the numbers in `gpus=8,16,24`, or `gpus=8,16,...,256`, whose dots go on by the factor of the two before.
 
     Raises:
         InputError: names --sweep.
@@ -40,23 +38,14 @@ def numbers_of_sweep(text: str) -> list[int]:
     words = re.sub(r"\s", "", text)
     match = re.fullmatch(r"gpus=([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*?)(,\.\.\.,([1-9][0-9]{0,8}))?", words)
     numbers = [int(word) for word in match[1].split(",")] if match else []
-    if match and match[3] and len(numbers) > 1:
-        numbers += _going_on(numbers[-2], numbers[-1], int(match[3]))
-    if not match or (match[3] and len(numbers) < 3) or numbers != sorted(set(numbers)):
-        raise InputError(f"--sweep {text}: it is not a list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
+    is_list = match is not None
+    if match and match[3]:
+        factor, rest = divmod(numbers[-1], numbers[-2]) if len(numbers) > 1 else (1, 0)
+        while factor > 1 and numbers[-1] < int(match[3]):
+            numbers.append(numbers[-1] * factor)
+        is_list = factor > 1 and not rest and numbers[-1] == int(match[3])
+    if not is_list or numbers != sorted(set(numbers)):
+        raise InputError(f"--sweep {text}: it is not a list of devices; write gpus=8,16,24 or gpus=8,16,...,4096")
     if numbers[-1] > MOST_DEVICES:
         raise InputError(f"--sweep {text}: a plan has at most {MOST_DEVICES:,} devices")
-    if len(numbers) > MOST_IN_SWEEP:
-        raise InputError(f"--sweep {text}: more than {MOST_IN_SWEEP} numbers of devices; take longer steps")
     return numbers
-
-
-def _going_on(before: int, last: int, end: int) -> list[int]:
-    """Return what comes after `last`, up to `end`: by the same factor where that is whole and meets the end, else by
-    the same step."""
-    factor = last // before if last % before == 0 else 1
-    numbers = list(itertools.takewhile(lambda number: number < end, (last * factor**power for power in range(1, 64))))
-    if factor > 1 and [last, *numbers][-1] * factor == end:
-        return [*numbers, end]
-    step = max(1, last - before)
-    return [*range(last + step, end, step)[:MOST_IN_SWEEP], end]

@@ -117,6 +117,7 @@ def _shape(job: Job) -> dict[str, Any]:
     sizes = mesh_of(job).flags()
     found: dict[str, Any] = {name: size for name, size in sizes.items() if size > 1 or name == "shard_size"}
     found |= {"pipeline_schedule": job.schedule} if job.schedule else {}
+    found |= {"stages_per_rank": job.layout.virtual_stages} if job.layout.virtual_stages > 2 else {}
     return found | ({"sequence_parallel": "on"} if job.layout.sequence_parallel else {})
 
 

@@ -24,6 +24,7 @@ from testbed.model.shape import ModelShape
 LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
 MESH_SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")  # gpipe takes as long as 1f1b, and more memory
+MORE_ROUNDS, DEEP = (4, 8), 8  # stages per rank besides the usual two, and ranks of a pipeline from where on
 HOW_AXES_WORK = ("pipeline_schedule", "sequence_parallel", "context_parallel_method")
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
 AXES = ("pipeline_stages", "tensor_parallel_size", "context_parallel_size")
@@ -77,17 +78,9 @@ def possible(
         if not found and reasons:
             untyped = VARIED - typed_names
             refused[run_type] = min(reasons, key=lambda why: (_is_of(why, untyped), not _is_of(why, typed_names)))
-        elif not found and asked and machine.devices > 1 and STRATEGIES[run_type].keeps == "axes":
-            what = "these sizes" if typed_names & {"shard_size", *AXES} else f"{machine.devices} devices"
-            refused[run_type] = (
-                f"--run_type {run_type} is planned for two axes or more, and {what} leave one; one axis has a run type "
-                "of its own"
-            )
-        elif not found and asked and machine.devices == 1:
-            refused[run_type] = (
-                f"--run_type {run_type} on one device does what {REFERENCE} does, with more memory or time, unless it "
-                "offloads; give --offload optimizer, or leave --run_type out"
-            )
+        elif not found and asked:  # a mesh of one axis, or DeepSpeed on one device that offloads nothing
+            on = f"{machine.devices} device{'s' * (machine.devices > 1)}"
+            refused[run_type] = f"as asked, --run_type {run_type} does on {on} what another run type does; leave it out"
     return list(dict.fromkeys(jobs)), refused
 
 
@@ -142,7 +135,7 @@ def _options(
         heads = [size for size in varied["tensor_parallel_size"] if shape.num_heads % size == 0]
         is_long = seq_length >= LONG or "context_parallel_method" in given
         is_long |= global_batch * max(heads, default=1) < devices
-        yield from _products(varied, devices, given, is_long)
+        yield from _products(varied, devices, shape.num_layers, given, is_long)
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):
@@ -150,7 +143,7 @@ def _options(
 
 
 def _products(
-    varied: Mapping[str, Sequence[Any]], devices: int, given: Mapping[str, Any], is_long: bool
+    varied: Mapping[str, Sequence[Any]], devices: int, layers: int, given: Mapping[str, Any], is_long: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
     cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
@@ -163,15 +156,19 @@ def _products(
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
     asked = {name: given[name] for name in HOW_AXES_WORK if given.get(name) is not None}
-    schedules = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else MESH_SCHEDULES
+    names = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else MESH_SCHEDULES
+    schedules: list[tuple[str, int]] = [(name, 0) for name in names]
+    schedules += [("interleaved_1f1b", rounds) for rounds in MORE_ROUNDS if "interleaved_1f1b" in names]
     for choice in itertools.product(*sizes.values(), schedules):
-        *sized, schedule = choice
+        *sized, (schedule, rounds) = choice
         found = dict(zip(sizes, sized, strict=True))
         tensor, stages, context, _ = sized
-        if stages > 1:
-            found["pipeline_schedule"] = schedule
-        elif schedule != schedules[0]:
+        if stages == 1 and (schedule, rounds) != schedules[0]:
             continue
+        if rounds and (stages < DEEP or stages * rounds > layers + 2):
+            continue
+        if stages > 1:
+            found |= {"pipeline_schedule": schedule} | ({"stages_per_rank": rounds} if rounds else {})
         data, left = divmod(devices, tensor * stages * context)
         if left:
             continue
@@ -189,11 +186,11 @@ def _why_not(run_type: str, machine: Machine, given: Mapping[str, Any]) -> str |
     devices, lead = machine.devices, f"--run_type {run_type}"
     entry = STRATEGIES[run_type]
     if entry.devices == "one" and devices > 1:
-        return f"{lead} runs on one device; give --gpus 1"
+        return f"{lead} runs on one device"
     if entry.devices == "all" and machine.device.kind == "cpu":
         return f"{lead} splits a batch over CUDA devices; use ddp"
     if entry.devices == "all" and not 1 < devices <= machine.per_node:
-        return f"{lead} is one process with all devices of one node; give --gpus 2 to {machine.per_node}"
+        return f"{lead} is one process with all devices of one node"
     if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
         least = max(2, math.prod(given.get(name) or 1 for name in AXES))
         return f"{lead} spreads a step over devices; give --gpus {least} or more"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.planner.plan import PlannedRun, advice, duration, name_of, three
+from testbed.planner.plan import PlannedRun, advice, best_of_each, duration, name_of, three
 from testbed.planner.question import Question
 
 
@@ -36,9 +36,9 @@ class Choice:
     def hints(self) -> list[str]:
         """Return what to know of the run, or what lets one fit."""
         if isinstance(self.best, str):
-            return [*filter(None, [self.question.with_room()])]
+            return self.question.ways()
         tight = ["It fits only tightly"] if self.best.is_tight else []
-        return [*self.question.hints(self.best), *advice([self.best]), *tight]
+        return [*self.question.hints(self.best), *advice(best_of_each(self.question.runs[0])), *tight]
 
     def said(self) -> str:
         """Return devices, strategy, the time of the whole run and its cost."""
@@ -86,7 +86,7 @@ def caveats_of(choices: Sequence[Choice]) -> list[str]:
     told = {id(choice) for choice in [*firsts.values(), *(choice for _, choice in _winners(choices))]}
     said: dict[str, None] = {}
     for each in choices:
-        other = None if isinstance(each.best, str) else each.question._batch_that_divides(each.best)
+        other = None if isinstance(each.best, str) else each.question.with_batch_that_divides(each.best)
         for hint in each.hints() if id(each) in told else filter(None, [other]):
             said[f"{each.question.devices_in_words}: {hint}."] = None
     return list(said)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.config.mesh import STAGES_PER_RANK
 from testbed.config.run_types import STRATEGIES
 from testbed.distributed.mesh import MeshSizes
-from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine
-from testbed.model.shape import MODEL_SIZES
+from testbed.memory_model.job import RECOMPUTE, Job, Machine
 
 FIRST_NODE = "$FIRST_NODE:29400"  # the reader's: a shell without it ends with torchrun's own sentence
 _CHECKPOINTING = {recompute: flag for flag, recompute in RECOMPUTE.items()}
@@ -18,7 +18,7 @@ def command_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[str
 
     Args:
         job: a run of src/gpt2.py.
-        work: flags of the model and the batch as they were typed; without them they follow from `job`.
+        work: flags of the model and the batch as they were typed.
     """
     words = [*_launcher(job, machine), "src/gpt2.py", *arguments_of(job, work)]
     if machine.device.kind == "cuda" or job.compiled:  # which decides much of the time, so it is said
@@ -31,7 +31,6 @@ def arguments_of(job: Job, work: Sequence[str] = ()) -> list[str]:
     assert job.run_type is not None
     own, layout = STRATEGIES[job.run_type].options, job.layout
     flags: dict[str, object] = {"run_type": job.run_type}
-    flags |= _work_of(job) if not work else {}
     flags |= {
         "micro_batch_size_per_gpu": f"{job.micro_batch:g}",
         "activation_checkpointing": _CHECKPOINTING[job.recompute],
@@ -42,6 +41,7 @@ def arguments_of(job: Job, work: Sequence[str] = ()) -> list[str]:
         **mesh.flags(),
         "zero_stage": layout.zero_stage,
         "pipeline_schedule": job.schedule or own.get("pipeline_schedule"),
+        "stages_per_rank": layout.virtual_stages,
         "sequence_parallel": "on" if layout.sequence_parallel else "off",
         "context_parallel_method": "allgather" if job.gathers_keys else "ring",
         "offload": job.offload,
@@ -57,6 +57,7 @@ def arguments_of(job: Job, work: Sequence[str] = ()) -> list[str]:
     left_out["reshard_after_forward"] = "off" if layout.pipeline > 1 else "on"
     left_out["reduce_bucket_size"] = f"{Job.bucket_elements:.0f}"
     left_out["shard_size"] = layout.data * layout.context
+    left_out["stages_per_rank"] = STAGES_PER_RANK.get(job.schedule or "", 1)
     left_out |= {name: size for name, size in own.items() if name in mesh.flags() and size is not None}
     words = [word for name, value in flags.items() if left_out.get(name) != value for word in (f"--{name}", str(value))]
     return [*words[:2], *work, *words[2:]]
@@ -80,21 +81,3 @@ def _launcher(job: Job, machine: Machine) -> list[str]:
     if STRATEGIES[job.run_type].engine == "deepspeed":
         return ["deepspeed", "--num_gpus", str(ranks)]
     return ["torchrun", "--nproc-per-node", str(ranks)]
-
-
-def _work_of(job: Job) -> dict[str, object]:
-    """Return the flags of model, batch and optimizer."""
-    flags: dict[str, object] = {**_size_of(job.model), "seq_length": job.model.seq_length}
-    flags["global_batch_size"] = f"{job.global_batch:.0f}"
-    flags |= {"optimizer": job.optimizer} if job.optimizer != "adamw" else {}
-    flags |= {"dropout": job.dropout} if job.dropout else {}
-    return flags | ({"attention": "math"} if job.attention == "eager" and not job.on_cpu else {})
-
-
-def _size_of(model: DenseModel) -> dict[str, object]:
-    """Return the name of the size, or the dimensions of a model that has none."""
-    numbers = (model.layers, model.heads, model.hidden)
-    for name, size in MODEL_SIZES.items():
-        if numbers == (size.num_layers, size.num_heads, size.embedding_size):
-            return {"model": name}
-    return dict(zip(("num_layers", "num_heads", "embedding_size"), numbers, strict=True))

@@ -33,55 +33,28 @@ ROUNDS = 25
 TOLERANCE = 1e-7
 
 TOTAL = "total"  # the whole step, as a part
-# (part, what its factor belongs to) -> standard deviation of the logarithm
-DEVIATIONS = {
-    (TOTAL, "framework"): 0.15,
-    ("products", "architecture"): 0.15,
-    ("attention", "kernels"): 0.2,
-}
+# part -> standard deviation of its factor's logarithm before any row was seen
+DEVIATIONS = {TOTAL: 0.15, "products": 0.15, "attention": 0.2}
 SDPA, OF_SDPA = "PyTorch's scaled_dot_product_attention", ("pytorch", "pytorch/torchtitan")
-PART_PLACES = {part: place for place, part in enumerate(PARTS)}
+PART_PLACES = {part: place for place, part in enumerate((*PARTS, TOTAL))}
 
-
-@dataclass(frozen=True)
-class Factor:
-    """One factor: of a part, for one value of a kind, such as ("total", "framework", "megatron")."""
-
-    part: str
-    kind: str
-    value: str
-
-    @property
-    def deviation(self) -> float:
-        """Return the standard deviation of its logarithm before any row was seen."""
-        return DEVIATIONS[self.part, self.kind]
+Factor = tuple[str, str]  # a part, and what it is of, such as ("total", "megatron")
 
 
 def factors_of(job: Job, machine: Machine) -> tuple[Factor, ...]:
-    """Return all factors of a job, whether fitted or not."""
-    device = machine.device
-    framework = framework_of(job.stack)
-    values = {
-        "framework": framework,
-        "kernels": SDPA if framework in OF_SDPA else framework,
-        "architecture": device.architecture or device.name,
-    }
-    return tuple(Factor(part, kind, values[kind]) for part, kind in DEVIATIONS)
+    """Return all factors of a job, whether fitted or not: of the family of programs, of the architecture's products,
+    and of the kernels of attention."""
+    framework, device = framework_of(job.stack), machine.device
+    kernels = SDPA if framework in OF_SDPA else framework
+    return (TOTAL, framework), ("products", device.architecture or device.name), ("attention", kernels)
 
 
 @dataclass(frozen=True)
 class Nominal:
-    """A step by its rates alone: seconds of each of PARTS, idle time apart, and the factors that concern it."""
+    """A step by its rates alone, before any factor: seconds of each of PARTS, and the factors that concern it."""
 
     seconds: np.ndarray
-    idle: float
     factors: tuple[Factor, ...]
-
-    @property
-    def with_idle(self) -> np.ndarray:
-        """Seconds by part, a pipeline's idle time shared out among them: it idles while others compute the same."""
-        whole = float(self.seconds.sum())
-        return np.asarray(self.seconds * (1 + self.idle / whole)) if whole else self.seconds
 
 
 @dataclass(frozen=True)
@@ -94,8 +67,14 @@ class Measured:
 
 
 def nominal_of(seconds: Mapping[str, float], idle: float, job: Job, machine: Machine) -> Nominal:
-    """Return a step before any factor. `seconds`: by part."""
-    return Nominal(np.array([seconds[part] for part in PARTS]), idle, factors_of(job, machine))
+    """Return a step before any factor. A pipeline's idle time is shared out: it idles while others compute the same.
+
+    Args:
+        seconds: by part.
+    """
+    by_part = np.array([seconds[part] for part in PARTS])
+    whole = float(by_part.sum())
+    return Nominal(by_part * (1 + idle / whole) if whole else by_part, factors_of(job, machine))
 
 
 def measured(row: Row) -> Measured:
@@ -114,7 +93,7 @@ class Fit:
     def __init__(self, rows: Sequence[Measured]) -> None:
         names = tuple(dict.fromkeys(factor for row in rows for factor in row.nominal.factors))
         self.places = {factor: place for place, factor in enumerate(names)}
-        self.variances = np.array([factor.deviation**2 for factor in names])
+        self.variances = np.array([DEVIATIONS[part] ** 2 for part, _ in names])
         self.values = np.zeros(len(names))
         self.gradient = np.zeros((len(rows), len(names)))
         self.spread = np.eye(len(rows))  # covariance of the rows' logarithms, under the factors' deviations
@@ -124,11 +103,11 @@ class Fit:
     def _solve(self, rows: Sequence[Measured]) -> None:
         target = np.array([row.log_time for row in rows])
         noise = np.array([row.noise for row in rows])
-        seconds = np.array([row.nominal.with_idle for row in rows])
+        seconds = np.array([row.nominal.seconds for row in rows])
         member = np.zeros_like(self.gradient)  # whether a factor concerns a row
         for number, row in enumerate(rows):
             member[number, [self.places[factor] for factor in row.nominal.factors]] = 1.0
-        of_part = np.array([_place_of(factor) for factor in self.places])
+        of_part = np.array([PART_PLACES[part] for part, _ in self.places])
         selector = (of_part[:, None] == np.arange(len(PARTS) + 1)).astype(float)
         for _ in range(ROUNDS):
             sums = (member * self.values) @ selector  # rows x parts, and the whole step
@@ -151,9 +130,9 @@ class Fit:
         sums = np.zeros(len(PARTS) + 1)
         for factor in nominal.factors:
             if factor in self.places:
-                sums[_place_of(factor)] += self.values[self.places[factor]]
+                sums[PART_PLACES[factor[0]]] += self.values[self.places[factor]]
         factors = np.exp(sums)
-        return nominal.with_idle * factors[:-1], float(factors[-1])
+        return nominal.seconds * factors[:-1], float(factors[-1])
 
     @cached_property
     def _inverse(self) -> np.ndarray:
@@ -167,15 +146,10 @@ class Fit:
         known = np.zeros(len(self.values))
         variance = NOISE**2
         for factor in nominal.factors:
-            share = shares[_place_of(factor)]
-            variance += share**2 * factor.deviation**2
+            share = shares[PART_PLACES[factor[0]]]
+            variance += share**2 * DEVIATIONS[factor[0]] ** 2
             if factor in self.places:
                 known[self.places[factor]] = share
         with_rows = self.gradient @ (self.variances * known)
         variance -= float(with_rows @ self._inverse @ with_rows) if len(with_rows) else 0.0
         return math.log(parts.sum() * of_whole), math.sqrt(max(variance, NOISE**2))
-
-
-def _place_of(factor: Factor) -> int:
-    """Return the place of a factor's part among PARTS; after them is the whole step."""
-    return PART_PLACES.get(factor.part, len(PARTS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-RESTART_S = 300.0  # assumed where flags do not say
+RESTART_S = 300.0  # assumed
 SAVED_PER_S = 1e9  # bytes of a checkpoint that a node writes in a second, assumed where flags do not say
 
 

@@ -13,7 +13,7 @@ from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.memory_model.model_states import FP32, MOMENTS, whole
 from testbed.planner.constants import Constants
-from testbed.planner.goodput import RESTART_S, SAVED_PER_S, Failures
+from testbed.planner.goodput import SAVED_PER_S, Failures
 from testbed.planner.rows import own_rows
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime, step_time
 
@@ -179,7 +179,7 @@ class Budget:
         tokens: to be trained on.
         price: of a device and hour.
         mtbf_hours: mean time between failures of one node; None: it never fails.
-        save_s, restart_s: as in `Failures`; None: what a checkpoint takes at SAVED_PER_S of each node.
+        save_s: as in `Failures`; None: what a checkpoint takes at SAVED_PER_S of each node.
         deadline: days that the whole run may take.
     """
 
@@ -187,7 +187,6 @@ class Budget:
     price: float | None = None
     mtbf_hours: float | None = None
     save_s: float | None = None
-    restart_s: float = RESTART_S
     deadline: float | None = None
 
     def saving_s(self, run: PlannedRun) -> float:
@@ -199,7 +198,7 @@ class Budget:
         if self.mtbf_hours is None:
             return None
         between_s = self.mtbf_hours * HOUR_S / _nodes(run.machine)
-        return Failures(between_s=between_s, save_s=self.saving_s(run), restart_s=self.restart_s)
+        return Failures(between_s=between_s, save_s=self.saving_s(run))
 
     def goodput(self, run: PlannedRun) -> float:
         """Training time over wall time."""
@@ -300,6 +299,7 @@ def name_of(job: Job) -> str:
     if layout.zero_stage and layout.context == layout.shard > 1:  # else as whole weights on context ranks
         words[-1] += f" in {layout.shard} shards"
     schedule = f", {job.schedule}" if job.schedule and layout.pipeline > 1 else ""
+    schedule += f", {layout.virtual_stages} stages each" if layout.virtual_stages > 2 else ""
     return " ".join([name, *([" x ".join(words)] if words else [])]) + schedule
 
 
@@ -337,19 +337,10 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     if len(alike) > 1:
         words += (
             f". {len(alike) - 1} more of {len(runs) - 1} may be as fast as the fastest, by the interval of their ratio "
-            f"to it: {_why_taken(run, alike)}"
+            f"to it: taken is the simplest (of those that leave {NEAR_FULL:.0%} of the memory, if some do), and of "
+            "equally simple ones that with least memory"
         )
     return ". ".join([words, *advice(runs)]) + "."
-
-
-def _why_taken(run: PlannedRun, alike: Sequence[PlannedRun]) -> str:
-    """Return why a run is the one to take of those as fast."""
-    roomy = [other for other in alike if other.is_near_full == run.is_near_full]
-    words = "this is the simplest"
-    if any(other.simplicity < run.simplicity for other in alike):
-        words += f" that leaves {NEAR_FULL:.0%} of the memory"
-    is_alone = all(other is run or other.simplicity > run.simplicity for other in roomy)
-    return words if is_alone else f"{words}, and of equally simple ones that with least memory"
 
 
 def _of_deadline(budget: Budget, days: Sequence[float]) -> str:
@@ -370,16 +361,8 @@ def advice(runs: Sequence[PlannedRun]) -> list[str]:
     job, device, devices, said = run.job, run.machine.device, run.machine.devices, []
     tight = [other for other in runs if other.is_tight and not run.is_tight]
     fastest = min(tight, key=lambda other: other.time.seconds, default=run)
-    roomy = [other for other in runs if other.fits and not other.is_near_full]
     if run.is_near_full and not run.is_tight:
-        words = f"It leaves {run.spare_bytes / 2**30:.1f} GiB, which an error of the estimate may use up"
-        if roomy:
-            other = min(roomy, key=lambda each: each.time.seconds)
-            words += (
-                f"; {name_of(other.job)}, {settings_of(other.job)}, leaves {other.spare_bytes / 2**30:.1f} and takes "
-            )
-            words += f"{three(other.time.seconds / run.time.seconds)} times as long"
-        said.append(words)
+        said.append(f"It leaves {run.spare_bytes / 2**30:.1f} GiB, which an error of the estimate may use up")
     if run.time.seconds > WORTH_A_TRY * fastest.time.seconds:
         gain = run.time.seconds / fastest.time.seconds
         said.append(

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,13 @@ from testbed.config.run_types import PLAIN, REFERENCE, STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
-from testbed.memory_model.devices import Device, devices
 from testbed.memory_model.job import DenseModel, Job, Machine
-from testbed.memory_model.memory import START, smallest_number_of_devices
+from testbed.memory_model.memory import START, fits, memory_of
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
-from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible, precision_of
 from testbed.planner.constants import Constants
-from testbed.planner.machines import check_whole_nodes, machine_here, machine_named
-from testbed.planner.plan import WORTH_A_TRY, Budget, PlannedRun, name_of, plan, settings_of, three
+from testbed.planner.machines import check_whole_nodes
+from testbed.planner.plan import Budget, PlannedRun, name_of, plan, roomy_bytes, settings_of, three
 from testbed.planner.step_time import BETWEEN, WITHIN
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
@@ -57,10 +55,12 @@ DIMENSIONS = {"num_layers": "layers", "num_heads": "heads", "embedding_size": "h
 WORTH_SAYING = 1.2  # times as fast
 MUCH = 0.3  # of a step
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
-LACKS = "does not fit"
 STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
+STEPS_ASIDE = ("mixed_precision", "run_type")  # flags that may exclude fp16
+OFFLOADED = {"run_type": "optimized", "offload": "optimizer"}
 MOST_LEFT_IDLE = 128  # times as many devices as a batch divides among, above which those few are no advice
 MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
+MOST_DOUBLINGS = 14  # of a node, in the search for enough memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,27 +122,30 @@ class Question:
         """Return what `runs` does.
 
         Raises:
-            InputError: the program refuses every candidate, or none fits into the memory.
+            InputError: the program refuses every candidate, or none fits into the memory; with what else has room.
         """
         runs, refused = self.runs
-        if not runs:
-            raise self.nothing_possible(refused)
-        if not runs[0].fits:
-            words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(runs[0])}"
-            ways = [way for way in (self._with_offload(runs[0]), self.with_room()) if way]
-            if not ways:
-                typed = {*self.given} - {"run_type"}
-                left_out = [why for why in refused.values() if any(f"--{name}" in why for name in typed)]
-                ways = [f"Left out was: {why}" for why in left_out[:1]]
-            raise InputError(". ".join([words, *ways]))
+        if not runs or not runs[0].fits:
+            raise InputError(self.refusal())
         return runs, refused
+
+    def best(self) -> PlannedRun | str:
+        """Return the best run, or why there is none."""
+        runs, refused = self.runs
+        if not runs:
+            return self._reason(refused)
+        return runs[0] if runs[0].fits else f"does not fit: {self._lack(runs[0])}"
+
+    def fitting(self) -> PlannedRun | None:
+        """Return the best run; None where there is none."""
+        run = self.best()
+        return None if isinstance(run, str) else run
 
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
-        found = [self._asked_otherwise(best), self._batch_that_divides(best), self._fewer_devices(best)]
-        found += [self._with_offload(best), self.with_room()] if best.is_tight else []
-        found += [self._unused(best)]
-        return [hint for hint in found if hint]
+        found = [*self._with_other_flags(best), self.with_batch_that_divides(best), self._with_fewer_devices(best)]
+        found += self.ways() if best.is_tight else []
+        return [hint for hint in (*found, self._unused(best)) if hint]
 
     def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
         """Return the same question with another batch, or with more flags."""
@@ -154,232 +157,189 @@ class Question:
         given = {name: value for name, value in self.given.items() if name not in (*names, *own)}
         return dataclasses.replace(self, given=given)
 
-    def _left_out(self, other: Question) -> str:
-        """Return the flags that another question is without."""
-        return " and ".join(_typed(name, value) for name, value in self.given.items() if name not in other.given)
+    def _change_to(self, other: Question) -> str:
+        """Return in words how another question differs: `With --precision fp16, without --run_type fsdp`."""
+        comes = [_typed(name, value) for name, value in other.given.items() if self.given.get(name) != value]
+        comes += [f"--global_batch_size {other.global_batch}"] if other.global_batch != self.global_batch else []
+        comes += [f"--gpus {other.machine.devices}"] if other.machine.devices != self.machine.devices else []
+        goes = [_typed(name, value) for name, value in self.given.items() if name not in other.given]
+        changes = (("with", comes), ("without", goes))
+        words = ", ".join(f"{lead} {' and '.join(flags)}" for lead, flags in changes if flags)
+        return words[:1].upper() + words[1:]
 
-    def _asked_otherwise(self, best: PlannedRun) -> str | None:
-        """Return which change of the flags is much faster, and which further one on top of that: fp16 where bf16 is
-        emulated, and leaving a typed flag out."""
-        words, asked, fastest = "", self, best
-        narrow = self._in_fp16()
-        if narrow is not None and narrow[2].tokens_per_s >= WORTH_SAYING * best.tokens_per_s:
-            words, asked, fastest = narrow
+    def _in_words(self, run: PlannedRun) -> str:
+        """Return a run that was found for another question."""
+        words = (
+            f"{name_of(run.job)}, {settings_of(run.job)}, {three(run.time.seconds)} s a step{', tight' * run.is_tight}"
+        )
+        cost = self.budget.cost(run)
+        return words + (f", cost {three(cost)}" if cost is not None else "")
+
+    def _faster(self, other: Question, run: PlannedRun, best: PlannedRun) -> str:
+        gain = three(run.tokens_per_s / best.tokens_per_s)
+        return f"{self._change_to(other)}: {gain} times the tokens/s ({self._in_words(run)})"
+
+    def _with_other_flags(self, best: PlannedRun) -> Iterator[str]:
+        """Yield the change of a flag that is fastest, where it is much faster, and each further one that is much faster
+        again on top: fp16 where bf16 is emulated, compiled 8-bit layers, and leaving a typed flag out."""
+        asked, fastest = self, best
         while self.machine.devices <= MOST_TRIED:
-            others = [(f"leaving {asked._left_out(other)} out", other) for other in asked._with_fewer_flags()]
+            others = [asked._without(name) for name in asked.given if asked._may_slow_down(name)]
+            others += asked._in_fp16()
             if asked.given.get("matmul") == "fp8" and not asked.given.get("compile"):
-                others.append(("--compile on", asked._asked(compile=True)))
-            found = [(run, *each) for each in others if (run := each[1].fitting()) and run.is_tight <= fastest.is_tight]
-            best_first = sorted(found, key=lambda each: (-each[0].tokens_per_s, -len(each[2].given)))
-            run, more, other = best_first[0] if best_first else (fastest, "", asked)
-            if run.tokens_per_s < WORTH_SAYING * fastest.tokens_per_s:
-                break
-            words, asked, fastest = f"{words} and {more}" if words else more, other, run
-        if not words:
-            return None
-        words += f" would be {three(fastest.tokens_per_s / best.tokens_per_s)} times as fast"
-        words += f" ({name_of(fastest.job)}{', tight' * fastest.is_tight})"
-        offloaded = asked._with_offload(fastest) if fastest.is_tight else None
-        return words + (f"; with it {offloaded}" if offloaded else "")
+                others.append(asked._asked(compile=True))
+            found = [(other, run) for other in others if (run := other.fitting()) and run.is_tight <= fastest.is_tight]
+            most_kept = sorted(found, key=lambda each: (-each[1].tokens_per_s, -len(each[0].given)))
+            if not most_kept or most_kept[0][1].tokens_per_s < WORTH_SAYING * fastest.tokens_per_s:
+                return
+            asked, fastest = most_kept[0]
+            yield self._faster(asked, fastest, best)
 
-    def _with_fewer_flags(self) -> Iterator[Question]:
-        """Yield the question without each flag that may slow it down; what changes the mathematics stays."""
-        for name, value in self.given.items():
-            if name not in STAYS and (name != "precision" or value != precision_of("auto", self.machine.device)):
-                yield self._without(name)
+    def _may_slow_down(self, name: str) -> bool:
+        """Return whether a typed flag may be left out for speed: one that changes the mathematics stays, and
+        --precision does where it is what `auto` takes."""
+        is_usual = name == "precision" and self.given[name] == precision_of("auto", self.machine.device)
+        return name not in STAYS and not is_usual
 
-    def _in_fp16(self) -> tuple[str, Question, PlannedRun] | None:
-        """Return the question with --precision fp16 on a device without native bf16, in words, and its answer: without
-        what excludes it, which is native bf16, a run type that has no fp16, a batch that does not divide. None if
-        nothing fits."""
+    def _in_fp16(self) -> list[Question]:
+        """Return the question in fp16 on a device without native bf16: without native bf16 or a run type that exclude
+        it, and with a batch that divides, where it needs that. None of them where nothing fits."""
         peaks = self.machine.device.peak_flops
         if self.given.get("precision") == "fp16" or "fp16" not in peaks or "bf16" in peaks:
-            return None
-        asked, words = self._asked(precision="fp16"), "--precision fp16"
-        for name in ("mixed_precision", "run_type"):
-            if name in asked.given and asked.fitting() is None:
-                other = asked._without(name)
-                words += f" without {asked._left_out(other)}"
-                asked = other
-        divided = asked._dividing() if asked.fitting() is None else None
-        if divided is not None:
-            words, asked = f"{words} with --global_batch_size {divided.global_batch}", divided
-        run = asked.fitting()
-        return None if run is None else (words, asked, run)
+            return []
+        without = [self._without(*names) for names in ((), ("mixed_precision",), ("run_type",), STEPS_ASIDE)]
+        batches = dict.fromkeys((None, self._dividing()))
+        asked = (other._asked(batch, precision="fp16") for other in without for batch in batches)
+        return [*itertools.islice((other for other in asked if other.fitting()), 1)]
 
-    def _dividing(self) -> Question | None:
-        """Return the same question with a batch that divides among all devices; None where this one does."""
+    def _dividing(self) -> int | None:
+        """Return a batch near this one that divides among all devices; None where this one does."""
         devices = self.machine.devices
         if devices > self.global_batch or not self.global_batch % devices or devices > MOST_TRIED:
             return None
-        return self._asked(_rounded(self.global_batch, [devices * (self.given.get("micro_batch_size_per_gpu") or 1)]))
+        return _rounded(self.global_batch, [devices * (self.given.get("micro_batch_size_per_gpu") or 1)])
 
-    def _batch_that_divides(self, best: PlannedRun) -> str | None:
+    def with_batch_that_divides(self, best: PlannedRun) -> str | None:
         """Return a batch that divides among the devices, and what it gains."""
-        other = self._dividing()
-        if other is None or best.job.layout.data == self.machine.devices:
+        batch = self._dividing()
+        if batch is None or best.job.layout.data == self.machine.devices:
             return None
-        found = other.fitting()
+        found = self._asked(batch).fitting()
         if found is None or found.tokens_per_s < GAIN * best.tokens_per_s:
             return None
-        return (
-            f"A batch of {self.global_batch:,} sequences does not divide among {self.machine.devices} devices; with "
-            f"--global_batch_size {other.global_batch}, {name_of(found.job)} has "
-            f"{three(found.tokens_per_s / best.tokens_per_s)} times the tokens/s"
-        )
+        return self._faster(self._asked(batch), found, best)
 
-    def _fewer_devices(self, best: PlannedRun) -> str | None:
-        """Return how much faster fewer devices are: where the network costs much of a step, one device or fewer nodes;
-        where the batch does not divide, the most that it divides among.
+    def _with_fewer_devices(self, best: PlannedRun) -> str | None:
+        """Return fewer devices that are faster, or as fast: where the network costs much of a step, one of them or
+        fewer nodes; where the batch does not divide, the most that it divides among.
 
         Cores are no devices that can be left out: with fewer ranks each has more of them.
         """
         machine = self.machine
         if machine.device.kind == "cpu" or machine.devices > MOST_TRIED:
             return None
-        whole = [number for number in range(1, machine.devices) if self._is_whole(number)]
-        numbers, halved = set(), []
+        numbers: set[int] = set()
         if sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds:
-            numbers |= {1, machine.per_node} & {*whole}
-            halved = [number for times in range(1, 7) if (number := machine.devices >> times) in whole]
+            numbers |= {1, machine.per_node, *(machine.devices >> times for times in range(1, 4))}
         if self.global_batch % machine.devices:
-            numbers.add(max(number for number in whole if self.global_batch % number == 0))
-        first = best
-        for number in sorted(numbers):
-            first = min(first, self._on_fewer(number) or first, key=_by_time)
-        for number in halved:
-            run = self._on_fewer(number)
-            first = min(first, run or first, key=_by_time)
-            if run is None or run.time.seconds > WORTH_A_TRY * first.time.seconds:
-                break  # half as many are slower still
-        gain = best.time.seconds / first.time.seconds
-        if gain < GAIN:
-            return None
-        name = f"{name_of(first.job)}{', tight' * first.is_tight}"
-        return (
-            f"{first.machine.devices} of them ({name}) would be {three(gain)} times as fast, with "
-            f"{three(first.time.seconds)} s a step"
-        )
+            numbers |= {max(number for number in self._fewer() if self.global_batch % number == 0)}
+        fewer = [self._on_fewer(number) for number in sorted(numbers & {*self._fewer()})]
+        found = [(other, run) for other in fewer if (run := other.fitting()) and run.is_tight <= best.is_tight]
+        least = min([best.time.seconds, *(run.time.seconds for _, run in found)])
+        most = least if self.budget.price is None else GAIN * least
+        as_fast = [(other, run) for other, run in found if run.time.seconds <= most]
+        is_worth_saying = self.budget.price is not None or best.time.seconds >= GAIN * least
+        return self._faster(*as_fast[0], best) if as_fast and is_worth_saying else None
 
-    def _on_fewer(self, number: int) -> PlannedRun | None:
-        """Return the best run on a number of devices, on one of any run type."""
-        return (self._without("run_type") if number == 1 else self).on(number).fitting()
+    def _fewer(self) -> list[int]:
+        """Return the smaller numbers of devices that are whole nodes, or of one node."""
+        per_node = self.machine.per_node
+        return [number for number in range(1, self.machine.devices) if number <= per_node or not number % per_node]
 
-    def _with_offload(self, best: PlannedRun) -> str | None:
-        """Return that DeepSpeed's offload has room, where nothing else has, and that it is not much slower."""
-        asks = {"run_type": "optimized", "offload": "optimizer"}
-        if self.machine.device.kind == "cpu" or any(name in self.given for name in asks):
-            return None
-        found = self._asked(None, **asks).fitting()
-        if found is None or found.is_tight or (best.fits and found.time.seconds > WORTH_A_TRY * best.time.seconds):
-            return None
-        flags = " ".join(f"--{name} {value}" for name, value in asks.items())
-        return f"{flags} has room: {name_of(found.job)}, {three(found.time.seconds)} s a step"
+    def _on_fewer(self, number: int) -> Question:
+        """Return the question on a number of devices, on one of any run type."""
+        return (self._without("run_type") if number == 1 else self).on(number)
 
     def _unused(self, best: PlannedRun) -> str | None:
-        """Return which typed flags the best run does without, as its run type has none such, and what one with them
-        takes."""
+        """Return which typed flags the best run does without, as its run type has none such."""
         asks = [name for name, value in self.given.items() if value not in (None, False, "none", "off")]
         having = {name for entry in STRATEGIES.values() for name in asks if name in entry.options}
         typed = having - STRATEGIES[best.job.run_type or REFERENCE].options.keys()
         if not typed:
             return None
-        flags = " and ".join(_typed(name, self.given[name]) for name in self.given if name in typed)
+        flags = " and ".join(_typed(name, self.given[name]) for name in asks if name in typed)
         owners = [name for name, entry in STRATEGIES.items() if typed <= entry.options.keys()]
-        if not owners:
-            return f"The first run does without {flags}: no run type has them all, so leave some of them out"
-        fitting = (run for run in self.runs[0] if run.job.run_type in owners and run.fits)
-        found = next(fitting, None) or self._asked(run_type=owners[0]).best()
-        why = found if isinstance(found, str) else f"{name_of(found.job)} takes {three(found.time.seconds)} s a step"
-        return f"The first run does without {flags}, which is for --run_type {' and '.join(owners)} alone: there, {why}"
+        whose = f", which is for --run_type {' and '.join(owners)}" if owners else ": no run type has them all"
+        return f"The first run does without {flags}{whose}"
 
-    def with_room(self) -> str | None:
-        """Return which typed flags leave room where they are left out, as few as can be; None if there are no such."""
+    def ways(self, may_be_tight: bool = False) -> list[str]:
+        """Return which changes have room, the first of each kind: typed flags left out, as few as can be; DeepSpeed's
+        offload; and where the batch keeps every candidate out, another batch, or fewer devices."""
+        if self.machine.devices > MOST_TRIED:
+            return []
         typed = sorted(self.given, key=lambda name: name == "run_type")  # most wanted last
-        left = [names for number in (1, 2) for names in itertools.combinations(typed, number)]
-        for names in left if self.machine.devices <= MOST_TRIED else ():
-            other = self._without(*names)
+        left_out = [names for number in (1, 2) for names in itertools.combinations(typed, number)]
+        kinds: list[Iterable[Question]] = [(self._without(*names) for names in left_out)]
+        if self.machine.device.kind != "cpu" and not self.given.keys() & OFFLOADED.keys():
+            kinds.append([self._asked(None, **OFFLOADED)])
+        if not self.runs[0] and self.global_batch % self.machine.devices:
+            kinds += [map(self._asked, self._other_batches()), map(self._on_fewer, self._dividing_the_batch())]
+        found = [self._first_with_room(kind, may_be_tight) for kind in kinds]
+        return [f"{self._change_to(other)} there is room: {self._in_words(run)}" for other, run in filter(None, found)]
+
+    def _first_with_room(self, others: Iterable[Question], may_be_tight: bool) -> tuple[Question, PlannedRun] | None:
+        """Return the first of other questions whose best run has room, else the first that fits, if that will do."""
+        tight = None
+        for other in others:
             run = other.fitting()
             if run is not None and not run.is_tight:
-                without = self._left_out(other)
-                return f"Without {without} there is room: {name_of(run.job)}, {settings_of(run.job)}"
-        return None
+                return other, run
+            if run is not None and tight is None:
+                tight = other, run
+        return tight if may_be_tight else None
 
-    def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
-        """Return the error of a question without candidates."""
-        reason = self._reason(refused)
-        words = [f"nothing can be planned for {self.devices_in_words}: {reason}", self.with_room()]
-        words.append(self._as_asked_on_fewer())
-        lead = re.match(r"--(\w+)", reason)
-        if words[1] is None and lead and lead[1] in self.given:  # so without it there is another reason
-            found, without = self._without(lead[1]).best(), f"Without {_typed(lead[1], self.given[lead[1]])}"
-            if isinstance(found, str):
-                words[1] = f"{without} too: {found}"
-            else:
-                words[1] = f"{without} {name_of(found.job)} would do{', tightly' * found.is_tight}"
-        return InputError(". ".join(filter(None, words)))
+    def _other_batches(self) -> Iterator[int]:
+        """Yield larger batches, which a pipeline or tensor ranks may share, and one that divides among all devices."""
+        batch = 2 * self.global_batch
+        while batch < self.machine.devices:
+            yield batch
+            batch *= 2
+        yield self._dividing() or self.machine.devices
+
+    def _dividing_the_batch(self) -> list[int]:
+        """Return the most devices that divide the batch, if they are not too few to be advice."""
+        found = [number for number in self._fewer() if self.global_batch % number == 0]
+        return [number for number in found[-1:] if number >= self.machine.devices / MOST_LEFT_IDLE]
+
+    def refusal(self) -> str:
+        """Return why there is no run, and what has room."""
+        runs, refused = self.runs
+        ways, batch = self.ways(may_be_tight=True), self._dividing()
+        lacking = runs
+        if not runs and not ways and batch is not None:
+            lacking, _ = self._asked(batch).runs  # the batch is not all that is in the way
+        if lacking:
+            words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(lacking[0])}"
+        else:
+            words = f"nothing can be planned for {self.devices_in_words}: {self._reason(refused)}"
+        free = self._without(*self.given)
+        if not ways and not runs and free.given != self.given:
+            found = free.best()
+            ways = [f"{self._change_to(free)} too: {found}"] if isinstance(found, str) else []
+        return ". ".join([words, *ways])
 
     def _reason(self, refused: Mapping[str, str]) -> str:
-        """Return why there is no candidate; of a batch that would divide, whether that has room."""
+        """Return why there is no candidate: of the run types that have the typed flags, of the plain ones first."""
         typed = {name for name in self.given if any(name in entry.options for entry in STRATEGIES.values())}
         having = {name: why for name, why in refused.items() if typed <= {*STRATEGIES[name].options}}
         told = having or refused  # a run type without a typed flag has no other reason than that
         plain = told.get(REFERENCE) or told.get(PLAIN)  # others have rules of their own on top
         words = plain or next(iter(told.values()), "no run type runs on them")
-        nearest = re.search(r"the nearest that (?:is|does): (\d+)$", words)
-        if nearest is None:
-            return words
-        for batch in self._batches_below(int(nearest[1])):
-            runs, _ = self._asked(batch).runs
-            if runs and runs[0].fits:
-                smallest = f"the smallest found that can be planned: {batch} ({name_of(runs[0].job)})"
-                return words[: nearest.start()] + smallest
-        found = self._asked(int(nearest[1])).best()
-        if isinstance(found, PlannedRun):
-            return f"{words} ({name_of(found.job)})"
-        return f"{words}, and with it the model {found}" if found.startswith(LACKS) else f"{words}, and then: {found}"
-
-    def _batches_below(self, nearest: int) -> Iterator[int]:
-        """Yield the batch times powers of two, up to the nearest that divides among all devices: a pipeline or tensor
-        ranks may share it."""
-        batch = 2 * self.global_batch
-        while batch < nearest and self.machine.devices <= MOST_TRIED:
-            yield batch
-            batch *= 2
-
-    def _as_asked_on_fewer(self) -> str | None:
-        """Return on how many devices the batch that is too small for these can be trained."""
-        whole = (number for number in range(self.machine.devices - 1, 0, -1) if self._is_whole(number))
-        number = next((number for number in whole if self.global_batch % number == 0), None)
-        if (
-            number is None
-            or number < self.machine.devices / MOST_LEFT_IDLE
-            or self.global_batch >= self.machine.devices
-        ):
-            return None
-        run = self.on(number).fitting()
-        if run is None:
-            return None
-        return f"{number} of them can train that batch: {name_of(run.job)}, {three(run.time.seconds)} s a step"
-
-    def _is_whole(self, number: int) -> bool:
-        return number <= self.machine.per_node or not number % self.machine.per_node
+        return re.sub(r"; the nearest that (is|does): \d+$", "", words)  # which may not do: `ways` has one that does
 
     @property
     def devices_in_words(self) -> str:
         return f"{self.machine.devices} x {self.machine.device.name}"
-
-    def best(self) -> PlannedRun | str:
-        """Return the best run, or why there is none."""
-        runs, refused = self.runs
-        if not runs:
-            return self._reason(refused)
-        return runs[0] if runs[0].fits else f"{LACKS}: {self._lack(runs[0])}"
-
-    def fitting(self) -> PlannedRun | None:
-        """Return the best run; None where there is none."""
-        run = self.best()
-        return None if isinstance(run, str) else run
 
     def _lack(self, run: PlannedRun) -> str:
         gib, has = run.needs_bytes / 2**30, self.machine.device.memory_bytes / 2**30
@@ -388,22 +348,33 @@ class Question:
         return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}{whole}"
 
     def _least(self, run: PlannedRun) -> str:
-        def jobs_on(number: int) -> Iterator[Job]:
-            machine = dataclasses.replace(self.machine, devices=number)
-            for kind in ("block", "selective", "none"):  # the most frugal first, which not every mesh has
-                frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": kind} | dict(self.given)
-                yield from self._possible(machine, frugal)[0]
+        """Return what the most frugal run lacks, and how many devices fit, and have room: each number up to a node,
+        then twice as many again."""
+        per_node, device = self.machine.per_node, self.machine.device
+        numbers = [*range(1, per_node + 1), *(per_node << times for times in range(1, MOST_DOUBLINGS))]
+        enough: dict[bool, int] = {}  # has room -> devices
+        for number in numbers:
+            memories = [memory for memory in map(memory_of, self._frugal_jobs(number)) if fits(memory, device)]
+            for memory in memories:
+                enough.setdefault(False, number)
+                if roomy_bytes(memory, device) <= device.memory_bytes:
+                    enough.setdefault(True, number)
+            if True in enough or (enough and number > MOST_TRIED):
+                break
+        if not enough:
+            return f"{self._lack(run)}, and no number of them would do as asked"
+        roomy = enough.get(True)
+        words = f"{self._lack(run)}; {enough[False]} of them would do"
+        if roomy != enough[False]:
+            words += f" tightly, and {roomy} with room" if roomy else " tightly"
+        return words
 
-        number = smallest_number_of_devices(jobs_on, self.machine.device, self.machine.per_node)
-        if number is None:
-            is_there = any(run.needs_bytes <= device.memory_bytes for device in devices().values())
-            more = "; devices with more memory may" if is_there else ""
-            return f"{self._lack(run)}, and no number of them would do as asked{more}"
-        if number < self.machine.devices:
-            return f"{self._lack(run)}; fewer would do, as they divide otherwise: {number}"
-        found = self.on(number).best()
-        is_tight = isinstance(found, PlannedRun) and found.is_tight
-        return f"{self._lack(run)}; {number} of them would do{', tightly' * is_tight}"
+    def _frugal_jobs(self, devices: int) -> Iterator[Job]:
+        """Yield the runs on a number of devices that need least memory."""
+        machine = dataclasses.replace(self.machine, devices=devices)
+        for kind in ("block", "selective", "none"):  # the most frugal first, which not every mesh has
+            frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": kind} | dict(self.given)
+            yield from self._possible(machine, frugal)[0]
 
 
 def question(
@@ -477,10 +448,6 @@ def _other_model(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DenseMo
     return DenseModel.of_sizes(**sizes)
 
 
-def _by_time(run: PlannedRun) -> tuple[bool, float]:
-    return run.is_tight, run.time.seconds
-
-
 def _typed(name: str, value: object) -> str:
     """Return a flag as it was typed."""
     return f"--{name} {('off', 'on')[value] if isinstance(value, bool) else value}"
@@ -504,28 +471,3 @@ def _data_here() -> Path | None:
     """Return the training file that the printed commands would read here, if it is there."""
     path = Path(FLAGS["train_data_path"].default)
     return path if path.is_file() else None
-
-
-def machine_asked(gpu: str | None, here: bool, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
-    """Return the machine that flags ask for. InputError names the flag that cannot be."""
-    if here and gpu is not None:
-        raise InputError(f"--here is this machine, and --gpu {gpu} another; give one of them")
-    if here:
-        return machine_here(gpus, per_node, link)
-    if gpu is None:
-        raise InputError("--gpu is missing; give a kind of device such as --gpu h100-sxm, or --here for this machine")
-    return machine_named(gpu, gpus, per_node, link)
-
-
-def check_device(calibration: Path, device: Device) -> None:
-    """Check that a calibration is of the kind of device that --gpu names.
-
-    Raises:
-        InputError: it is another's, or cannot be read.
-    """
-    was = read_calibration(calibration).device.name
-    if was != device.name:
-        raise InputError(
-            f"--calibration {calibration} was measured on {was}, so its times say nothing about --gpu {device.name}; "
-            "leave one of them out"
-        )

@@ -202,8 +202,7 @@ def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> f
     latency = near.latency_s + _hops_s(traffic, machine, rings)
     messages = max(1.0, traffic.messages)
     size = traffic.moved(backend) / messages
-    half = machine.between_nodes.half_size if crosses else near.half_size
-    half = half or min(HALF_SIZE, HALF_TIME * speed)
+    half = min(HALF_SIZE, HALF_TIME * speed)
     return messages * (latency + (size + half) / (LINK_SHARE * speed))
 
 

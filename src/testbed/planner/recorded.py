@@ -1,4 +1,4 @@
-"""Predict a run that was made: from its own plan.json, or from what its files record. No torch."""
+"""Predict a run that was made, from what its files record. No torch."""
 
 from __future__ import annotations
 
@@ -19,47 +19,42 @@ from testbed.model.shape import ModelShape
 from testbed.planner.calibration import NAME as CALIBRATION
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import precision_of
-from testbed.planner.constants import Constants, constants_of_calibration, published_constants
+from testbed.planner.constants import constants_of_calibration, published_constants
 from testbed.planner.machines import machine_of
 from testbed.planner.plan import PlannedRun
-from testbed.planner.plan_file import NAME as PLAN
-from testbed.planner.plan_file import Prediction, prediction_of, read_plan
 from testbed.planner.step_time import step_time
 
 FOLDERS_ABOVE = 3  # out_dir/cell/run_1/training_metrics.json
 SHAPE = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings")
 
 
-def prediction_for(record: Mapping[str, Any], path: Path) -> Prediction | None:
-    """Return what was, or would have been, predicted of a run; None where nothing is known of its machine.
-
-    A plan.json in the run's folder or above it comes first, where it has the run's own settings. Else the run is
-    estimated: with a calibration.json found there, or from data sheets where the run's GPU is a known one.
+def prediction_for(record: Mapping[str, Any], path: Path) -> PlannedRun | None:
+    """Return what would have been predicted of a run: with a calibration.json in its folder or above it, or from data
+    sheets where its GPU is a known one. None where nothing is known of its machine.
 
     Args:
         record: of training_metrics.json.
         path: of that file.
 
     Raises:
-        InputError: a plan or a calibration there cannot be read.
+        InputError: a calibration there cannot be read.
     """
     job = job_of_record(record)
     if job is None:
         return None
-    folders = list(Path(path).absolute().parents)[:FOLDERS_ABOVE]
-    for folder in folders:
-        if (folder / PLAN).is_file():
-            for prediction in read_plan(folder / PLAN)[1]:
-                if prediction.job == job:
-                    return prediction
-    for folder in folders:
-        if (folder / CALIBRATION).is_file():
-            calibration = read_calibration(folder / CALIBRATION)
-            with holding_together(folder / CALIBRATION):
-                constants = constants_of_calibration(calibration, CALIBRATION)
-                return _estimated(job, calibration.machine(job.layout.devices), constants)
-    machine = _machine_of_record(record["hardware"])
-    return _estimated(job, machine, published_constants()) if machine.device.name else None
+    files = (folder / CALIBRATION for folder in list(Path(path).absolute().parents)[:FOLDERS_ABOVE])
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        machine, constants = _machine_of_record(record["hardware"]), published_constants()
+        if not machine.device.name:
+            return None
+    else:
+        calibration = read_calibration(file)
+        machine = calibration.machine(job.layout.devices)
+        with holding_together(file):
+            constants = constants_of_calibration(calibration, CALIBRATION)
+    time = step_time(job, machine, constants)
+    return PlannedRun(job=job, machine=machine, memory=memory_of(job), time=time)
 
 
 def job_of_record(record: Mapping[str, Any]) -> Job | None:
@@ -96,8 +91,3 @@ def _machine_of_record(hardware: Mapping[str, Any]) -> Machine:
         device = device_named(str(hardware.get("gpu_name")))
     devices, nodes = hardware["num_devices"], hardware.get("num_nodes") or 1
     return machine_of(device, devices, devices if devices % nodes else devices // nodes, None)
-
-
-def _estimated(job: Job, machine: Machine, constants: Constants) -> Prediction:
-    time = step_time(job, machine, constants)
-    return prediction_of(PlannedRun(job=job, machine=machine, memory=memory_of(job), time=time))

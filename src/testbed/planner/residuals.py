@@ -31,7 +31,7 @@ SPREADS_OF_KINDS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host
 PLAIN = (REFERENCE, 1)
 SPREAD_OF_KINDS = 0.2  # of the kinds' steps around what they have in common
 STEP_NOISE = 0.03  # relative error of a whole step's median
-LEAST, SWEEPS = 0.1, 100
+LEAST = 0.1
 COVERED = 0.9  # of the interval
 FEWEST_FOR_INTERVAL = 10
 Grouped = Callable[[Job], dict[str, float]]
@@ -108,17 +108,9 @@ def _of_kind(rows: Sequence[_Seen], others: Sequence[_Seen]) -> np.ndarray:
 
 
 def _ridge(rows: Sequence[_Seen], means: np.ndarray, spreads: np.ndarray) -> np.ndarray:
-    """Return the factors by least squares, none below LEAST of where it began.
-
-    Coordinate descent on the normal equations: one factor after the other, within its bound.
-    """
+    """Return the factors by least squares, none below LEAST of where it began."""
     weighed = np.array([row.groups / (row.seconds * row.noise) for row in rows]).reshape(-1, len(means))
     target = np.array([1 / row.noise for row in rows])
     normal = weighed.T @ weighed + np.diag(spreads**-2)
-    right = weighed.T @ target + means / spreads**2
-    found = means.copy()
-    for _ in range(SWEEPS):
-        for place in range(len(means)):
-            rest = right[place] - normal[place] @ found + normal[place, place] * found[place]
-            found[place] = max(rest / normal[place, place], LEAST * means[place])
-    return found
+    found = np.linalg.solve(normal, weighed.T @ target + means / spreads**2)
+    return np.asarray(np.maximum(found, LEAST * means))

@@ -44,7 +44,6 @@ class RowModel(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     vocab: Count | None = None
     gated: bool | None = None  # three matrices in the MLP, no biases, RMSNorm, rotary positions: as in Llama
     tied: bool | None = None
-    head_dim: Count | None = None
 
 
 class RowLayout(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -58,7 +57,6 @@ class RowLayout(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     virtual_stages: Count | None = None
     context: Count | None = None
     zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None  # 3: FSDP too
-    schedule: str | None = None
 
 
 class Measured(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -185,7 +183,7 @@ def row_of(form: RowForm) -> Row:
         recompute_share=form.recompute_share or 1.0,
         compiled=bool(form.compiled),
         attention=_one_of("attention", form.attention or "flash", ("flash", "eager")),
-        schedule=_schedule(layout, form.layout.schedule),
+        schedule="interleaved_1f1b" if layout.virtual_stages > 1 else "1f1b" if layout.pipeline > 1 else None,
         offload=_one_of("offload", _word(form.offload, "optimizer"), OFFLOADED),
         dropout=form.dropout or 0.0,
         offload_layers=form.offload_layers,
@@ -214,11 +212,11 @@ def _one_of(key: str, word: str, words: tuple[str, ...]) -> str:
 
 
 def _model(form: RowModel) -> DenseModel:
-    heads = form.heads or max(1, form.hidden // (form.head_dim or (128 if form.hidden >= 2048 else 64)))
+    heads = form.heads or max(1, form.hidden // (128 if form.hidden >= 2048 else 64))
     kv_heads = form.kv_heads or heads
     if heads % kv_heads:
         raise InputError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
-    if form.head_dim is None and form.heads is not None and form.hidden % heads:
+    if form.heads is not None and form.hidden % heads:
         raise InputError(f"{heads} heads cannot share a width of {form.hidden}")
     stated = msgspec.structs.asdict(form)
     return DenseModel.of_sizes(**{**stated, "heads": heads, "gated": bool(form.gated)})
@@ -284,13 +282,6 @@ def _recompute(form: RowForm) -> str:
 
 def _word(stated: str | bool | None, yes: str) -> str:
     return stated if isinstance(stated, str) else yes if stated else "none"
-
-
-def _schedule(layout: Layout, stated: str | None) -> str | None:
-    if layout.pipeline == 1:
-        return None
-    usual = "interleaved_1f1b" if layout.virtual_stages > 1 else "1f1b"
-    return _one_of("schedule", stated or usual, ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"))
 
 
 def _likely(job: Job, machine: Machine, form: RowForm) -> Job:

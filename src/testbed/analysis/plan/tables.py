@@ -10,7 +10,6 @@ from testbed.analysis.document.model import Cell, Table, table_of
 from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.memory_model.job import Job
-from testbed.memory_model.memory import largest_micro_batch
 from testbed.planner.choices import Choice
 from testbed.planner.command import command_of
 from testbed.planner.plan import Budget, PlannedRun, duration, headline, name_of, settings_of, three
@@ -73,7 +72,6 @@ def overview(runs: Sequence[PlannedRun], budget: Budget) -> Table:
         "whole run": lambda run: _whole_run(run, budget),
         "cost": lambda run: _cost(run, budget),
         "goodput": lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run):.1%}",
-        "largest possible": lambda run: str(largest_micro_batch(run.job, run.machine.device) or "none"),
         "costs most": lambda run: run.limited_by,
     }
     return table_of(runs, columns, text=("", "strategy", "recompute", "compiled", "costs most"))

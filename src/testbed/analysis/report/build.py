@@ -89,7 +89,7 @@ def report_of(
         ("scaling: needs a run on one rank and equal work on more", scaling.scaling(subject, studies)),
         ("time to loss: needs several validations, --eval_every STEPS", sections.time_to_loss(subject, target)),
         ("losses", sections.learning(subject)),
-        ("predicted against measured: needs a plan.json, a calibration.json or a known GPU", predictions(subject)),
+        ("predicted against measured: needs a calibration.json or a known GPU", predictions(subject)),
         ("breakdown of the step: train with --profile", sections.step_breakdown(subject)),
         ("what holds a run back: --watch_collectives", held_back(subject)),
         ("collectives: train with --profile", details.communication(subject)),

@@ -13,7 +13,7 @@ from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.runs.entries import Entry, Subject
 from testbed.analysis.runs.load import Run
-from testbed.planner.plan_file import Prediction
+from testbed.planner.plan import PlannedRun
 from testbed.planner.recorded import prediction_for
 
 MIB = 2**20
@@ -21,9 +21,9 @@ COMPUTING, COMMUNICATION, OPTIMIZER, IDLE = "computing", "exposed communication"
 MEASURED_AS = {"forward": COMPUTING, "backward": COMPUTING, "optimizer": OPTIMIZER, COMMUNICATION: COMMUNICATION}
 PREDICTED_AS = {"optimizer": OPTIMIZER, "bubble": IDLE, "host": IDLE, "stragglers": IDLE}
 ABOUT = (
-    "Predicted: a plan.json in the run's folder or above it, else an estimate from the run's own settings; what it "
-    "rests on stands under the table. Measured: the median over runs of the median step. A plan is wrong where the "
-    "measured step lies outside the interval that holds 90 % of such predictions."
+    "Predicted: an estimate from the run's own settings; what it rests on stands under the table. Measured: the median "
+    "over runs of the median step. A plan is wrong where the measured step lies outside the interval that holds 90 % "
+    "of such predictions."
 )
 
 
@@ -32,7 +32,7 @@ class Judged:
     """A configuration with its prediction."""
 
     entry: Entry
-    prediction: Prediction
+    prediction: PlannedRun
     step_s: float  # measured
     memory: tuple[float, float] | None  # predicted and measured bytes, of one meaning
     parts: Breakdown | None
@@ -46,7 +46,7 @@ class Judged:
 
 
 def predictions(subject: Subject) -> Section | None:
-    """Return predicted against measured for every configuration that has a plan."""
+    """Return predicted against measured for every configuration whose machine is known."""
     judged = [found for entry in subject.measured if (found := _judged(entry)) is not None]
     if not judged:
         return None
@@ -82,10 +82,10 @@ def _judged(entry: Entry) -> Judged | None:
     )
 
 
-def _memory(entry: Entry, prediction: Prediction) -> tuple[float, float] | None:
+def _memory(entry: Entry, prediction: PlannedRun) -> tuple[float, float] | None:
     """Return predicted and measured bytes: allocated on a GPU, the growth of the process on a CPU."""
     if not prediction.job.on_cpu:
-        measured, predicted = entry.values("peak_memory_bytes"), prediction.allocated_bytes
+        measured, predicted = entry.values("peak_memory_bytes"), prediction.memory.allocated
     else:
         measured, predicted = [grown for run in entry.measured_runs if (grown := _growth(run))], prediction.needs_bytes
     return (predicted, float(np.median(measured))) if measured else None
