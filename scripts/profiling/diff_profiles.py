@@ -4,8 +4,7 @@
     python scripts/profiling/diff_profiles.py checkpoint/before checkpoint/after
 
 Both are folders of runs that parse_nsys_stats.py summarised, or their profile_summary.json. What differs between the
-runs is named; single profiles carry no verdict. Exit code 1: --json cannot be written; 2: a file
-does not read, or the two have nothing in common.
+runs is named; single profiles carry no verdict. Exit code 2: a file does not read, or the two have nothing in common.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import positive
 from testbed.errors import say
-from testbed.io import holding_together, write_json
+from testbed.io import holding_together
 from testbed.program import program
 
 
@@ -27,9 +25,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("a", type=Path, metavar="A", help="folder of a run, or a profile_summary.json")
     parser.add_argument("b", type=Path, metavar="B", help="the one it is compared with")
-    rows_help = "rows of each table to print, the largest changes first (default: %(default)s)"
-    parser.add_argument("--rows", type=positive, default=8, help=rows_help)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every row to this file")
     return parser.parse_args()
 
 
@@ -40,11 +35,8 @@ def main() -> None:
 
     a, b = read_summary(arguments.a), read_summary(arguments.b)
     with holding_together(f"{arguments.a} or {arguments.b}"):
-        changes = diff(a, b)
-        text = diff_text(changes, arguments.rows)
+        text = diff_text(diff(a, b))
     say(text)
-    if arguments.json:
-        write_json(arguments.json, changes, f"--json {arguments.json}")
 
 
 if __name__ == "__main__":

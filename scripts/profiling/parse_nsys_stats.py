@@ -29,7 +29,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer_steps", type=positive, metavar="STEPS", help=steps_help)
     ranks_help = "ranks in the profile (default: counted, or the ranks of one machine for each trace)"
     parser.add_argument("--ranks_in_profile", type=positive, metavar="RANKS", help=ranks_help)
-    parser.add_argument("--rows", type=positive, default=5, help="rows of each table to print (default: %(default)s)")
     arguments = parser.parse_args()
     if not arguments.run_dir.is_dir():
         parser.error(f"--run_dir {arguments.run_dir} is not a folder")
@@ -47,7 +46,7 @@ def main() -> None:
         raise InputError(error) from None
     except ValueError as error:  # the folder is right, a file in it is damaged
         raise Failure(str(error)) from None
-    say(f"Wrote {path}\n\n{summary_text(summary, arguments.rows)}")
+    say(f"Wrote {path}\n\n{summary_text(summary)}")
 
 
 if __name__ == "__main__":

@@ -263,10 +263,10 @@ def cannot_become_a_folder(path: Path) -> str | None:
     return None
 
 
-def holds_text(path: Path, looked_at: int = 4096) -> bool:
+def holds_text(path: Path) -> bool:
     """Return whether the first bytes of a file are plain text, which numbers in binary form never are for long."""
     with path.open("rb") as file:
-        start = file.read(looked_at)
+        start = file.read(4096)
     try:
         text = start.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -102,7 +102,7 @@ def summarise_profile(folder: Path) -> None:
     path = folder / "profiles" / "profile_summary.json"
     try:
         _, summary = write_summary(folder)
-        summary_text(summary, 5)
+        summary_text(summary)
         json.loads(path.read_text(encoding="utf-8"))
     finally:
         path.unlink(missing_ok=True)

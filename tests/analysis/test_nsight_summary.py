@@ -290,11 +290,10 @@ def test_nested_ranges_do_not_dilute_the_share_of_all_reduce(before, after):
     assert nested[":DeepSpeedEngine.allreduce_gradients"] == ":DeepSpeedEngine.backward"
 
 
-def test_the_diff_compares_steps_and_labels_what_differs(before, after, tmp_path):
+def test_the_diff_compares_steps_and_labels_what_differs(before, after):
     for folder in (before, after):
         write_summary(folder)
-    done = run_here(DIFF, before, after, "--json", tmp_path / "changes.json")
-    said, changes = " ".join(done.stdout.split()), json.loads((tmp_path / "changes.json").read_text())
+    said, changes = " ".join(run_here(DIFF, before, after).stdout.split()), diff(summarize(before), summarize(after))
     for text in (
         "Unequal length: 3,561 and 40 optimizer steps; everything is per step.",
         "NOT THE SAME: grad accum steps 1 and 2.",
@@ -313,8 +312,6 @@ def test_the_diff_compares_steps_and_labels_what_differs(before, after, tmp_path
     notes = diff(a, b)["notes"]
     assert "NOT THE SAME: hosts a, b and c, d." in notes
     assert f"NOT THE SAME: deepspeed config sha256 {a['deepspeed_config_sha256'][:8]} and 00000000." in notes
-    done = run_here(DIFF, before, after, "--json", tmp_path)
-    assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_files_of_one_trace_that_differ_are_refused(tmp_path):

@@ -18,7 +18,7 @@ from testbed.data import tokenizer
 def run_here(tmp_path, monkeypatch, capfd):
     """Run a program of the root in this process, in the test's folder, without a network and tiktoken's cache."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tokenizer, "status_of", lambda url, timeout_s: None)
+    monkeypatch.setattr(tokenizer, "status_of", lambda url: None)
 
     def run(program: ModuleType, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "no-cache"))

@@ -40,7 +40,7 @@ def bpe(tmp_path_factory):
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tokenizer_module, "status_of", lambda url, timeout_s: None)
+    monkeypatch.setattr(tokenizer_module, "status_of", lambda url: None)
     return tmp_path
 
 
@@ -144,9 +144,9 @@ def test_a_damaged_cache_does_not_count(offline):
 
 def test_auto_takes_gpt2_where_it_can(offline, monkeypatch):
     assert resolve_tokenizer("auto")[0] == "bpe:8192"
-    monkeypatch.setattr(tokenizer_module, "status_of", lambda url, timeout_s: 403)  # a firewall's answer is not a file
+    monkeypatch.setattr(tokenizer_module, "status_of", lambda url: 403)  # a firewall's answer is not a file
     assert resolve_tokenizer("auto")[0] == "bpe:8192"
-    monkeypatch.setattr(tokenizer_module, "status_of", lambda url, timeout_s: 200)
+    monkeypatch.setattr(tokenizer_module, "status_of", lambda url: 200)
     assert resolve_tokenizer("auto") == ("gpt2", "its files can be downloaded")
     gpt2_cache(offline)
     assert resolve_tokenizer("auto") == ("gpt2", "its files are in tiktoken's cache")

@@ -142,13 +142,10 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio:
     return Ratio(ratio, low, high, len(a), len(b), verdict, effect, noise, planning_noise)
 
 
-def median_interval(
-    values: Sequence[float], *, is_signed: bool = False
-) -> tuple[float | None, float | None, float | None]:
+def median_interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """Return median and bounds of its 95 % interval; the bounds are None below MIN_REPEATS, all three without values.
 
-    Times, rates and sizes are above 0: their interval is made on the log scale, so that no bound is below 0. A quantity
-    that may be below 0, as a difference may, is `is_signed`: its interval is as wide to both sides.
+    Times, rates and sizes are above 0: their interval is made on the log scale, so that no bound is below 0.
 
     For a table or a figure. Whether two arms differ is for `compare`: overlapping intervals do not say that they agree.
     """
@@ -157,12 +154,11 @@ def median_interval(
     median = float(np.median(values))
     if len(values) < MIN_REPEATS:
         return median, None, None
-    if not is_signed and min(values) > 0:
+    if min(values) > 0:
         widest = math.exp(_margin([(_log_standard_error(values), len(values))]))
         return median, median / widest, median * widest
     margin = _margin([(_standard_error(tuple(sorted(map(float, values)))), len(values))])
-    low = median - margin
-    return median, low if is_signed else max(low, min(0.0, *values)), median + margin
+    return median, max(median - margin, min(0.0, *values)), median + margin
 
 
 def detectable_effect(noise: float, repeats: int) -> float:

@@ -70,14 +70,14 @@ class Corpus:
     manifest: dict[str, Any] | None
 
 
-def parse_size(text: str, flag: str = "--max_bytes") -> int:
+def parse_size(text: str) -> int:
     """Return the bytes of "100MB" (10^6), "1.5GiB" (2^30) or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS or float(match[1]) * _UNITS[match[2].upper()] < 1:
-        raise InputError(f"{flag} {text} is not a size above 0; write for example 100MB, 1.5GiB or 5000000")
+        raise InputError(f"--max_bytes {text} is not a size above 0; write for example 100MB, 1.5GiB or 5000000")
     size = float(match[1]) * _UNITS[match[2].upper()]
     if size > sys.maxsize:
-        raise InputError(f"{flag} {text} is larger than any disk; write for example 100MB, 1.5GiB or 5000000")
+        raise InputError(f"--max_bytes {text} is larger than any disk; write for example 100MB, 1.5GiB or 5000000")
     return int(size)
 
 

@@ -70,10 +70,10 @@ class StandardLibrary(Source):
         {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
     )
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__("stdlib", "stdlib")
         self.revision = f"{platform.python_implementation()} {platform.python_version()}"
-        self._folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+        self._folder = Path(sysconfig.get_path("stdlib"))
 
     def open(self) -> None:
         if not self._modules():

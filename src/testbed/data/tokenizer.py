@@ -160,9 +160,9 @@ def gpt2_files_at_hand() -> bool:
     return True
 
 
-def gpt2_reachable(timeout_s: float = 5.0) -> bool:
-    """Return whether the host of GPT-2's files answers within `timeout_s`."""
-    return status_of(_GPT2_URL + "vocab.bpe", timeout_s) == 200
+def gpt2_reachable() -> bool:
+    """Return whether the host of GPT-2's files answers."""
+    return status_of(_GPT2_URL + "vocab.bpe") == 200
 
 
 def load_gpt2_tokenizer(
@@ -190,20 +190,21 @@ def load_gpt2_tokenizer(
     return TiktokenTokenizer("gpt2", encoding, encoding.eot_token)
 
 
-def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
+def bpe_vocab_size(name: str) -> int:
     """Return N of "bpe:N". Raises InputError for anything else."""
     match = re.fullmatch(r"bpe:(\d{1,18})", name)
     if match is None:
-        raise InputError(f"{flag} {name} is none of auto, gpt2 and bpe:N; for example {flag} {DEFAULT_BPE}")
+        raise InputError(f"--tokenizer {name} is none of auto, gpt2 and bpe:N; for example --tokenizer {DEFAULT_BPE}")
     vocab_size = int(match[1])
     if vocab_size < SMALLEST_BPE_VOCABULARY:
         raise InputError(
-            f"{flag} {name} is too small: 256 bytes and end-of-text need N of at least {SMALLEST_BPE_VOCABULARY}; "
-            f"for example {flag} {DEFAULT_BPE}"
+            f"--tokenizer {name} is too small: 256 bytes and end-of-text need N of at least {SMALLEST_BPE_VOCABULARY}; "
+            f"for example --tokenizer {DEFAULT_BPE}"
         )
     if vocab_size > LARGEST_BPE_VOCABULARY:  # room for all of it is taken before the first text is read
         raise InputError(
-            f"{flag} {name} is too large: N can be {LARGEST_BPE_VOCABULARY} at most; for example {flag} {DEFAULT_BPE}"
+            f"--tokenizer {name} is too large: N can be {LARGEST_BPE_VOCABULARY} at most; for example --tokenizer "
+            f"{DEFAULT_BPE}"
         )
     return vocab_size
 

@@ -34,6 +34,7 @@ _SHOULD_AGREE = (
     *("global_batch_size", "model_size", "precision", "torch", "cuda", "deepspeed", "deepspeed_config_sha256"),
     *("git_commit", "hosts", "cpu", "instance_type"),
 )
+SHOWN = 8  # rows of a table
 _CUT_AT = 99  # nsys cuts a kernel's name here and adds an ellipsis; its SQLite export does not
 
 
@@ -163,7 +164,7 @@ def _by_name(table: dict) -> Rows:
     return found
 
 
-def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
+def diff_text(changes: dict[str, Any]) -> str:
     """Return the largest changes of each table, and what keeps them from being a comparison."""
     blocks: list[Block] = [
         (
@@ -187,7 +188,7 @@ def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
                 *map(occurrences, row["count"]),
                 Number(_change(row["count"]), "+,.2f"),
             ]
-            for row in rows[:num_rows]
+            for row in rows[:SHOWN]
         ]
         only = [sum(row["ns"][number] is None for row in rows) for number in (1, 0)]
         note = f"{only[0]} are marked in A alone and {only[1]} in B alone: no change of time" if any(only) else ""

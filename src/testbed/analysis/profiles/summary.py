@@ -52,6 +52,7 @@ COMPARED = {
     "cuda_gpu_mem_time_sum": "GPU copies",
 }
 _NAME_WIDTH = 58
+SHOWN = 5  # rows of a table
 _PARTS_OF_A_STEP = ("data_wait", "forward", "backward", "optimizer", "exposed_communication", "idle")
 # field of the summary -> where training_metrics.json has it. The first nine have the names that earlier tools read
 _FIELDS = {
@@ -450,7 +451,7 @@ def _warnings(inputs: Inputs, coverage: Coverage, rows_of: dict[str, list[Row]])
     return found
 
 
-def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:
+def summary_text(summary: dict[str, Any]) -> str:
     """Return the summary in short: what a step consists of, collectives, the first rows of each table, warnings."""
     ranks, steps = summary["ranks_in_profile"], summary["num_optimizer_steps"]
     about = (
@@ -477,7 +478,7 @@ def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:
     for report, title in COMPARED.items():
         if table := summary["tables"].get(report):
             is_known = all(row[PER_STEP] for row in table["rows"])
-            shown = [(row["name"], row[PER_STEP] if is_known else row) for row in table["rows"][:num_rows]]
+            shown = [(row["name"], row[PER_STEP] if is_known else row) for row in table["rows"][:SHOWN]]
             rows = [[name, milliseconds(values["total_ns"]), occurrences(values["count"])] for name, values in shown]
             title = f"{title}, {'per rank and step' if is_known else 'whole profile'}"
             blocks.append(table_of_names(["", "ms", "count"], rows, title))

@@ -32,7 +32,7 @@ class Setting:
     micro_batch: int
     accumulation: int
 
-    def arguments(self, kind: str, data: Path, steps: int, warmup_steps: int = 1) -> list[str]:
+    def arguments(self, kind: str, data: Path, steps: int) -> list[str]:
         """Return the flags of gpt2.py."""
         values: dict[str, Any] = {
             "num_layers": self.layers,
@@ -44,7 +44,7 @@ class Setting:
             "micro_batch_size_per_gpu": self.micro_batch,
             "grad_accum_steps": self.accumulation,
             "max_train_steps": steps,
-            "timing_warmup_steps": warmup_steps,
+            "timing_warmup_steps": 1,
             "epochs": 10_000,
             "max_val_steps": 0,
             "sample_tokens": 0,
