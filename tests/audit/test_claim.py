@@ -85,11 +85,6 @@ def test_what_no_column_says_is_asked_for(tmp_path):
     assert done.returncode == 3 and "It cannot be known without: model" in done.stdout
 
 
-def test_single_rows_a_few_per_cent_apart_prove_nothing(tmp_path):
-    found = of_rows(tmp_path, FULL, DDP, "ZeRO-2 | 4 | A100 | 124M | 16 | 1024 | bf16 | 10400 | 3.20")
-    assert found.verdict == OPEN and "repeats of both sides" in found.ask
-
-
 def test_one_device_without_a_strategy_is_what_any_strategy_scales_from(tmp_path):
     header = FULL
     one = "Single GPU | 1 | A100 | 124M | 16 | 1024 | bf16 | 10000 | 3.20"
@@ -169,22 +164,17 @@ def test_a_page_with_a_log_and_a_table_gives_both(tmp_path):
     ("header", "a", "b", "condition", "values"),
     [
         ("Method | images/s | Resolution", "base | 100 | 224", "ours | 190 | 160", "resolution", ("224", "160")),
-        ("Method | images/s", "base, 224px | 100", "ours, 160px | 190", "resolution", ("224", "160")),
         ("Method | tokens/s | Warmup steps", "base | 100 | 0", "ours | 190 | 10", "warm-up", ("0", "10")),
-        ("Method | tokens/s | Warmup steps", "base | 100 | 5", "ours | 190 | 20", "warm-up", EQUAL),
         ("Method | tokens/s | Notes", "base | 100 | includes data loading", "ours | 190 | ", "warm-up",
          ("includes data loading", "not said")),
         ("Method | training time | tokens", "base | 40 h | 52.4B", "ours | 20 h | 26.2B", "training tokens",
          (52_400_000_000, 26_200_000_000)),
         ("Method | Tokens/s", "DDP | OOM", "ZeRO-3 | 31,500", "figures are", ("not measured: OOM", "measured")),
         ("Strategy | Hardware | tok/s", "DDP | 1 x 8 A100-80GB | 126k", "FSDP | 2 x 8 A100 | 240k", "ranks", (8, 16)),
-        ("Strategy | GPUs | tok/s", "DDP | 64 H100 | 126k", "FSDP | 80 H100 | 240k", "ranks", (64, 80)),
         ("Nodes | GPUs | Speedup", "1 | 8 | 1.0", "4 | 8 | 3.2", "ranks", (8, 32)),
         ("Nodes | Speedup", "1 | 1.0", "4 | 3.2", "ranks", UNKNOWN),
         ("num_workers | s/epoch | gain", "4 | 71.5 | 1.34x", "16 | 83.0 | 1.16x", "ranks", UNKNOWN),
         ("Hardware | chips | s/step", "v4-8 | 4 | 6.1", "v4-32 | 16 | 1.6", "devices", EQUAL),
-        ("Hardware | chips | s/step", "v4-8 | 4 | 6.1", "v5e-8 | 4 | 5.0", "devices", ("v4-8", "v5e-8")),
-        ("mode | it/s | 1000 steps", "eager | 3.0 | 5m 28s", "compiled | 6.3 | 2m 38s", "model", UNKNOWN),
     ],
 )  # fmt: skip
 def test_each_condition_is_read_from_columns_and_words(tmp_path, header, a, b, condition, values):
@@ -204,11 +194,8 @@ def pair(tmp_path, one: str, other: str, header: str = FULL.removesuffix(" | Los
     ("rates", "claimed", "verdict"),
     [
         ((10000, 15100), 2.0, FALLS),
-        ((10000, 24000), 2.0, FALLS),
         ((10000, 29000), 2.9, STANDS),
-        ((10000, 20400), 2.0, STANDS),
         ((10000, 5100), 1.0, FALLS),
-        ((10000, 5100), None, FALLS),
     ],
 )
 def test_a_claimed_ratio_is_held_against_the_figures_and_its_digits_excuse_no_other(tmp_path, rates, claimed, verdict):
@@ -336,42 +323,6 @@ def test_words_that_are_not_understood_and_differ_are_asked_for(tmp_path):
     assert of_rows(tmp_path, header, DDP, DDP.replace("10000 | 3.20", "29000 | 9.1")).verdict == STANDS, "a figure"
 
 
-@pytest.mark.parametrize(
-    ("text", "heading", "asked"),
-    [
-        ("Thanks to Ann for her help.", "", None),
-        ("The ZeRO-2 rows are new in this release.", "", None),
-        ("batch size 512", "", "whether what is said of one row alone: nothing against batch size 512 decides it too"),
-        ("", "launcher", "whether `launcher` nothing against loop decides it too"),
-    ],
-)
-def test_a_sentence_about_one_row_counts_where_it_may_decide(tmp_path, text, heading, asked):
-    header = f"{FULL} | {heading or 'date'}"
-    rows = table(header, f"{DDP} | ", f"{DDP.replace('DDP', 'ZeRO-2[^1]').replace('10000', '20000')} | loop")
-    found = answered([saved(tmp_path, f"{rows}\n[^1]: {text}\n")], 2.0, (":3", ":4"))
-    assert found is not None and (found.verdict, found.ask) == ((OPEN, (asked,)) if asked else (STANDS, ()))
-
-
-@pytest.mark.parametrize(
-    ("times", "claimed", "verdict"),
-    [
-        (("~16 min", "~8 min"), 1.9, STANDS),
-        (("16 min", "8 min"), 1.9, FALLS),
-        (("~16 min", "~8 min"), 4.0, FALLS),
-        (("~60 min", "~45 min"), None, OPEN),
-        (("60 min", "45 min"), None, STANDS),
-        (("~60 min", "~65 min"), None, OPEN),
-    ],
-)
-def test_a_rough_figure_leaves_a_ratio_open(tmp_path, times, claimed, verdict):
-    rows = [f"{name} | 4 | 124M | 16 | 1024 | bf16 | {time}" for name, time in zip(("DDP", "FSDP"), times, strict=True)]
-    header = "Strategy | GPUs | Model | Global batch size | Seq len | Precision | Time"
-    found = of_rows(tmp_path, header, *rows, claimed=claimed)
-    assert found.verdict == verdict, (found.reasons, found.ask)
-    both = [each.replace("124M", "124M | 1000") for each in rows]  # a rate that is not rough counts, whatever the time
-    assert of_rows(tmp_path, header.replace("Model", "Model | tokens/s"), *both, claimed=1.9).verdict == FALLS
-
-
 def test_a_time_to_one_loss_is_of_any_number_of_steps(tmp_path):
     path = written(
         tmp_path,
@@ -392,10 +343,8 @@ def test_a_time_to_one_loss_is_of_any_number_of_steps(tmp_path):
     ("heading", "a", "b", "words"),
     [
         ("Top-1 (%)", "76.1", "73.0", "Top-1 (%) 73.0 against Top-1 (%) 76.1 where it is faster"),
-        ("val acc", "0.931", "0.902", "val acc 0.902 against val acc 0.931 where it is faster"),
         ("WER", "4.1%", "5.2%", "WER 5.2% against WER 4.1% where it is faster"),
         ("BLEU", "27.9", "27.8", None),
-        ("FID", "7.10", "7.02", None),
         ("Top-1", "73.0", "76.1", None),
     ],
 )
@@ -520,12 +469,6 @@ def test_two_logs_may_be_named_as_the_sides(tmp_path):
     assert done.returncode == 2 and "FILE is missing" in done.stderr
 
 
-def test_half_the_time_at_the_same_rate_is_half_the_training(tmp_path):
-    header = f"{FULL} | Training time"
-    found = of_rows(tmp_path, header, f"{DDP} | 10 h", f"{DDP.replace('DDP', 'new')} | 5 h", claimed=2.0)
-    assert found.verdict == FALLS and found.reasons[0].startswith("The files give 1x")
-
-
 def test_two_columns_of_a_turned_table_are_two_rows(tmp_path):
     rows = table(
         "metric | Trainer | Streamline", "tokens/s | 100 | 430", "seq len | 2048 | 512", "batch size | 16 | 16"
@@ -559,7 +502,6 @@ def test_when_a_row_was_made_and_what_it_took_decide_nothing_and_a_setting_does(
     ("heading", "a", "b"),
     [
         ("Precision", "DDP fp32 | fp32", "ZeRO-2 bf16 | bf16"),
-        ("Precision", "DDP sampler | fp32", "ZeRO-2 sampler | amp"),
         ("Precision", "DDP | fp32", "ZeRO-2 (bf16) | bf16"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 from support.real_logs import FOLDER
 from support.tables import saved
 
-from testbed.audit.answer import FALLS
 from testbed.audit.claims import FAILS, answered, audit
 from testbed.audit.readers import read_reported
 from testbed.errors import InputError
@@ -116,25 +115,6 @@ def test_folders_of_trackers_are_refused_with_the_way_out(tmp_path):
     path.write_bytes(b":W&B\xe1\xbe\x00" + bytes(100))
     with pytest.raises(InputError, match="the curves of W&B, MLflow and Lightning are read as CSV"):
         read_reported([path])
-
-
-def test_what_a_trainer_saves_of_its_whole_call_is_compared(tmp_path):
-    paths = [tmp_path / name / "train_results.json" for name in ("a", "b")]
-    for path, seconds, loss in zip(paths, (1000.0, 500.0), (2.0, 3.0), strict=True):
-        path.parent.mkdir()
-        content = {
-            "epoch": 3.0,
-            "train_loss": loss,
-            "train_runtime": seconds,
-            "train_samples_per_second": 8e3 / seconds,
-        }
-        path.write_text(json.dumps(content))
-    found = answered(paths)
-    assert found is not None and found.measures[0].ratio == pytest.approx(2) and found.verdict == FALLS
-    assert any("Loss 3 against 2" in reason for reason in found.reasons)
-    paths[0].write_text('{"eval_loss": 1.0}')
-    with pytest.raises(InputError, match="it has no 'train_runtime'"):
-        audit([paths[0]])
 
 
 def test_the_batch_of_a_process_in_a_state_is_compared(tmp_path):

@@ -17,7 +17,7 @@ THREE, TWO = ["DDP", "ZeRO-3", "CPU offload"], ["big_vision (PyTorch)", "paligem
 def told(sentence: str, names: list[str], sizes=None) -> dict[str, list[str]]:
     nothing = (None,) * len(names)
     named = Named(tuple(map(english, names)), (frozenset(),) * len(names), tuple(sizes or nothing), 0)
-    said = said_of_table(Table((), (), near=sentence), named, set())
+    said = said_of_table(Table((), (), near=sentence), named)
     return {name: values for name in IN_SENTENCES if any(values := said.told(name))}
 
 

@@ -124,7 +124,7 @@ def deepspeed_pair(tmp: Path, **second) -> list[Path]:
 CASES = {
     "unequal batch and steps": (
         "equal work", "global batch size 16 against 64 (4 times); optimizer steps 3,561 against 890 (0.25 times)",
-        "650.37 s x 3,561 / 890 = 2,602 s, against 2,259 s",
+        None,
         lambda t: [v20(t / "a", wall_s=2258.76), v20(t / "b", world=4, batch=64, wall_s=650.37)],
         lambda t: [v20(t / "a", wall_s=2258.76), v20(t / "b", world=4, wall_s=650.37)]),
     "another seed": ("equal work", "seed 1337 against 7", None,
@@ -167,9 +167,6 @@ CASES = {
         "more devices are faster", "efficiency is under 50 %: 1.67x (throughput of all devices) on 4 devices", "42%",
         lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=600)],
         lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=480)]),
-    "an offloaded optimizer": (
-        "equal devices", "optimizer on the cpu against nothing offloaded", None,
-        lambda t: deepspeed_pair(t, printed=deepspeed_lines(2, is_offloaded=False)), deepspeed_pair),
     "another printed precision": (
         "equal work", "not equal work: precision fp32 against fp16", None,
         lambda t: deepspeed_pair(t, printed=deepspeed_lines(2, fp16=True)), deepspeed_pair),
@@ -203,13 +200,6 @@ CASES = {
         lambda t: wandb_pair(t, 4, {"iteration_s": 0.7035, "tflops_per_s": 9.9498 / 4, "losses": [2.3373356],
                                     "val_loss": 2.283846414089203, "module": "DataParallel"},
                              iteration_s=0.8362, tflops_per_s=8.3710)),
-    "sampled micro steps that never communicate": (
-        "every step is timed", "x 7,122 micro steps is 340.4 s, 67% of the epoch's 509.2 s: every 50th micro step",
-        "0.0715 s per micro step by the wall clock, 0.1430 s per optimizer step",
-        lambda t: [v20(t / "a", world=2, accumulation=2, wall_s=509.2, step_s=0.0478)],
-        lambda t: [v20(t / "a", world=2, accumulation=2, wall_s=509.2)]),
-    "samples that miss the time": ("every step is timed", "the samples miss what takes the time", "0.1430 s per micro",
-        lambda t: [v20(t / "a", world=2, wall_s=509.2, step_s=0.08)], lambda t: [v20(t / "a", world=2, wall_s=509.2)]),
     "rows of every second step": ("every step is timed", "10 rows for 20 optimizer steps", None,
         lambda t: ours(t, edit=lambda m: m.update(steps=m["steps"][1::2])), ours),
     "start-up in the window": ("warm-up is left out", "the first 2 measured steps take 4.0 times the median",
@@ -255,9 +245,6 @@ CASES = {
     "ranks print one loss": ("equal work", "2 ranks report the same training loss 2.3204553", None,
         lambda t: wandb_pair(t, 2, {"val_loss": 2.25}),
         lambda t: wandb_pair(t, 2, {"losses": DIFFERENT, "val_loss": 2.25})),
-    "replicas with other weights": ("equal math", "report 4.5000, 4.6100: their weights differ", None,
-        lambda t: [foreign.rank_files(t, (100, 101), (3000, 3000), (4.5, 4.61))],
-        lambda t: [foreign.rank_files(t, (100, 101), (3000, 3000), (4.5, 4.5))]),
     "ranks of one epoch with other times": (
         "step clock", "report 706.41, 418.27, 415.71, 418.10 s",
         "706.41 s, the slowest rank, instead of the mean 489.62 s",
@@ -273,9 +260,6 @@ CASES = {
     "a mean over ranks as a step's time": ("step clock", "a step is done when its slowest rank is", "by the slowest",
         lambda t: ours(t, edit=lambda m: [row.update(per_rank_step_time_s=[1.2 * row["step_time_s"], 0.1])
                                           for row in m["steps"]] and None), ours),
-    "the optimizer called communication": (
-        "communication time", "one rank alone reports 25.31 s of communication", "0 s on one rank",
-        lambda t: logs(t, (2082.29,), communication=[(25.31,)]), lambda t: logs(t, (2082.29,))),
     "a header that does not multiply": (
         "equal work", "1,280 does not follow from micro batch 160 x accumulation 2 x data ranks 8", "2,560",
         lambda t: [real_log(t, "torchtitan", "batch size 2560, grad", "batch size 1280, grad")],
@@ -286,5 +270,5 @@ CASES = {
 ONLY_NOTES = {
     "one run", "all of one arm first", "rank JSON: a rate of one rank",
     "ranks print one loss", "a single run learns a little worse",
-    "efficiency under half", "an offloaded optimizer", "DataParallel slower on more devices",
+    "efficiency under half", "DataParallel slower on more devices",
 }  # fmt: skip

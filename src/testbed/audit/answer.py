@@ -41,8 +41,7 @@ ITERATION = "time of one iteration"
 _OF_RECORD = re.compile(
     r"(?i)(?:run )?(?:date|created|updated|started|tags?|user|authors?|contributors?|by|commit|pr|#|no\.?|refs?|id"
     r"|sha|link|url|logs?|host|hostname)"
-    r"|(?:(?:peak|gpu|max) )*mem(?:ory)?"
-    r"(?: ?(?:usage|used|peak|allocated|reserved|footprint|[gm]i?b|%|\([^()]*\)|/ ?gpu))*"
+    r"|(?:(?:peak|gpu|max) )*mem(?:ory)?(?: ?(?:usage|used|peak|allocated|reserved|[gm]i?b|%|\([^()]*\)|/ ?gpu))*"
 )
 _TO_ONE_TARGET = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the )?(?:[\d.]+ ?%?|target|loss|accuracy|quality|convergence)"
@@ -97,8 +96,6 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
         ask.insert(0, "a rate or a time that both sides have")
     elif question.low is None and abs(math.log(question.ratio)) < math.log1p(SINGLE_RUN_NOISE):
         ask.append("repeats of both sides")
-    elif abs(math.log(question.ratio)) <= math.log(question.rough):
-        ask.append("figures in place of estimates, within which both sides may be as fast")
     verdict = FALLS if reasons else OPEN if ask else STANDS
     also = tuple(each.name for each in found if each.state == UNKNOWN and each.name in ("loss", "warm-up", "compile"))
     notes = tuple(dict.fromkeys(item.message for item in findings if item.severity == NOTE and not item.unknown))
@@ -139,16 +136,14 @@ def _against_figures(
         return
     if claimed is not None and not _is_what_was_claimed(claimed, question):
         yield f"The files give {question.ratio_in_words} ({question.name}), not {claimed:g}x."
-    if claimed is None and (question.high or question.ratio * question.rough) < 1 - ROUNDING:
+    if claimed is None and (question.high or question.ratio) < 1 - ROUNDING:
         yield f"B is slower: {question.ratio_in_words} ({question.name})."
     if question.low is not None and question.high is not None and question.low <= 1 <= question.high:
         yield f"No detectable difference: {question.ratio_in_words} has 1 in its interval."
     base, other = claim.firsts
     of_step = next((each for each in ratios[1:] if each.name == f"{ITERATION}, s"), None)
     is_of_one_batch = base.global_batch_size is not None and base.global_batch_size == other.global_batch_size
-    is_apart = of_step is not None and abs(math.log(of_step.ratio / question.ratio)) > math.log(
-        APART * of_step.rough * question.rough
-    )
+    is_apart = of_step is not None and abs(math.log(of_step.ratio / question.ratio)) > math.log(APART)
     if of_step and is_apart and is_of_one_batch and base.form == other.form == ROW:
         yield (
             f"The figures contradict each other: {question.ratio_in_words} by {question.name}, "
@@ -188,14 +183,13 @@ def _reasons(
 
 
 def _is_what_was_claimed(claimed: float, question: Measure) -> bool:
-    """Return whether a ratio is the claimed one, within its digits or "~", or has it in its interval."""
+    """Return whether a ratio is the claimed one, within its digits, or has it in its interval."""
     text = f"{claimed:.10g}"
     unit = 10.0 ** -len(text.partition(".")[2]) if "." in text else 1.0
     if question.low is not None and question.high is not None and question.low <= claimed <= question.high:
         return True
     by_digits = min(0.5 * unit, MOST_ROUNDED * claimed)
-    is_near = abs(question.ratio - claimed) <= max(by_digits, ROUNDING * claimed)
-    return is_near or question.ratio / question.rough < claimed < question.ratio * question.rough
+    return abs(question.ratio - claimed) <= max(by_digits, ROUNDING * claimed)
 
 
 def _instead(

@@ -16,7 +16,7 @@ from testbed.sweep.state import SWEEP_FILE
 
 QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
           "optimizer_steps", "micro_batch_size")  # fmt: skip
-OF_EACH_RANK = ("rank_times_s", "rank_rates", "rank_train_losses", "rank_val_losses", "communication_s")
+OF_EACH_RANK = ("rank_times_s", "rank_rates", "rank_train_losses")
 OF_OUR_RUN = ("steps", "evaluations", "epochs")  # a row of them has several
 
 

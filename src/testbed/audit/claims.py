@@ -205,11 +205,8 @@ def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
     of_run = {id(item.run): item for item in items if item.run}
     sides = []
     for arm in group_into_arms([item.run for item in items if item.run and item.form != "v1"]):
-        repeats: dict[tuple, list[Reported]] = {}
-        for run in arm.runs:
-            repeats.setdefault(_what_2_0_records_elsewhere(of_run[id(run)]), []).append(of_run[id(run)])
-        for runs in repeats.values():
-            sides.append(Side(arm.label if len(runs) > 1 else runs[0].name, tuple(runs)))
+        runs = tuple(of_run[id(run)] for run in arm.runs)
+        sides.append(Side(arm.label if len(runs) > 1 else runs[0].name, runs))
     sides += [Side(item.name, (item,)) for item in items if item.run is None or item.form == "v1"]
     names = [side.name for side in sides]
     for at, side in enumerate(sides):
@@ -226,14 +223,6 @@ def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
 def _rank_as_baseline(side: Side) -> tuple[bool, float, bool]:
     is_reference = side.first.run is not None and side.first.run.run_type == REFERENCE
     return bool(side.first.instruments), side.first.world_size or math.inf, not is_reference
-
-
-def _what_2_0_records_elsewhere(item: Reported) -> tuple:
-    """Return the code and the DeepSpeed file of 2.0, where alone a change can stand: it has no settings."""
-    if item.form != "2.0":
-        return ()
-    assert item.run is not None
-    return item.run.git_commit, str((item.run.record.get("deepspeed_config") or {}).get("sha256"))
 
 
 def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:

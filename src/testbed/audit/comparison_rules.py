@@ -14,7 +14,7 @@ from testbed.analysis.runs.comparability import LOSS_NOISE, differing_validation
 from testbed.audit.conditions import DIFFERS, OF_BOTH, UNKNOWN, conditions, kind_of
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import gain, is_one_batch_split
-from testbed.audit.reported import DATA, OFFLOADED, Claim, Reported
+from testbed.audit.reported import DATA, Claim, Reported
 from testbed.audit.run_rules import RATE_TOLERANCE, is_exact
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
@@ -34,7 +34,7 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
     work = [item for item in conditions(claim) if item.is_work]
     steps = next(item for item in work if item.name == "optimizer steps")
     if differing := [item.against for item in work if item.spoils]:
-        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {'; '.join(differing)}", _at_equal_updates(claim))
+        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {'; '.join(differing)}")
     elif steps.state == DIFFERS and base.losses and other.losses:
         words = f"{steps.against}: the logs compare rates, and neither losses nor whole times"
         yield claim.notes(Rule.EQUAL_WORK, words)
@@ -42,19 +42,6 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
     if unknown := [item.name for item in work if item.state == UNKNOWN and item.name != DATA and not is_open]:
         said = f"equal work cannot be shown, not in every file: {', '.join(unknown)}"
         yield claim.cannot_tell(Rule.EQUAL_WORK, said, *unknown)
-
-
-def _at_equal_updates(claim: Claim) -> str | None:
-    """Return the time of the other arm for as many optimizer steps at its own pace, by plain proportion."""
-    base_steps, steps = claim.baseline.middle("optimizer_steps"), claim.other.middle("optimizer_steps")
-    base_s, seconds = claim.baseline.middle("time_s"), claim.other.middle("time_s")
-    is_of_one_step = claim.baseline.first.is_of_iteration or claim.other.first.is_of_iteration
-    if not base_steps or not steps or not base_s or not seconds or base_steps == steps or is_of_one_step:
-        return None
-    return (
-        f"{base_steps:,.0f} optimizer steps at {claim.other.name}'s pace take {seconds:,.2f} s x {base_steps:,.0f} / "
-        f"{steps:,.0f} = {seconds * base_steps / steps:,.0f} s, against {base_s:,.0f} s"
-    )
 
 
 def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
@@ -121,14 +108,6 @@ def _is_set_alike(claim: Claim) -> bool:
         each["settings"].pop("threads_per_rank", None)
         found.append({name: value for name, value in each.items() if name != "devices"})
     return found[0] == found[1]
-
-
-def offloading_is_the_same(claim: Claim) -> Iterator[Finding]:
-    """Compare offloading, which a log without DeepSpeed has none of."""
-    kept = [side.first.settings.get(OFFLOADED) for side in claim.sides]
-    if kept[0] != kept[1]:
-        said = " against ".join(value or "nothing offloaded" for value in kept)
-        yield claim.notes(Rule.DEVICES, f"{said}, as DeepSpeed prints: what offloading costs is in the ratio")
 
 
 def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
@@ -299,7 +278,6 @@ CONDITION_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     work_is_equal,
     faster_is_not_worse,
     code_and_devices_are_the_same,
-    offloading_is_the_same,
 )
 ARITHMETIC_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     rates_of_v1_are_of_all_ranks,

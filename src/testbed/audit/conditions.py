@@ -67,6 +67,12 @@ _SPREADS = re.compile(
     r"\b(?:ddp|fsdp\d?|zero|deepspeed|horovod|megatron|hsdp)\b|parallel|distrib|all-?reduce|gpu"
     r"|nccl|pipeline|shard|sync|multi|node|rank"
 )
+# of a start-up, or of other work than the steps
+_LEFT_OUT = re.compile(
+    r"exclu|without|left out|leaves? out|\bnot in|alone|only|skip|discard|ignor|w/o|minus|after|no warm|steady|loop\b"
+    r"|warm-?ups? ?[=:]? ?[1-9]|^[1-9][\d,.]*k?(?: ?(?:steps?|iters?|iterations?|%))?$|^(?:yes|true|on)$"
+)
+_INSIDE = re.compile(r"inclu|whole|cover|holds|with\b|wall|end-to-end|first|cold|start|^(?:no|none|0|false|off)$")
 BATCHES = ("global batch size", "batch size")
 RARE = ("resolution", QUALITY, "training tokens")  # conditions that are not looked for where no side says them
 COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens", "training tokens")
@@ -375,22 +381,9 @@ def _warms_up_otherwise(claim: Claim, a: Value, b: Value) -> bool:
 
 def _kind_of_clock(text: str) -> str:
     """Return whether a time has its start-up or other work in it, or leaves it out; empty: the words do not say."""
-    if text == NOT_SAID:
-        return text
     text = re.sub(r"\b(?:not|never) (?:exclu\w+|left out|skipp\w+|discard\w+|ignor\w+)", "included", text)
-    if re.search(r"exclu|without|left out|leaves? out|\bnot in|alone|only|skip|discard|ignor|w/o|minus|after|no warm"
-        r"|warm-?ups? ?[=:]? ?[1-9]"
-                 r"|^[1-9][\d,.]*k?(?: ?(?:steps?|iters?|iterations?|%))?$|^(?:yes|true|on|excluded)$|steady|loop\b",
-                 text):  # fmt: skip
-        return "left out"
     return (
-        "inside"
-        if re.search(
-            r"inclu|whole|cover|holds|with\b|wall|end-to-end|first|cold|from the start|^(?:no|none|0|false|off"
-            r"|included)$|start",
-            text,
-        )
-        else ""
+        text if text == NOT_SAID else "left out" if _LEFT_OUT.search(text) else "inside" if _INSIDE.search(text) else ""
     )
 
 

@@ -19,8 +19,8 @@ from testbed.errors import InputError
 from testbed.io import read_json
 
 STATE, EVENTS, CSV = "trainer_state.json", "TensorBoard event files", "CSV of curves"
-PRINTED_TRAINER, RESULTS = "log of a transformers Trainer", "results of a transformers Trainer"
-FORMS = (STATE, EVENTS, CSV, PRINTED_TRAINER, RESULTS)
+PRINTED_TRAINER = "log of a transformers Trainer"
+FORMS = (STATE, EVENTS, CSV, PRINTED_TRAINER)
 STEP = ("step", "_step", "steps", "iteration", "iter", "global_step", "trainer/global_step")
 # quantity -> the names of its curves: of transformers, torchtitan, Megatron-LM, nanochat, composer and Lightning
 CURVES: dict[str, tuple[str, ...]] = {
@@ -65,19 +65,6 @@ def read_trainer_state(path: Path) -> list[Reported]:
     batch = number(state.get("train_batch_size"))  # of one process; versions before 4.31 do not save it
     known |= {"micro_batch_size": int(batch)} if batch and 0 < batch < MOST_STEPS else {}
     return [reported_of(path, STATE, curves, **known, **_of_call(end))]
-
-
-def read_trainer_results(path: Path) -> list[Reported]:
-    """Read train_results.json or all_results.json, what `trainer.save_metrics` of transformers leaves: one call.
-
-    Raises:
-        InputError: it is another kind of file.
-    """
-    content = read_json(path)
-    if not isinstance(content, dict) or "train_runtime" not in content:
-        raise InputError(f"{path} is not what a transformers Trainer saves: it has no 'train_runtime'")
-    train_loss, val_loss = (number(content.get(name)) for name in ("train_loss", "eval_loss"))
-    return [reported_of(path, RESULTS, {}, train_loss=train_loss, val_loss=val_loss, **_of_call(content))]
 
 
 PRINTED = re.compile(r"\{'(?:loss|eval_loss|train_runtime)': .{1,2000}?\}")

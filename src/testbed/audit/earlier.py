@@ -17,7 +17,6 @@ from testbed.io import read_json
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 RANK_JSON = re.compile(r"(?:rank(\d+)|eval)_results_epoch(\d+)\.json")
 TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
-COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
 
 
 def timing_log_runs(path: Path, text: str) -> list[Reported]:
@@ -32,16 +31,13 @@ def timing_log_runs(path: Path, text: str) -> list[Reported]:
 def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
     blocks = re.split(r"(?im)^.*?(?:(?:rank\s+(\d+)\s+)?epoch\s+\d+\s+timing breakdown|(average metrics)):?.*$", text)
     totals: dict[int, float] = {}
-    communication: dict[int, float] = {}
     average_s = None
     for rank, average, body in zip(blocks[1::3], blocks[2::3], blocks[3::3], strict=True):
-        total, communicated = _first(TOTAL_TIME, body), _first(COMMUNICATION_TIME, body)
+        total = _first(TOTAL_TIME, body)
         if average:
             average_s = average_s if total is None else total
-            continue
-        for into, seconds in ((totals, total), (communication, communicated)):
-            if seconds is not None:  # several epochs of one rank add up
-                into[int(rank or 0)] = into.get(int(rank or 0), 0.0) + seconds
+        elif total is not None:  # several epochs of one rank add up
+            totals[int(rank or 0)] = totals.get(int(rank or 0), 0.0) + total
     size = re.search(r"b(\d+)_g(\d+)", title)
     losses = re.findall(rf"(?i)train loss:?\s*{NUMBER}\s*,?\s*val loss:?\s*{NUMBER}", text)
     batches = re.search(r"(?i)total batches per epoch:\s*(\d+)", text)
@@ -56,7 +52,6 @@ def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
         rank_times_s=times,
         train_loss=number(losses[-1][0]) if losses else None,
         val_loss=number(losses[-1][1]) if losses else None,
-        communication_s=tuple(communication[rank] for rank in sorted(communication)),
     )  # fmt: skip
 
 
@@ -124,7 +119,6 @@ def read_rank_files(path: Path) -> list[Reported]:
     times = tuple(sum(epoch["training_time"] for epoch in ranks[rank].values()) for rank in sorted(ranks)
                   if all(_is_number(epoch.get("training_time")) for epoch in ranks[rank].values()))  # fmt: skip
     rates = tuple(float(values["tokens_per_sec"]) for values in last if _is_number(values.get("tokens_per_sec")))
-    losses = tuple(float(values["validation_loss"]) for values in last)
     return [Reported(
         path=folder, name=str(folder), form="rank JSON",
         world_size=None if is_pipeline else max(ranks) + 1,
@@ -133,8 +127,7 @@ def read_rank_files(path: Path) -> list[Reported]:
         rate=rates[0] if rates else None, rate_is_per_rank=True,
         rank_times_s=times if len(times) == len(ranks) else (),
         rank_rates=rates if len(rates) == len(ranks) else (),
-        rank_val_losses=losses if not is_pipeline else (),
-        val_loss=losses[0],
+        val_loss=float(last[0]["validation_loss"]),
     )]  # fmt: skip
 
 

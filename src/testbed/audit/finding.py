@@ -13,13 +13,11 @@ class Rule(StrEnum):
     """The rules of docs/audit.md that a finding can break."""
 
     EQUAL_WORK = "equal work"
-    EQUAL_MATH = "equal math"
     STEP_CLOCK = "step clock"
     MORE_DEVICES = "more devices are faster"
     EVERY_STEP = "every step is timed"
     THROUGHPUT = "throughput is global"
     INSTRUMENTED = "instrumented runs"
-    COMMUNICATION = "communication time"
     ONE_RUN = "one run proves nothing"
     LOSSES = "a faster run that learns worse is not faster"
     UNKNOWN = "unknown is null"

@@ -38,21 +38,6 @@ def ranks_of_one_epoch_end_together(item: Reported) -> Iterator[Finding]:
     )
 
 
-def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
-    most = max(item.communication_s, default=0.0)
-    if item.world_size == 1 and most > 0:
-        said = f"one rank alone reports {most:,.2f} s of communication: this is another part of the loop"
-        yield item.fails(Rule.COMMUNICATION, said, "0 s on one rank; on more the file does not tell")
-
-
-def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
-    """Check that ranks which validate over all of the data report one loss: equal weights give equal losses."""
-    losses = item.rank_val_losses
-    if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
-        said = f"ranks that validate on the same data report {', '.join(f'{loss:.4f}' for loss in losses)}"
-        yield item.fails(Rule.EQUAL_MATH, f"{said}: their weights differ, so this is not one model")
-
-
 def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
     losses = item.rank_train_losses
     if len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
@@ -118,8 +103,6 @@ def what_is_not_said(item: Reported) -> Iterator[Finding]:
 FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     rates_of_ranks_are_not_the_global_rate: ("rank JSON",),
     ranks_of_one_epoch_end_together: ANY,
-    communication_is_what_collectives_take: ANY,
-    replicas_have_one_loss: ANY,
     ranks_read_different_batches: ("wandb log",),
     batch_is_the_product_of_its_factors: ANY,
     no_device_does_more_than_it_can: ANY,

@@ -36,10 +36,6 @@ SLOWS_DOWN = {
     r"detect[-_]anomaly(?! ?[=:]? ?(?:False|0|off))": "autograd looked for anomalies (detect_anomaly)",
     r"--debug[ =]underflow_overflow": "the Trainer looked for overflows (--debug)",
 }
-_PROJECTED = re.compile(
-    r"(?im)^.{0,200}\b(projected|extrapolated)\b(?:\)$|.{0,40}\b(?:time|total|hours?|days?|from)\b)"
-    r"|\bfake[_ -](?:process[_ -]group|backend)\b|\(simulated\)"
-)
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 
@@ -213,22 +209,6 @@ PROGRAMS = (
         first_step=0,
         peak_flops=312e12,  # model.py, `estimate_mfu`: an A100's in bfloat16
     ),
-    Program(  # main.log: losses, and no times
-        "llm.c",
-        mark=r"(?m)^s:\d+ (?:tel|trl|eval):",
-        line=r"(?m)^s:(\d{1,12}) trl:",
-        figures={"loss": r"trl:(\S+)"},
-        val_loss=r"(?m)^s:\d+ tel:(\S+)",
-        first_step=0,
-    ),
-    Program(  # log/log.txt: losses, and no times
-        "build-nanogpt",
-        mark=r"(?m)^0 (?:val|train) \d+\.\d+$|^\d{1,12} train \d+\.\d{6}$",
-        line=r"(?m)^(\d{1,12}) train ",
-        figures={"loss": r"train (\S+)"},
-        val_loss=r"(?m)^\d+ val (\S+)",
-        first_step=0,
-    ),
     Program(  # of any program that trains with it; its settings are read by printed_setup.py
         "DeepSpeed",
         mark=r"global_step=\d+, RunningAvgSamplesPerSec=",
@@ -308,12 +288,10 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
 
 
 def as_it_ran(run: Reported, said: str, text: str) -> Reported:
-    """Return a run with what its log says of how it ran: what slowed it, how it ended, and that it was projected."""
+    """Return a run with what its log says of how it ran: what slowed it, and how it ended."""
     settings = dict(run.settings)
     if out := _OUT_OF_MEMORY.search(text[-LOOKED_AT:]):
         settings[STATUS] = f"ended by {out[0]}"
-    elif projected := _PROJECTED.search(said):
-        settings[STATUS] = (projected[1] or "simulated").lower()
     slowed = (words for each, words in SLOWS_DOWN.items() if re.search(each, said))
     return replace(run, settings=settings, instruments=(*run.instruments, *slowed))
 

@@ -30,7 +30,6 @@ class Measure:
     ratio: float
     low: float | None = None
     high: float | None = None
-    rough: float = 1.0  # factor by which the ratio may be off either way, of figures that are written as "~8 min"
 
     @property
     def ratio_in_words(self) -> str:
@@ -48,17 +47,8 @@ def measures(claim: Claim) -> Iterator[Measure]:
     else:
         yield from _of_rates(claim)
     if one.is_of_iteration == two.is_of_iteration and _is_one_time(one, two):
-        yield from _of_times(one.time_meaning, times, _roughness(claim, "time_s"))
+        yield from _of_times(one.time_meaning, times)
     yield from _to_one_loss(one, two)
-
-
-def _roughness(claim: Claim, quantity: str | None = None) -> float:
-    """Return by what factor the ratio of two rows may be off for their rough figures: rates, or the times of steps."""
-    rough = 1.0
-    for item in claim.firsts:
-        figure = item.details.get("figures", {}).get(quantity or ("rate" if item.rate else "time_s"))
-        rough *= math.sqrt(figure.high / figure.low) if figure and figure.is_rough else 1.0
-    return rough
 
 
 def of_one_device(ratios: Iterable[Measure]) -> Measure | None:
@@ -126,13 +116,13 @@ def _of_rate(name: str, claim: Claim, both: Sequence[float | None]) -> Iterator[
     scale = (b / a) / ratio.ratio if ratio else 1.0
     low, high = (ratio.low, ratio.high) if ratio else (None, None)
     bounds = low * scale if low else None, high * scale if high else None
-    yield Measure(name, a, b, b / a, *bounds, rough=_roughness(claim))
+    yield Measure(name, a, b, b / a, *bounds)
 
 
-def _of_times(name: str, times: Sequence[float | None], rough: float = 1.0) -> Iterator[Measure]:
+def _of_times(name: str, times: Sequence[float | None]) -> Iterator[Measure]:
     a, b = times
     if a and b and min(a, b) > 0:
-        yield Measure(f"{name}, s", a, b, a / b, rough=rough)
+        yield Measure(f"{name}, s", a, b, a / b)
 
 
 def _is_one_time(one: Reported, two: Reported) -> bool:

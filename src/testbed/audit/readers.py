@@ -280,7 +280,6 @@ READERS: dict[str, Read] = {
     r".*\.tsv": read_table,
     r".*\.(log|out|err|txt|md|rst|ipynb)": read_text_log,
     r".*trainer_state.*\.json": curves.read_trainer_state,
-    r"(train|all)_results\.json": curves.read_trainer_results,
     r".*tfevents.*": curves.read_event_files,
     r"(rank\d+|eval)_results_epoch\d+\.json": earlier.read_rank_files,
 }

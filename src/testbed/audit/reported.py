@@ -59,10 +59,8 @@ class Reported(Audited):
     rank_times_s: tuple[float, ...] = ()
     rank_rates: tuple[float, ...] = ()
     rank_train_losses: tuple[float, ...] = ()  # of one step, before any averaging
-    rank_val_losses: tuple[float, ...] = ()  # every rank over the same data
     train_loss: float | None = None
     val_loss: float | None = None
-    communication_s: tuple[float, ...] = ()
     instruments: tuple[str, ...] = ()  # what ran beside the training and slowed it, with its evidence
     is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
     micro_batch_size: int | None = None  # sequences per data rank and pass

@@ -15,10 +15,7 @@ from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.reported import ANY, Reported
 
 RATE_TOLERANCE = 0.01  # rounding of a printed rate; a real error here is a factor
-SAMPLE_COVERAGE = 0.9  # sampled step time x steps should give the epoch's wall time
-ALIASED_COVERAGE = 0.98  # the same where it is known why the samples miss the rest
 BY_CHANCE, BEYOND_NOISE = 0.01, 3.0
-SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
 
 
 def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
@@ -46,39 +43,6 @@ def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
         per_step = item.config["global_batch_size"] * item.config["seq_len"]
         return per_step * len(run.step_times_s), float(run.step_times_s.sum())
     return run.work.get("tokens"), item.time_s
-
-
-def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
-    """Check the sampled steps of 2.0 against the epoch's wall time.
-
-    2.0 timed micro steps 0, k, 2k, ... on rank 0. With accumulation a, step i communicates when (i + 1) % a == 0. A
-    sampled step is such a one only where k and a have no common divisor.
-    """
-    accumulation = item.config.get("grad_accum_steps") or 1
-    flag = re.search(r"--timing_sample_every[= ](\d+)", item.metrics.record.get("command_line") or "")
-    every = int(flag[1][:9]) if flag else SAMPLE_EVERY
-    is_aliased = accumulation > 1 and math.gcd(every, accumulation) > 1
-    for epoch in item.metrics.record["epochs"]:
-        mean_s = epoch.get("step_time_mean_sec")
-        mean_s = epoch.get("step_time_p50_sec") if mean_s is None else mean_s
-        micro, wall_s = epoch.get("micro_steps") or epoch.get("steps"), epoch.get("epoch_wall_time_sec")
-        if not mean_s or not micro or not wall_s:
-            continue
-        coverage = mean_s * micro / wall_s
-        if coverage >= (ALIASED_COVERAGE if is_aliased else SAMPLE_COVERAGE):
-            continue
-        cause = (
-            f"every {every}th micro step is sampled, with accumulation {accumulation} never the one that communicates "
-            "and updates" if is_aliased else "the samples miss what takes the time"
-        )  # fmt: skip
-        steps = epoch.get("optimizer_steps")
-        per_step = f", {wall_s / steps:.4f} s per optimizer step" if steps else ""
-        yield item.fails(
-            Rule.EVERY_STEP,
-            f"epoch {epoch['epoch_idx']}: step time {mean_s:.4f} s x {micro:,} micro steps is {mean_s * micro:,.1f} s, "
-            f"{coverage:.0%} of the epoch's {wall_s:,.1f} s: {cause}",
-            f"{wall_s / micro:.4f} s per micro step by the wall clock{per_step}",
-        )
 
 
 def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
@@ -149,7 +113,6 @@ def is_exact(loss: float) -> bool:
 # rule -> the forms of files that it reads, and takes no other
 METRICS_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     rate_agrees_with_tokens_and_time: ("2.0", "2.2"),
-    sampled_steps_are_not_aliased: ("2.0",),
     warm_up_is_left_out: ("2.2",),
     rows_are_every_step_of_the_slowest_rank: ("2.2",),
     rate_of_one_rank_is_not_the_global_rate: ("v1",),

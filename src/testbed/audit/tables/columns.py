@@ -5,10 +5,12 @@ A heading that is not in QUANTITIES is not guessed: the column is not read, and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from testbed.audit.reported import (
@@ -21,6 +23,7 @@ from testbed.audit.reported import (
     PRECISION,
     RECOMPUTED,
     RESOLUTION,
+    STATUS,
     STRATEGY,
     WARM_UP,
 )
@@ -50,106 +53,85 @@ from testbed.audit.tables.words import (
     value_of,
 )
 
+# what is counted: of a rate ("images/s") and of a batch ("images/step")
+_ITEMS = ("sample", "sequence", "seq", "image", "img", "example", "frame", "utterance", "utt", "volume", "item", "row",
+          "doc", "graph", "clip", "pair", "sentence", "env step")  # fmt: skip
+_ITEM_RATES = [f"{item}{plural}/s" for item in _ITEMS for plural in ("", "s")]
+_TOKEN_RATES = ["tokens/s", "token/s", "tok/s", "toks/s", "words/s", "wps", "tps"]
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
-QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "devices": ("count", ("gpus", "gpu", "devices", "ranks", "world size", "gpu count", "gpu num", "gpu number",
-                          "ngpus", "accelerators", "chips", "tpus", "world", "cards", "gpus total", "total gpus")),
-                           # workers may load data
-    "per_node": ("count", ("gpus/node", "devices/node", "gpu num/node")),
-    "nodes": ("count", ("nodes", "nnodes", "node count", "machines", "vms", "instances", "hosts", "servers")),
-    "dp": ("count", ("dp", "dp size", "data parallel", "data parallel size", "data ranks")),
-    "tp": ("count", ("tp", "tp size", "tensor parallel", "tensor parallel size")),
-    "pp": ("count", ("pp", "pp size", "pipeline parallel", "pipeline parallel size")),
-    "micro_batch": ("count", ("micro batch", "mic batch", "mbs", "local batch", "batch/gpu", "batch/dp",
-                              "micro batch/gpu", "per device train batch", "train micro batch/gpu", "device batch",
-                              "per gpu batch", "gpu batch", "per device batch")),
-    "accumulation": ("count", ("accumulation", "accumulation steps", "gradient accumulation",
-                               "gradient accumulation steps", "grad accum", "grad accum steps", "ga", "gas",
-                               "accum", "grad acc", "ga steps", "accum steps")),
-    "batch": ("count", ("global batch", "glob batch", "gbs", "effective batch", "total batch", "sequences/step",
-                        "seqs/step", "images/step", "items/step", "tokens/update", "sequences/update", "examples/step",
-                        "samples/step")),
-    "any_batch": ("count", ("batch", "tokens/step", "tok/step", "batch tokens")),  # of one device or of all
-    "length": ("count", ("sequence length", "seq len", "seq length", "seqlen", "context length", "block size", "seq",
-                         "ctx len", "max seq len", "max length", "cutoff len", "context", "ctx", "tokens/sequence")),
-    "params": ("number", ("parameters", "params", "num params", "num parameters", "number of parameters", "param count",
-                          "parameter count")),
-    "steps": ("count", ("steps", "optimizer steps", "training steps", "iterations", "updates", "train steps")),
-    "tokens": ("number", ("tokens", "training tokens", "total tokens", "tokens processed", "tokens seen",
-                          "tokens trained", "trained tokens")),
-    "step_s": ("time", ("step time", "time/step", "iteration time", "iter time", "s/step", "ms/step", "step duration",
-                        "step ms", "iter ms", "step time ms", "iter time ms", "batch time", "time/batch",
-                        "time/minibatch")),
-    "time_s": ("time", ("time", "training time", "train time", "total time", "wall time", "wall clock time",
-                        "epoch time", "time/epoch", "run time", "runtime", "duration", "elapsed time", "elapsed",
-                        "wall clock", "epoch", "train", "training", "total", "training time/epoch",
-                        "train time/epoch", "training runtime", "total training time", "total train time",
-                        "total time cost",
-                        "s/epoch", "min/epoch", "minutes/epoch", "hours/epoch", "pre training time",
-                        "total pre training time")),
-    "token_rate": ("number", ("tokens/s", "token/s", "tok/s", "toks/s", "total tokens/s", "global tokens/s", "wps",
-    "words/s", "tps", "ktok/s")),
-    "device_token_rate": ("number", ("tokens/s/gpu", "tok/s/gpu", "tokens/gpu/s", "tgs", "tps/gpu")),
-    "sample_rate": ("number", ("samples/s", "sequences/s", "images/s", "img/s", "imgs/s", "seq/s", "seqs/s",
-    "frames/s", "utt/s", "utterances/s",
-                               "env steps/s", "sample/s", "sequence/s", "volumes/s", "items/s", "rows/s", "docs/s",
-                               "graphs/s",
-                               "clips/s", "pairs/s", "sentences/s", "train samples/s",
-                               "examples/s")),
-    "device_sample_rate": ("number", ("samples/s/gpu", "sequences/s/gpu", "images/s/gpu", "img/s/gpu", "seq/s/gpu",
-                                      "examples/s/gpu")),
-    "step_rate": ("number", ("steps/s", "updates/s", "it/s", "iter/s", "iters/s", "iterations/s")),
-    "rate": ("number", ("throughput",)),
-    "mfu": ("share", ("mfu", "hfu")),
-    "tflops": ("number", ("tflops", "tflop/s", "tflops/gpu", "tflop/s/gpu", "tflops/s/gpu", "tflops/s")),
-    "speedup": ("factor", ("speedup", "speed up", "relative speed", "rel speed", "relative throughput", "relative",
-                           "gain", "x", "acceleration", "faster by", "rel. speedup", "rel. speed", "rel speedup",
-                           "speed ratio", "rel.", "rel", "rel. perf", "relative perf", "relative performance",
-                           "relative training speed",
-                           "speedup factor", "rel. throughput", "factor", "ratio")),
-    "efficiency": ("share", ("efficiency", "scaling efficiency", "parallel efficiency", "eff.", "eff", "scaling eff.",
-                             "scaling eff", "parallel eff", "weak scaling efficiency", "strong scaling efficiency")),
-    "val_loss": ("number", ("val loss", "val. loss", "test loss", "bpb", "val bpb", "bits/byte")),
-    "perplexity": ("number", ("ppl", "perplexity", "val ppl", "val perplexity", "test ppl", "test perplexity")),
-    "train_loss": ("number", ("loss", "train loss", "training loss", "final loss", "final train loss")),
+_KNOWN: dict[str, tuple[str, str | list[str]]] = {
+    "devices": ("count", "gpus, gpu, devices, ranks, world size, gpu count, gpu num, gpu number, ngpus, world, "
+                "accelerators, chips, tpus, cards, gpus total, total gpus"),  # workers may load data
+    "per_node": ("count", "gpus/node, devices/node, gpu num/node"),
+    "nodes": ("count", "nodes, nnodes, node count, machines, vms, instances, hosts, servers"),
+    "dp": ("count", "dp, dp size, data parallel, data parallel size, data ranks"),
+    "tp": ("count", "tp, tp size, tensor parallel, tensor parallel size"),
+    "pp": ("count", "pp, pp size, pipeline parallel, pipeline parallel size"),
+    "micro_batch": ("count", "micro batch, mic batch, mbs, local batch, batch/gpu, micro batch/gpu, device batch, "
+                    "per device train batch, train micro batch/gpu, per gpu batch, per device batch"),
+    "accumulation": ("count", "accumulation, accumulation steps, gradient accumulation, gradient accumulation steps, "
+                     "grad accum, grad accum steps, ga, gas, accum, grad acc, accum steps"),
+    "batch": ("count", ["global batch", "glob batch", "gbs", "effective batch", "total batch", "tokens/update",
+                        *(f"{item}s/step" for item in _ITEMS)]),
+    "any_batch": ("count", "batch, tokens/step, tok/step, batch tokens"),  # of one device or of all
+    "length": ("count", "sequence length, seq len, seq length, seqlen, context length, block size, seq, ctx len, "
+               "max seq len, max length, cutoff len, context, ctx, tokens/sequence"),
+    "params": ("number", "parameters, params, num params, num parameters, number of parameters, param count"),
+    "steps": ("count", "steps, optimizer steps, training steps, iterations, updates, train steps"),
+    "tokens": ("number", "tokens, training tokens, total tokens, tokens processed, tokens seen, tokens trained"),
+    "step_s": ("time", "step time, time/step, iteration time, iter time, s/step, ms/step, step duration, step ms, "
+               "iter ms, step time ms, iter time ms, batch time, time/batch, time/minibatch"),
+    "time_s": ("time", "time, training time, train time, total time, wall time, wall clock time, epoch time, "
+               "time/epoch, run time, runtime, duration, elapsed time, elapsed, wall clock, epoch, train, training, "
+               "total, training time/epoch, train time/epoch, training runtime, total training time, "
+               "total train time, s/epoch, min/epoch, minutes/epoch, hours/epoch, pre training time"),
+    "token_rate": ("number", [*_TOKEN_RATES, "total tokens/s", "global tokens/s", "ktok/s"]),
+    "device_token_rate": ("number", [*(f"{rate}/gpu" for rate in _TOKEN_RATES), "tokens/gpu/s", "tgs"]),
+    "sample_rate": ("number", [*_ITEM_RATES, "train samples/s"]),
+    "device_sample_rate": ("number", [f"{rate}/gpu" for rate in _ITEM_RATES]),
+    "step_rate": ("number", "steps/s, updates/s, it/s, iter/s, iters/s, iterations/s"),
+    "rate": ("number", "throughput"),
+    "mfu": ("share", "mfu, hfu"),
+    "tflops": ("number", "tflops, tflop/s, tflops/gpu, tflop/s/gpu, tflops/s/gpu, tflops/s"),
+    "speedup": ("factor", "speedup, speed up, relative speed, rel speed, relative throughput, relative, gain, x, "
+                "acceleration, faster by, rel. speedup, rel. speed, rel speedup, speed ratio, rel., rel, ratio, "
+                "relative performance, relative training speed, speedup factor, rel. throughput, factor"),
+    "efficiency": ("share", "efficiency, scaling efficiency, parallel efficiency, eff., eff, scaling eff., "
+                   "scaling eff, parallel eff, weak scaling efficiency, strong scaling efficiency"),
+    "val_loss": ("number", "val loss, val. loss, test loss, bpb, val bpb, bits/byte"),
+    "perplexity": ("number", "ppl, perplexity, val ppl, val perplexity, test ppl, test perplexity"),
+    "train_loss": ("number", "loss, train loss, training loss, final loss, final train loss"),
     # of what was trained: more is better, and less is
-    "score": ("share", ("accuracy", "acc", "acc@1", "top 1", "top1", "top 1 acc", "top1 acc", "top 1 accuracy",
-                        "top1 accuracy", "val acc", "val accuracy", "test acc", "test accuracy",
-                        "bleu", "map", "m ap", "box map", "box ap", "miou", "m io u", "iou", "io u",
-                        "psnr", "f1", "rouge l", "mmlu", "hellaswag", "hella swag", "auc", "gsm8k",
-                        "lambada", "eval score", "win rate")),
-    "error": ("share", ("wer", "cer", "fid", "error rate", "top 1 error", "top1 error", "val error", "rmse", "mae",
-                         "err", "err.", "error", "test error", "val wer", "test wer")),
+    "score": ("share", "accuracy, acc, acc@1, top 1, top1, top 1 acc, top1 acc, top 1 accuracy, top1 accuracy, "
+              "val acc, val accuracy, test acc, test accuracy, bleu, map, m ap, box map, box ap, miou, m io u, iou, "
+              "psnr, f1, rouge l, mmlu, hellaswag, hella swag, auc, gsm8k, lambada, eval score, win rate"),
+    "error": ("share", "wer, cer, fid, error rate, top 1 error, top1 error, val error, rmse, mae, err, err., error, "
+              "test error, val wer, test wer"),
 }  # fmt: skip
+QUANTITIES = {
+    name: (kind, tuple(headings.split(", ") if isinstance(headings, str) else headings))
+    for name, (kind, headings) in _KNOWN.items()
+}
 # what else a row says, in words: name -> its headings
-WORDS: dict[str, tuple[str, ...]] = {
-    STRATEGY: ("strategy", "method", "parallelism", "parallel strategy", "run type", "approach", "framework",
-               "technique", "configuration", "config", "setup", "setting", "experiment", "variant", "mode", "run",
-               "name", "optimization", "optimizer", "attention", "implementation", "algorithm", "kernel", "backend",
-               "stack", "layout", "system", "trainer", "library", "schedule", "fabric", "exchange", "pipeline",
-               "interconnect", "engine",
-               "loader", "data loader", "recipe", "code", "tool", "package", "solution", "scheme", "compression",
-               "option", "description",
-               "version", "branch", "change", "arm", "entry"),
-    MODEL: ("model", "model size", "size", "model name", "architecture"),
-    PRECISION: ("precision", "dtype", "data type", "datatype", "training precision", "prec.", "prec", "numerics",
-        "amp"),
-    DEVICE: ("gpu type", "gpu model", "hardware", "device type", "accelerator type", "gpu", "device", "accelerator",
-             "machine"),
-    COMPILED: ("compile", "torch.compile", "compiled"),
-    RECOMPUTED: ("activation checkpointing", "gradient checkpointing", "recompute", "recomputation",
-                 "activation recomputation"),
-    DATA: ("dataset", "data"),
-    PASS: ("pass", "phase", "workload", "task"),
-    INSTRUMENTS: ("profiler", "profiling", "instrumentation", "torch profiler", "profiler enabled", "debug", "nsys",
-                  "anomaly detection", "detect anomaly", "cuda launch blocking"),
-    WARM_UP: ("warmup", "warm up", "warmup steps", "warm up steps", "warmup iters", "warmup iterations",
-              "clock", "timing", "timer", "timed", "what is timed", "timed region", "time includes", "time covers",
-              "measured with",
-              "time is of", "scope", "warmup excluded", "warm up excluded", "incl. warmup", "includes warmup",
-              "warmup included"),
-    RESOLUTION: ("resolution", "image size", "img size", "input size", "image resolution", "input resolution", "crop",
-                 "train res", "train resolution", "res"),
+WORDS: dict[str, str] = {
+    STRATEGY: "strategy, method, parallelism, parallel strategy, run type, approach, framework, technique, run, name, "
+              "configuration, config, setup, setting, experiment, variant, mode, optimization, optimizer, attention, "
+              "implementation, algorithm, kernel, backend, stack, layout, system, trainer, library, schedule, fabric, "
+              "exchange, pipeline, interconnect, engine, loader, data loader, recipe, code, tool, package, solution, "
+              "scheme, compression, option, description, version, branch, change, arm, entry",
+    MODEL: "model, model size, size, model name, architecture",
+    PRECISION: "precision, dtype, data type, datatype, training precision, prec., prec, numerics, amp",
+    DEVICE: "gpu type, gpu model, hardware, device type, accelerator type, gpu, device, accelerator, machine",
+    COMPILED: "compile, torch.compile, compiled",
+    RECOMPUTED: "activation checkpointing, gradient checkpointing, recompute, recomputation, activation recomputation",
+    DATA: "dataset, data",
+    PASS: "pass, phase, workload, task",
+    INSTRUMENTS: "profiler, profiling, instrumentation, torch profiler, debug, nsys, anomaly detection, "
+                 "detect anomaly, cuda launch blocking",
+    WARM_UP: "warmup, warm up, warmup steps, warm up steps, warmup iters, warmup iterations, warmup excluded, "
+             "warmup included, includes warmup, incl. warmup, clock, timing, timer, timed, what is timed, "
+             "timed region, time includes, time covers, measured with, scope",
+    RESOLUTION: "resolution, image size, img size, input size, image resolution, input resolution, crop, res",
 }  # fmt: skip
 # quantity -> its unit, in the order in which one of a row is taken
 RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput", "device_token_rate": "tokens/s",
@@ -163,9 +145,8 @@ _BETWEEN = re.compile(r"(?i)\(\w[\w .-]{0,30} (?:to|->|/) \w[\w .-]{0,30}\)")
 # what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
 COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
-WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings}
+WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings.split(", ")}
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
-_EFFECTIVE = re.compile(r"(?i)\(=? ?(\d[\d,]{0,8}) (?:effective|global|in all|total)\)")
 _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
@@ -204,6 +185,12 @@ _OF_REFERENCE = re.compile(
 )
 _OF_AN_ESTIMATE = re.compile(r"^(?:expected|projected|predicted|estimated|theoretical|simulated|est\.?) ")
 _OF_SOME_RUN = re.compile(r"^(?:avg\.?|average|mean|median|measured|achieved|overall|final|best|max\.?) ")
+# what a row worked on, in figures that are not read
+_OF_WORK = re.compile(
+    r"(?i)^(?:training |train |num )?(?:samples|images|examples|sequences|documents|epochs|data ?set size)\b(?!/)"
+    r"|^target\b|\btop[- ]?[15]\b|\bres\b|\bacc(?:uracy)?\b|\bbatch\b|\bbs\b|\b(?:width|depth)\b"
+)
+_ANY_FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)
 
 
 @dataclass(frozen=True)
@@ -224,12 +211,10 @@ class Grid:
     lines: tuple[int, ...]
     columns: tuple[Column, ...]
     is_to_a_loss: bool  # the text says that the times are to one loss
-    notes: tuple[str, ...]  # of each row, what its footnotes and other sentences say of it alone
-    unread: tuple[str, ...] = ()  # the part of it of which no condition is read
-    claims: tuple[tuple[frozenset[int], float, str], ...] = ()  # rows and ratios of sentences
-    warning: str = ""  # a sentence of the page that its figures were not measured
-    is_of_one: bool = False  # the text says that rates are of one device
-    scaling: str = ""  # "weak" or "strong", where the text or a heading says one of them
+    said: SaidOfTable
+    warning: str  # a sentence of the page, or the name of the file, that its figures were not measured
+    is_of_one: bool  # the text says that rates are of one device
+    scaling: str  # "weak" or "strong", where the text or a heading says one of them
 
     def place(self, row: int) -> str:
         """Return the file and the line of a row, as findings name it."""
@@ -241,6 +226,24 @@ class Grid:
     def figure(self, quantity: str, row: int) -> Figure | None:
         column = self.column(quantity)
         return column.figures[row] if column else None
+
+    @cached_property
+    def devices(self) -> tuple[int | None, ...]:
+        """The devices of each row: its own count, or else the product of its parallel sizes."""
+        sizes = [column.figures for column in map(self.column, ("dp", "tp", "pp")) if column]
+        of_sizes = list(zip(*sizes, strict=True)) if self.column("dp") else [(None,)] * len(self.lines)
+        counts = (self.figure("devices", row) for row in range(len(self.lines)))
+        return tuple(
+            round(count.value) if count else None if None in each else round(math.prod(size.value for size in each))
+            for count, each in zip(counts, of_sizes, strict=True)
+        )
+
+    @cached_property
+    def not_understood(self) -> tuple[Column, ...]:
+        """The columns of words under headings that are not understood, but for the first."""
+        columns = (each for each in self.columns[1:] if each.heading and not (each.quantity or each.word))
+        return tuple(each for each in columns
+                     if _OF_WORK.search(each.heading) or not all(map(_ANY_FIGURE.fullmatch, each.texts)))  # fmt: skip
 
 
 def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
@@ -276,22 +279,18 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     columns = [replace(column, quantity=None, figures=(None,) * len(column.figures))
                if column.quantity == "speedup" and _is_of_no_row(column, columns) else column
                for column in columns]  # fmt: skip
-    said = said_of_table(table, _named(table, columns), taken)
+    said = said_of_table(table, _named(table, columns))
     columns += _said_columns(columns, taken, said)
     columns = _with_all_devices(columns)
-    warning = said.warning or _warned_by_name(path)
-    scaling = _scaling_in(f"{' '.join(headings)} {table.around}")
     return Grid(
         path=path,
         lines=tuple(row.line for row in table.rows),
         columns=tuple(columns),
         is_to_a_loss=_TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings)),
-        notes=said.notes,
-        unread=said.unread,
-        claims=said.claims,
-        warning=warning,
+        said=said,
+        warning=said.warning or _warned_by_name(path),
         is_of_one=_OF_ONE_DEVICE.search(f"{table.around} {table.section}") is not None,
-        scaling=scaling,
+        scaling=_scaling_in(f"{' '.join(headings)} {table.around}"),
     )
 
 
@@ -337,16 +336,7 @@ def _scaling_in(text: str) -> str:
 
 def _warned_by_name(path: Path) -> str:
     """Return the name of a file that says of its figures that they were not measured: projected_scaling.csv."""
-    return (
-        path.name
-        if re.search(
-            r"(?i)(?<![a-z])(?:project(?:ed|ions?)|expected|simulat(?:ed|ion)|extrapolat(?:ed|ion)|forecasts?"
-            r"|predicted|estimate[sd]?|roofline|theoretical|planned|hochrechnung|prognose|schaetzung"
-            r"|geschaetzt)(?![a-z])",
-            path.stem,
-        )
-        else ""
-    )
+    return path.name if value_of(STATUS, english(re.sub("[_-]", " ", path.stem))) else ""
 
 
 def _with_all_devices(columns: list[Column]) -> list[Column]:
@@ -439,11 +429,11 @@ def _said_columns(columns: Sequence[Column], taken: set[str], said: SaidOfTable)
 
     What is said of a row alone goes before what is said of all.
     """
-    of_all = _rows_of(columns, said.num_rows)
+    of_all = _rows_of(columns, len(said.named.names))
     of_words = _rows_of([
         column for column in columns
         if column.quantity is None and not re.search("train(?:ed|able)|active|updated", column.heading.lower())
-    ], said.num_rows)  # fmt: skip
+    ], len(said.named.names))  # fmt: skip
     found: list[Column] = []
     batch_is_known = bool({*BATCHES} & taken)
     for name in FORMS:
@@ -556,12 +546,10 @@ def _scale(heading: str, kind: str) -> float:
 
 
 def _figures_of(quantity: str, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the figures in the cells of a column: the 4 of "4x A100", the 128 of "64 per GPU (128 effective)"."""
+    """Return the figures in the cells of a column: the 4 of "4x A100"."""
     if quantity == "devices":
         read = ("1" if text.lower() in ("single", "one") else multiplied(text) for text in texts)
         return tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
-    if quantity in ("batch", "any_batch"):
-        texts = tuple(whole[1] if (whole := _EFFECTIVE.search(text)) else text for text in texts)
     if quantity in RATES:  # one cell is of a GPU, another of all
         of_one = [re.search(r"(?i)(?:/|\bper )\s?(?:gpu|device|rank|card)\b", text) is not None for text in texts]
         are_figures = [re.search(r"\d", text) is not None for text in texts]

@@ -18,15 +18,7 @@ SIGNS = str.maketrans({
 })  # fmt: skip
 _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
 # Bounds ("<5") are not read, and neither are figures that the source marks with a footnote or as an estimate.
-_MARKED = re.compile(r"[<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
-ROUGH = 0.15  # by which "~8 min" may be off, either way
-_ABOUT = re.compile(r"(?i)^(?:~|approx\w*\.?|about|around|ca\.?|c\.) ?(?=\d)")
-# 6 h 38 min
-_SPOKEN = re.compile(
-    r"(?:(\d{1,3}) ?d(?:ays?)?,? ?)?(?:(\d{1,3}) ?h(?:ours?|rs?)?,? ?)?"
-    r"(?:(\d{1,3}) ?m(?:in(?:utes?|s)?)?,? ?)?(?:(\d{1,2}) ?s(?:ec(?:onds?)?)?)?",
-    re.I,
-)
+_MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 _REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -38,12 +30,10 @@ class Figure:
     value: float
     low: float
     high: float
-    is_rough: bool = False  # written as "~8 min"
 
     def over(self, other: Figure) -> Figure:
         """Return how many times the other figure this one is."""
-        is_rough = self.is_rough or other.is_rough
-        return Figure(self.value / other.value, self.low / other.high, self.high / other.low, is_rough)
+        return Figure(self.value / other.value, self.low / other.high, self.high / other.low)
 
 
 def exactly(value: float) -> Figure:
@@ -88,11 +78,6 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
         text = re.sub(r"(?:\\?\*|[†‡§¹²³⁴]|\[\^\w+\])+$", "", text)
     if len(text) > LONGEST or _MARKED.search(text):
         return None
-    if kind != "count" and (about := _ABOUT.match(text)):
-        figure = figure_of(text[about.end() :], kind, scale, last_of_whole)
-        return figure and Figure(figure.value, figure.low * (1 - ROUGH), figure.high * (1 + ROUGH), True)
-    if kind == "time" and (spoken := _spoken_time(text)):
-        return spoken
     text = re.sub(r"(?<=\d) (?=\d{3}(?:\D|$))", "", text)  # 4 310
     text = re.sub(r"\([^()]*\)| ?(?:±|\+/-) ?[\d.,]+ ?%?", "", text).strip()
     text = re.sub(r"^x ?(?=\d)", "", text) if kind == "factor" else text
@@ -114,19 +99,6 @@ def figure_of(text: str, kind: str, scale: float = 1.0, last_of_whole: float = 1
         return None
     unit = 0.0 if kind == "count" and factor == 1 else last * factor
     return Figure(value, max(value - unit, 0.01 * value), value + unit)
-
-
-def _spoken_time(text: str) -> Figure | None:
-    """Return a time of several units: 2:22:01, 6 h 38 min, 5h 15."""
-    if clock := re.fullmatch(r"(\d{1,3}):([0-5]\d):([0-5]\d)", text):
-        text = "{} h {} min {} s".format(*clock.groups())
-    text = re.sub(r"^(\d{1,3} ?h(?:ours?|rs?)?) ?(\d{1,2})$", r"\1 \2 min", text)
-    parts = spoken.groups() if (spoken := _SPOKEN.fullmatch(text)) else ()
-    sizes = [(int(part), size) for part, size in zip(parts, (86400, 3600, 60, 1), strict=False) if part]
-    whole = float(sum(part * size for part, size in sizes))
-    if len(sizes) < 2 or not whole:
-        return None
-    return Figure(whole, max(whole - sizes[-1][1], 0.01 * whole), whole + sizes[-1][1])
 
 
 def _last_digit(digits: str) -> float:

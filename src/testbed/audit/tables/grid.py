@@ -20,20 +20,18 @@ LONGEST_SENTENCE = 500
 LONGEST_NAME = 200
 _MARK = r"\[#\w{1,20}\]_?|\[\^\w{1,20}\]|\[\d{1,2}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
 _NOTE = re.compile(rf"\s*(?:\.\. )?(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)")
+_ESTIMATED = (
+    r"(?:expected|projected|predicted|estimate[sd]?|extrapolat(?:ed|ions?)|placeholders?|simulat(?:ed|or|ions?)"
+    r"|theoretical(?! (?:peak|max\w*|FLOP|(?:\w+ )?performance))|projections?|forecasts?|roofline|calculator"
+    r"|spread ?sheet|(?:cost|performance|analytical) model)"
+)
+_FIGURES = r"(?:times?|speed-?ups?|throughput|benchmarks?|values|results|numbers|figures|rows?|data|table)"
 _NOT_MEASURED = re.compile(
-    r"(?i)\b(?:expected|projected|predicted|estimated|extrapolated|placeholder|simulated"
-    r"|theoretical(?! (?:peak|max\w*|FLOP|(?:\w+ )?performance)))[^\w.;]+(?:(?!peak)\w+[^\w.;]+){0,3}"
-    r"(?:times?|speed-?ups?|throughput|performance|benchmarks?|values|results|numbers|figures|gains?|improvements?)\b"
-    r"|(?<!peak )\b(?:times?|speed-?ups?|throughput|values|results|numbers|figures)\W+(?:\w+\W+){0,2}(?:are|is|were) "
-    r"(?:expected|projected|predicted|estimate[sd]?|theoretical|extrapolated|not measured|placeholders?)\b"
-    r"|\b(?:values|results|numbers|figures|rows|data|table)\W+(?:\w+\W+){0,2}(?:are|is|come|comes|were|taken|shows?"
-    r"|lists?|gives?)\W+"
-    r"(?:(?:from|of|the|our|a|an|by|only|all|with)\W+){0,3}(?:\w+\W+)?(?:roofline|simulat(?:or|ion|ed)|projections?"
-    r"|estimate[sd]?"
-    r"|extrapolat\w+|theoretical|forecasts?|planner|calculator|spread ?sheet|(?:cost|performance|analytical) "
-    r"model)\b"
-    r"|\b(?:data|rows?|below|these|table|numbers|figures|values|results|nothing)\b[^.]{0,80}"
-    r"\b(?:not|never|none|nothing|has)\W+(?:\w+\W+){0,2}(?:measured|run yet|benchmarked|executed)\b"
+    rf"(?i)\b{_ESTIMATED}[^\w.;]+(?:(?!peak)\w+[^\w.;]+){{0,3}}(?:{_FIGURES}|performance|gains?|improvements?)\b"
+    rf"|(?<!peak )\b{_FIGURES}\W+(?:\w+\W+){{0,2}}(?:are|is|were|come|comes|taken|shows?|lists?|gives?)\W+"
+    rf"(?:(?:from|of|the|our|a|an|by|only|all|with)\W+){{0,3}}(?:\w+\W+)?{_ESTIMATED}\b"
+    rf"|\b(?:{_FIGURES}|below|these|nothing)\b[^.]{{0,80}}\b(?:not|never|none|nothing|has)\W+(?:\w+\W+){{0,2}}"
+    r"(?:measured|run yet|benchmarked|executed)\b"
 )
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _HEADING = re.compile(r"(?i)^\s*<h([1-6])\b[^<>]*>")

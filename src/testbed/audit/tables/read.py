@@ -10,7 +10,6 @@ from pathlib import Path
 from testbed.audit.reported import TABLE, Reported
 from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, quantity_of
 from testbed.audit.tables.figures import LONGEST, is_number, plain
-from testbed.audit.tables.flops import compared_columns
 from testbed.audit.tables.grid import Row, Table, csv_tables, page_tables
 from testbed.audit.tables.sentences import quotes_in
 from testbed.audit.tables.words import BATCHES
@@ -68,10 +67,10 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
 def no_table_in(path: Path, text: str) -> str:
     """Return why no table of a file is read: its cells under a known heading hold no figures, or none is known."""
     for table in SUFFIXES.get(path.suffix.lower(), page_tables)(text):
-        for column in grid_of(path, _turned(table), {}).columns:
-            words = next((text for text in column.texts if re.search(r"\d", text)), "")[:LONGEST]
-            if column.quantity in RESULTS and words and not any(column.figures):
-                return f"a table whose cells under '{column.heading}' are no single figures, as '{words}'"
+        for at, heading in enumerate(map(plain, table.header)):
+            cells = [plain(row.cells[at]) for row in table.rows] if quantity_of(heading) in RESULTS else []
+            if words := next((cell for cell in cells if re.search(r"\d", cell)), "")[:LONGEST]:
+                return f"a table whose cells under '{heading}' are no single figures, as '{words}'"
     return "no table with a heading that is known of a time, a rate or a speed-up (--columns names them)"
 
 
@@ -144,7 +143,5 @@ def _with_other_tables(grid: Grid, every: Sequence[Grid]) -> Grid:
 
 def _is_of_results(grid: Grid, is_named: bool) -> bool:
     known = {column.quantity for column in grid.columns if column.quantity and any(column.figures)}
-    return compared_columns(grid)[0] is not None or (
-        bool(known)
-        and (is_named or bool(known & {*RESULTS}) or (len(known) > 1 and bool(known & {"batch", "devices"})))
-    )
+    is_enough = is_named or bool(known & {*RESULTS}) or (len(known) > 1 and bool(known & {"batch", "devices"}))
+    return bool(known) and is_enough

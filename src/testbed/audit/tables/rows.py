@@ -26,43 +26,32 @@ from testbed.audit.reported import (
 from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
 from testbed.audit.tables.english import english
 from testbed.audit.tables.figures import Figure, plain
-from testbed.audit.tables.sentences import DECISIVE
 from testbed.audit.tables.words import IN_WORDS, value_of
 from testbed.errors import InputError
 
 LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
 SHOWN = 12  # rows that a refusal lists
-SAID_OF_IT = "what is said of one row alone:"
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
           "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip
+# in a cell without a figure; of a status; of a note
 _FAILED = re.compile(
-    r"(?i)\b(?:OOM|out of memory|fail(?:ed|s)?|crash(?:ed|es)?|did not (?:run|fit|finish|complete|converge)|diverged"
-    r"|hung|deadlock(?:ed)?"
-    r"|preempted|interrupted|died)\b"
+    r"(?i)\b(?:OOM(?:ed)?|out of memory|fail(?:ed|s)?|crash(?:ed|es)?|did not (?:run|fit|finish|complete|converge)"
+    r"|diverged|hung|died|preempted|interrupted)\b"
 )
-_ENDED = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")  # of a status
+_ENDED = re.compile(rf"{_FAILED.pattern}|\b(?:nan|stopped|killed|cancell?ed|aborted|timed? ?out)\b")
 _FAILED_BY_NOTE = re.compile(
     r"(?i)\b(?<!not )(?<!never )(?<!without )(?:diverged|crashed|died|hung|(?:loss|it) (?:became|went|turned|is|was"
-    r"|goes|blew up)(?: to)? NaN"
-    r"|NaNs?(?= (?:after|from|at|since))|did not (?:finish|converge|complete)|never (?:converged|finished)"
-    r"|(?:was|were|got|been) (?:killed|aborted|stopped|preempted|interrupted|cancell?ed)|(?:ran|runs|went) (?:out of "
-    r"memory|OOM)|OOMed"
-    r"|(?:dies|died) (?:with|of|after)|(?:stopped|aborted|failed) (?:after|at|with|by|because|when))\b"
+    r"|goes)(?: to)? NaN|NaNs?(?= (?:after|from|at|since))|did not (?:finish|converge|complete)|never converged"
+    r"|(?:was|were|got|been) (?:killed|aborted|stopped|preempted|interrupted|cancell?ed)|(?:ran|runs|went) (?:out of"
+    r" memory|OOM)|(?:dies|stopped|aborted|failed) (?:with|of|after|at|by|because|when))\b"
 )
-_DENIED = re.compile(r"(?i)\b(?:neither|nor|none)\b[^.;]*$|\b(?:no|not|never|without)\W+(?:\w+\W+)?$")
+_DENIED = re.compile(r"(?i)\b(?:neither|nor|none)\b[^.;]*$|\b(?:no|not|never|without|0)\W+(?:\w+\W+)?$")
 _OF_AN_END = re.compile(
-    r"(?:run |job |exit )?(?:status|state|result|outcome|remarks?|notes?|comments?|info|exit|end|finished|completed"
-    r"|log)"
+    r"(?:run |job |exit )?(?:status|state|result|outcome|remarks?|notes?|comments?|info|exit|end|finished|completed)"
 )
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
 _SIZE = IN_WORDS[MODEL]
 _COUNTS_RUNS = re.compile(r"(?i)#|no\.?|id|run id|job id|job|date|commit")
-# what a row worked on, in figures that are not read
-_OF_WORK = re.compile(
-    r"(?i)^(?:training |train |num )?(?:samples|images|examples|sequences|documents|epochs|data ?set size)\b(?!/)"
-    r"|^target\b|\btop[- ]?[15]\b|\bres\b|\bacc(?:uracy)?\b|\bbatch\b|\bbs\b|\b(?:width|depth)\b"
-)
-_FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)  # of a quantity that is not known
 
 
 def side_of(grid: Grid, row: int) -> Side:
@@ -99,10 +88,6 @@ def side_of(grid: Grid, row: int) -> Side:
     quality = next((name for name in ("score", "error") if value(name)), None)
     words[QUALITY] = f"{said_of(grid, quality, row)}" if quality else ""
     is_step = value("step_s") is not None and not (grid.is_to_a_loss and value("time_s"))
-    figures = {
-        "rate": grid.figure(rated or "speedup", row),
-        "time_s": grid.figure("step_s" if is_step else "time_s", row),
-    }
     ppl = value("perplexity")
     run = Reported(
         path=grid.path,
@@ -119,17 +104,14 @@ def side_of(grid: Grid, row: int) -> Side:
             "table": grid.place(0),
             "line": grid.lines[row],
             "row": row,  # all rows of a turned table are of one line
-            "others": _others(grid, row),
+            "others": {f"`{column.heading}`": column.texts[row] for column in grid.not_understood},
             "tokens": count("tokens"),
-            "figures": figures,
-            "is_series": len({devices_of(grid, each) for each in range(len(grid.lines))} - {None})
-            == len(grid.lines)
-            > 2,
+            "is_series": len({*grid.devices} - {None}) == len(grid.lines) > 2,
             "is_in_bits": _of_bits(grid),
             "quality": _quality(grid, quality, value(quality)) if quality else None,
         },
         settings={str(key): text for key, text in words.items() if text},
-        world_size=devices_of(grid, row),
+        world_size=grid.devices[row],
         val_loss=value("val_loss") or (math.log(ppl) if ppl else None),
         train_loss=value("train_loss"),
         mfu=value("mfu"),
@@ -184,28 +166,6 @@ def said_of(grid: Grid, quantity: str, row: int | None = None) -> str:
     return column.heading if row is None else f"{column.heading} {column.texts[row]}"
 
 
-def _others(grid: Grid, row: int) -> dict[str, str]:
-    """Return the words of a row under headings that are not understood, by heading, and what is said of it alone.
-
-    A sentence without a word that may decide a comparison is left out: thanks, or that the row is new.
-    """
-    columns = [column for column in grid.columns[1:] if column.heading and not (column.quantity or column.word)]
-    are_words = (
-        column for column in columns
-        if _OF_WORK.search(column.heading) or not all(map(_FIGURE.fullmatch, column.texts))
-    )  # fmt: skip
-    said = grid.unread[row] if DECISIVE.search(grid.unread[row]) else ""
-    return {f"`{column.heading}`": column.texts[row] for column in are_words} | {SAID_OF_IT: said}
-
-
-def devices_of(grid: Grid, row: int) -> int | None:
-    """Return the devices of a row: its own count, or else the product of its parallel sizes."""
-    if devices := grid.figure("devices", row):
-        return round(devices.value)
-    sizes = [grid.figure(name, row) for name in ("dp", "tp", "pp") if grid.column(name)]
-    return round(math.prod(size.value for size in sizes if size)) if grid.column("dp") and all(sizes) else None
-
-
 def _heading_of(grid: Grid, quantity: str) -> str:
     column = grid.column(quantity)
     heading = re.sub(r"[(\[].*", "", column.heading).strip().lower() if column else ""
@@ -231,15 +191,17 @@ def failure_of(grid: Grid, row: int) -> str | None:
         text = column.texts[row]
         if column.quantity in LEARNT and _NO_LOSS.fullmatch(text):
             return f"a loss of {text}"
-        if _OF_AN_END.fullmatch(english(column.heading).lower()) and (end := _ENDED.search(english(text))):  # noqa: SIM102
-            if not re.search(r"(?i)\b(?:no|not|never|without|0)\W+(?:\w+\W+)?$", english(text)[: end.start()]):
-                return text
+        if _OF_AN_END.fullmatch(english(column.heading).lower()) and _says(_ENDED, english(text)):
+            return text
         if (not has_figures and _FAILED.search(text)) or (column.quantity is None and "diverged" in text.lower()):
             return text
-    note = english(grid.notes[row])
-    failed = _FAILED_BY_NOTE.search(note)
-    is_denied = failed and _DENIED.search(note[: failed.start()])
-    return failed[0] if failed and not is_denied else None
+    return _says(_FAILED_BY_NOTE, english(grid.said.note(row)))
+
+
+def _says(pattern: re.Pattern[str], text: str) -> str | None:
+    """Return what a pattern finds in a text that does not deny it."""
+    found = pattern.search(text)
+    return found[0] if found and not _DENIED.search(text[: found.start()]) else None
 
 
 def label_of(grid: Grid, row: int) -> str:

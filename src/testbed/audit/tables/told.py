@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.audit.reported import STATUS
 from testbed.audit.tables.english import english
 from testbed.audit.tables.grid import Table, marks_of, says_not_measured, sentences_of
 from testbed.audit.tables.words import (
-    BATCHES,
     FORMS,
-    IN_SENTENCES,
     NUMBER,
     OF_ALL_ROWS,
     OF_ONE_ROW,
@@ -27,7 +25,6 @@ from testbed.audit.tables.words import (
 )
 
 MOST_NOTE = 1000  # characters
-
 _CUTS = re.compile(
     r"(?i)(,\s+(?:and |but |while |whereas )?|;\s*|\s+(?:while|whereas|but|and|against|versus|vs\.?|compared (?:to"
     r"|with))\s+)"
@@ -36,118 +33,74 @@ _COMPARES = re.compile(r"(?i)\b(?:faster|slower|quicker|times as|speed-?up|outpe
 _CUTS_OF_A_RATIO = re.compile(r"(?i)(;\s*|,\s+(?:while |whereas |but |and )|\s+(?:while|whereas|but|and)\s+|,\s+)")
 _BARE = re.compile(
     rf"(?<![\w.,-]){NUMBER}(?![\w-]|[.,]\d| ?(?:[GMKT]i?B\b|%|x\b|ms\b|s\b|h\b|hours?|minutes?|seconds?|steps?"
-    rf"|epochs?|times"
-    r"|percent|years?|days?|layers?|k?tokens/s|TFLOP))", re.I,
+    rf"|epochs?|times|percent|years?|days?|layers?|k?tokens/s|TFLOP))", re.I,
 )  # fmt: skip
 _INSTEAD = re.compile(rf"(?i)\s*(?:\w+ )?(?:instead of|rather than|and not|not) {NUMBER}\b")
 _RATIO = re.compile(
     r"(?i)(?<![\w.])(\d{1,3}(?:[.,]\d{1,3})?)[- ]?(?:x\b|\u00d7|times\b|fold\b|mal\b|fach\w*|\u500d)"
     r"|(?<![\w.])(\d{1,3}) ?% (?:faster|more|higher)"
 )
-_PROJECTED = re.compile(
-    r"(?i)\b(?:projected|projections?|expected|estimate[sd]?|estimations?|extrapolat\w+|simulated|simulations?"
-    r"|theoretical|roofline|planned"
-    r"|not measured|hypothetical|calculated)\b(?! (?:outputs?|behaviou?r|format|logs?|model|task|data|annealing"
-    r"|complexity|flops?|memory|value))"
-    r"|\bforecasts?$"
-)
-_OF_FIGURES = re.compile(
+OF_FIGURES = re.compile(
     r"(?i)\b(?:numbers?|figures?|entry|entries|values?|rows?|timings?|timed?|times|clocks?|results?|measur\w+"
-    r"|benchmark\w*|throughput|speed-?ups?|tokens/s|read off|ran|run)\b"
+    r"|benchmark\w*|throughput|speed-?ups?|tokens/s|read off|ran|runs?|jobs?)\b"
 )
 _ON = re.compile(r"\b(?:on|for) (?:the )?([A-Z][\w-]*)")
 _LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()]*\)")
-_FIRST = {
-    "first": 0,
-    "top": 0,
-    "second": 1,
-    "upper": 0,
-    "lower": -1,
-    "third": 2,
-    "fourth": 3,
-    "last": -1,
-    "bottom": -1,
-    "final": -1,
-}
+_FIRST = {"first": 0, "top": 0, "upper": 0, "second": 1, "third": 2, "last": -1, "bottom": -1, "lower": -1}
+_ROW = r"(?:rows?|entry|line|figure|number|value|result|point|run|speed-?up|rate|throughput|it|one|time)"
 _ORDINAL = re.compile(
-    r"(?i)\b(first|top|upper|second|third|fourth|last|bottom|lower|final) (?:row|entry|line|one\b|figure|number"
-    r"|result|value|data point"
-    r"|(?=(?:on|from|with|ran|used|uses|is|was|had|comes|came|needs) ))"
-    r"|\b(?:row|line|entry) (?:no\. ?)?(\d)\b(?!\d)|\brows (\d)(?:-| and | to )(\d)\b|\b(first|last) (two|three) rows"
+    rf"(?i)\b({'|'.join(_FIRST)}) (?:{_ROW}\b|(?=(?:on|from|with|ran|used|uses|is|was|had|comes|came|needs) ))"
+    r"|\b(?:row|line|entry) (\d)\b|\b(first|last) (two|three) rows"
 )
-_OF_A_SIZE = re.compile(
-    r"(?i)\b(?:rows?|figures?|numbers?|values?|results?|entry|points?|runs?|speed-?ups?|rates?|throughput|it|one|time)"
-    r"(?: (?:for|at|on|with|of))? (\d[\d,]*)[- ]?(?:gpus?|devices?|cards?|nodes?|ranks?|accelerators)\b"
-    r"|\b(\d[\d,]*)[- ]?(?:gpus?|devices?|cards?|nodes?|ranks?|accelerators|x)?[- ](?:gpu |card |node )?"
-    r"(?:row|figure|number|value|result|entry|point|run|speed-?up)s?\b"
-)
-_ABOVE = re.compile(
-    r"(?i)\b(?:above|beyond|over|more than|larger than) (\d[\d,]*) (?:GPUs?|devices|nodes|ranks|cards)\b"
-    r"|\bfrom (\d[\d,]*) (?:GPUs?|devices|nodes|ranks|cards) (?:on|up)"
+_DEVICES = r"(\d[\d,]*)[- ]?(?:gpus?|devices?|cards?|nodes?|ranks?)"
+_OF_A_SIZE = re.compile(rf"(?i)\b{_ROW}(?: (?:for|at|on|with|of))? {_DEVICES}\b|\b{_DEVICES}[- ]{_ROW}\b")
+_ABOVE = re.compile(r"(?i)\b(?:above|beyond|over|more than) (\d[\d,]*) (?:GPUs?|devices|nodes|cards)\b")
+_SWAPPED = re.compile(rf"(?i)\b{NUMBER} (instead of|rather than) {NUMBER} (\w+(?: per \w+)?)")
+_OLD = r"(?:old|previous|existing|standard|default|their|plain|dense|uncompressed|unfused|unoptimi[sz]ed|slow|slower)"
+_NEW = r"(?:new|newer|fast|faster|sparse|compressed|fused|modified|improved|accelerated|proposed|optimi[sz]ed)"
+_CODE = (
+    r"(?:code|trainer|implementation|version|run|framework|library|kernels?|path|loader|recipe|setup|script|one|stack"
+    r"|pipeline|branch|variant|method|row|figure|number|model|setting|configuration|repo\w*)"
 )
 _BASELINE = re.compile(
     r"(?i)\b(?:base-?line|(?<!for )reference|competitors?(?:'s)?|upstream|vanilla|stock|theirs|former|original(?:ly)?"
-    r"|unmodified|naive|status quo|starting point|control run|other (?:framework|library|trainer|project|system"
-    r"|implementation)"
-    r"|(?:old|previous|existing|standard|default|their|plain|dense|uncompressed|unfused|unoptimi[sz]ed|slow|slower)"
-    r" (?:code|trainer|implementation|version|run|framework|library|loop|kernels?|path|loader|recipe|setup|script"
-    r"|launcher|one"
-    r"|stack|pipeline|branch|row|figure|number|model|setting|configuration|repo\w*))\b"
+    rf"|naive|other (?:framework|library|trainer|project|system)|{_OLD} {_CODE})\b"
 )
 _OURS = re.compile(
     r"(?i)\b(?:ours|our(?! (?:\w+ )?(?:cluster|machines?|measure\w*|experiments?|benchmarks?|cost|nodes?|servers?"
-    r"|tests?|set-?up"
-    r"|hardware|results|numbers|lab|roofline|model\b|estimate|profile|simulator|knowledge|team|users|own|budget"
-    r"|figures|table))"
-    r"|latter|(?:this |the )(?:fork|port|patch)|proposed|patched|optimi[sz]ed|this (?:repo\w*|work|library|framework"
-    r"|project|branch|pr)"
-    r"|(?:new|newer|fast|faster|sparse|compressed|fused|modified|improved|accelerated)"
-    r" (?:code|trainer|implementation|version|run|framework|library|loop|kernels?|path|loader|recipe|setup|script"
-    r"|launcher|one"
-    r"|stack|pipeline|branch|row|figure|number|model|setting|configuration|variant|method))\b"
+    r"|tests?|set-?up|hardware|results|numbers|lab|roofline|model\b|estimate|profile|simulator|team|users|own"
+    r"|figures|table))|latter|(?:this |the )(?:fork|port|patch)"
+    rf"|this (?:repo\w*|work|library|framework|project|branch|pr)|{_NEW} {_CODE})\b"
 )
 _OTHERS = re.compile(
     r"(?i)\b(?:(?:all |the )?(?:other|remaining) (?:\w+ )?(?:rows?|runs?|entries|ones?|lines|figures|methods|results"
-    r"|settings)"
-    r"|(?:the|all) others?|the rest|everything else|the other)\b"
+    r"|settings)|(?:the|all) others?|the rest|everything else|the other)\b"
 )
 _ALIKE = re.compile(r"(?i)\b(?:as|like)(?: in| for| with)? (?:all |the )+(?:others?|rest|other \w+|remaining \w+)\b")
 _ALL = re.compile(
     r"(?i)\b(?:both|all(?! (?:of )?(?:the |its |their )?(?:\d|gpus|cards|nodes|two|four|eight|sixteen))|neither"
-    r"|either|everywhere"
-    r"|throughout|same|identical|(?:each|every) (?:row|run|entry|method|setting|configuration|figure|number|one|line"
-    r"|measurement))\b"
+    r"|either|everywhere|throughout|same|identical"
+    r"|(?:each|every) (?:row|run|entry|method|setting|configuration|figure|number|one|line|measurement))\b"
 )
-_SWAPPED = re.compile(rf"(?i)\b{NUMBER} (instead of|rather than) {NUMBER} (\w+(?: per \w+)?)")
-# rows that a sentence names otherwise than the table does
-_OF_SOME = re.compile(
-    r"(?i)\b(?:the (?:original|baseline|reference|former|latter|other|first|last|second|port|fork|competitor)"
-    r"|ours|theirs|upstream|only)\b"
-)
+# words that name no row
 _STOP = frozenset(
-    "the and with for per our ours all one two row rows run runs batch size model training train data time step "
-    "steps gpu gpus"
-    " node nodes speed rate table figure figures number numbers full mode large small single default this that from "
-    "not was"
-    " were are has had used uses using only same other others both each than then more less first last second new"
-    " old".split()
+    "the and with for per our ours all one two row rows run runs batch size model training train data time step steps "
+    "gpu gpus node nodes speed rate table figure figures number numbers full mode large small single default this that "
+    "from not was were are has had used uses using only same other others both each than then more less first last "
+    "second new old".split()
 )
-
-_PLAIN = frozenset(
-    "before after on off with without then now old new yes no".split()
-)  # words that name a row in quotes alone
+_PLAIN = frozenset("before after on off with without then now old new yes no".split())  # they do in quotes alone
 _WITHOUT = re.compile(r"(?i)\b(?:without|w/o|no)\s+(?:an? |the )?")
-_ROLES = frozenset({"ours", "our", "default", "full", "single", "new", "old", "all"})
 
 
 @dataclass(frozen=True)
 class Named:
     """The rows of a table as a text may name them: their names, their sizes in devices, and the row of reference."""
 
-    names: tuple[str, ...]
-    figures: tuple[frozenset[str], ...]  # of each row, those that no other row has
-    sizes: tuple[int | None, ...]
-    reference: int
+    names: tuple[str, ...] = ()
+    figures: tuple[frozenset[str], ...] = ()  # of each row, those that no other row has
+    sizes: tuple[int | None, ...] = ()
+    reference: int = 0
 
     def rows_in(self, text: str) -> set[int]:
         """Return the rows that a text names, by their names, their parts, places, sizes or roles."""
@@ -155,16 +108,15 @@ class Named:
         text = _WITHOUT.sub("no ", text)
         numbers = {number.replace(",", "") for number in re.findall(r"(?<![\d.,])\d[\d,]*(?:\.\d+)?(?![\d,]*\d)", text)}
         found = {row for row, each in enumerate(self.figures) if each & numbers}
-        for flags in (0, re.I):
-            for row in sorted(everyone - found, key=lambda at: -len(self.names[at])):
-                name = self.names[row]
-                pattern = rf"(?<![\w+]){re.escape(name)}(?![\w+]|-\w)"
-                pattern = (
-                    rf"[\"'\u201c\u2018\u201e`]{pattern}[\"'\u201d\u2019\u201c`]" if name.lower() in _PLAIN else pattern
-                )
-                if len(name) > 1 and name.lower() not in _STOP - _ROLES - _PLAIN and re.search(pattern, text, flags):
-                    found.add(row)
-                    text = re.sub(pattern, " ", text, flags=flags)
+        for row in sorted(everyone - found, key=lambda at: -len(self.names[at])):
+            name = self.names[row]
+            pattern = rf"(?<![\w+]){re.escape(name)}(?![\w+]|-\w)"
+            pattern = (
+                rf"[\"'\u201c\u2018\u201e`]{pattern}[\"'\u201d\u2019\u201c`]" if name.lower() in _PLAIN else pattern
+            )
+            if len(name) > 1 and re.search(pattern, text, re.I):
+                found.add(row)
+                text = re.sub(pattern, " ", text, flags=re.I)
         parts = [_parts_of(name) for name in self.names]
         count = Counter(part for each in parts for part in each)
         camel = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)  # FlashAttention
@@ -172,21 +124,17 @@ class Named:
         words |= {part for word in words for part in re.split(r"[-/]", word)}
         words |= {word[:-ending] for word in words for ending in (1, 2) if len(word) > 6}  # kompilierte, caches
         found |= {row for row, each in enumerate(parts) if any(count[part] == 1 and part in words for part in each)}
-        for first, at, begin, end, side, several in _ORDINAL.findall(text):
-            if first:
-                found.add(_FIRST[first.lower()] % len(self.names))
-            elif side:
+        for first, at, side, several in _ORDINAL.findall(text):
+            if side:
                 many = {"two": 2, "three": 3}[several.lower()]
-                found |= set(range(many)) if side.lower() == "first" else {*sorted(everyone)[-many:]}
+                found |= {*sorted(everyone)[:many]} if side.lower() == "first" else {*sorted(everyone)[-many:]}
             else:
-                found |= set(range(int(at or begin) - 1, int(at or end)))
-        for sizes in _OF_A_SIZE.findall(re.sub(r"\bfrom\b[^,.;]*", " ", text)):
-            found |= {
-                row for row, size in enumerate(self.sizes) if size == int((sizes[0] or sizes[1]).replace(",", ""))
-            }
+                found.add(_FIRST[first.lower()] % len(self.names) if first else int(at) - 1)
+        for one, other in _OF_A_SIZE.findall(re.sub(r"\bfrom\b[^,.;]*", " ", text)):
+            size = int((one or other).replace(",", ""))
+            found |= {row for row, each in enumerate(self.sizes) if each == size}
         if above := _ABOVE.search(text):
-            least = int((above[1] or above[2]).replace(",", "")) + bool(above[1])
-            found |= {row for row, size in enumerate(self.sizes) if size and size >= least}
+            found |= {row for row, size in enumerate(self.sizes) if size and size > int(above[1].replace(",", ""))}
         found &= everyone
         others = everyone - {self.reference}
         if found:
@@ -232,15 +180,10 @@ def said_of_rows(sentences: Iterable[str], named: Named, default: set[int] | Non
     """Yield the clauses of sentences with their rows: of a footnote, `default` where a clause names none."""
     everyone = frozenset(range(len(named.names)))
     for raw in sentences:
-        sentence = _SWAPPED.sub(
-            r"\1 \4 \2 \3", re.sub(r"\*\*|__|`|^[>\s*!-]+|^\[\^?\w{1,20}\]:?", "", english(_LINK.sub(r"\1", raw)))
-        )
-        clauses = _clauses(sentence, named, default)
-        for rows, words in clauses:
-            if rows is None:
-                yield Said(everyone, words, raw, True)
-            else:
-                yield Said(frozenset(rows), words, raw, False)
+        sentence = re.sub(r"\*\*|__|`|^[>\s*!-]+|^\[\^?\w{1,20}\]:?", "", english(_LINK.sub(r"\1", raw)))
+        sentence = _SWAPPED.sub(r"\1 \4 \2 \3", sentence)
+        for rows, words in _clauses(sentence, named, default):
+            yield Said(everyone if rows is None else frozenset(rows), words, raw, rows is None)
 
 
 def _clauses(sentence: str, named: Named, default: set[int] | None) -> list[tuple[set[int] | None, str]]:
@@ -301,82 +244,60 @@ def _has_value(text: str, named: Named) -> bool:
 class SaidOfTable:
     """What a page says of the rows of a table, clause by clause, and of all of them."""
 
-    num_rows: int
+    named: Named
     clauses: tuple[Said, ...]  # about some of the rows
     everywhere: str  # what is said of all: captions, headings, sentences that name no row
     warning: str  # a sentence that the figures were not measured
-    notes: tuple[str, ...]  # of each row, what is said of it alone
-    unread: tuple[str, ...]  # of each row, the part of it of which no condition is read
-    claims: tuple[
-        tuple[frozenset[int], float, str], ...
-    ]  # rows, and how many times as fast a sentence says that one is
+    claims: tuple[tuple[frozenset[int], float, str], ...]  # rows, and how many times as fast a sentence says one is
+
+    def note(self, row: int) -> str:
+        """Return what is said of a row, and not of all rows."""
+        num_rows = len(self.named.names)
+        said = (each.words for each in self.clauses if row in each.rows and len(each.rows) < max(num_rows, 2))
+        return " ".join(said)[:MOST_NOTE]
 
     def of_all(self, name: str) -> str:
         return value_of(name, self.everywhere)
 
     def told(self, name: str) -> list[str]:
         """Return what clauses about some rows say of a condition, for each row; empty: nothing, or two values."""
-        found: list[list[str]] = [[] for _ in range(self.num_rows)]
+        num_rows = len(self.named.names)
+        found: list[list[str]] = [[] for _ in range(num_rows)]
         by_sentence: dict[str, list[Said]] = {}
         for clause in self.clauses:
-            if name in (*OF_ALL_ROWS, STATUS) and len(clause.rows) == self.num_rows:
+            if name in (*OF_ALL_ROWS, STATUS) and len(clause.rows) == num_rows:
                 continue  # of_all has it
             by_sentence.setdefault(clause.sentence, []).append(clause)
         for of_one in by_sentence.values():
-            if name in OF_ONE_ROW and not any(each.is_note or _OF_FIGURES.search(each.sentence) for each in of_one):
+            if name in OF_ONE_ROW and not any(each.is_note or OF_FIGURES.search(each.sentence) for each in of_one):
                 continue  # of the method, and not of its figure
-            for row, value in _in_one_sentence(name, of_one, self.num_rows):
+            for row, value in _in_one_sentence(name, of_one, num_rows):
                 found[row].append(value)
         return [each[0] if len({*each}) == 1 or (each and name in OF_ONE_ROW) else "" for each in found]
 
 
-def said_of_table(table: Table, named: Named, taken: Set[str]) -> SaidOfTable:
+def said_of_table(table: Table, named: Named) -> SaidOfTable:
     """Return what the page of a table says of its rows, by its sentences, footnotes, caption and headings."""
     clauses: list[Said] = []
-    everyone = set(range(len(named.names)))
     everywhere = [english(title) for title in table.titles[:3]]
     warnings = [title for title in table.titles[:2] if _is_not_measured(title)]
-    of_notes: list[list[str]] = [[] for _ in everyone]
-    places: list[tuple[str, set[int] | None]] = [(text, set()) for text in (table.near, table.section, table.intro)]
+    places: list[tuple[str, set[int]]] = [(text, set()) for text in (table.near, table.section, table.intro)]
     for mark, text in table.footnotes:
-        rows = {row for row, each in enumerate(table.rows) if mark in marks_of(each)}
-        for row in rows:
-            of_notes[row].append(text)
-        places.append((text, rows or None))
-    places += [(text, rows) for text, rows in _of_symbols(table)]
-    sentences: set[str] = set()
+        places.append((text, {row for row, each in enumerate(table.rows) if mark in marks_of(each)}))
+    places += _of_symbols(table)
+    read: set[str] = set()
     for at, (place, default) in enumerate(places):
-        for clause in said_of_rows(
-            (each for each in sentences_of(place) if each not in sentences), named, default or None
-        ):
-            is_of_everyone = len(clause.rows) == len(everyone)
-            clauses += [replace(clause, is_note=bool(default))] * (not clause.is_of_all)
-            if is_of_everyone and not (clause.is_of_all and (place == table.section or _OF_SOME.search(clause.words))):
-                everywhere.append(clause.words)
-            if is_of_everyone and at not in (1, 2) and says_not_measured(clause.sentence):
-                warnings.append(clause.sentence)
-            if len(clause.rows) == 1 < len(everyone) and place != table.section:
-                of_notes[min(clause.rows)] += [clause.words] * (clause.sentence not in of_notes[min(clause.rows)])
-        sentences |= {*sentences_of(place)}
-    open_names = [name for name in IN_SENTENCES if name not in taken and not (name in BATCHES and {*BATCHES} & taken)]
-    unread = tuple(" ".join(text for text in each if not any(value_of(name,
-        english(text)) for name in open_names))[:MOST_NOTE]
-                   for each in of_notes)  # fmt: skip
-    for clause in clauses:
-        if len(clause.rows) == 1 < len(everyone):
-            of_notes[min(clause.rows)].append(clause.words)
-    notes = tuple(" ".join(each)[:MOST_NOTE] for each in of_notes)
-    some = tuple(clause for clause in clauses if not clause.is_of_all)
+        sentences = [each for each in sentences_of(place) if each not in read]
+        for clause in said_of_rows(sentences, named, default or None):
+            if not clause.is_of_all:
+                clauses.append(replace(clause, is_note=bool(default)))
+            if len(clause.rows) == len(named.names):
+                everywhere += [clause.words] * (not clause.is_of_all or at != 1)  # a section may be about more
+                warnings += [clause.sentence] * (at not in (1, 2) and says_not_measured(clause.sentence))
+        read |= {*sentences}
     warning = " ".join(re.sub(r"\*\*|__|`|^[#*>\s]+", "", warnings[0]).split()) if warnings else ""
-    return SaidOfTable(
-        len(everyone),
-        some,
-        re.sub(r"\*\*|__|`", "", "\n".join(everywhere)),
-        warning,
-        notes,
-        unread,
-        _claims_in(table, named),
-    )
+    of_all = re.sub(r"\*\*|__|`", "", "\n".join(everywhere))
+    return SaidOfTable(named, tuple(clauses), of_all, warning, _claims_in(table, named))
 
 
 def _claims_in(table: Table, named: Named) -> tuple[tuple[frozenset[int], float, str], ...]:
@@ -411,13 +332,10 @@ def _of_symbols(table: Table) -> Iterator[tuple[str, set[int]]]:
 
 
 def _is_not_measured(title: str) -> bool:
-    """Return whether a heading calls what is below it a projection: and no peak, and no comparison with
-    measurements."""
-    title = english(title)
-    if re.search(r"(?i)\bpeak\b|(?<!not )\bmeasured\b|\bvs\b", title):
+    """Return whether a heading calls what is below it a projection: no peak, and no comparison with measurements."""
+    if re.search(r"(?i)\bpeak\b|(?<!not )\bmeasured\b|\bvs\b|\boutput\b|\bbehaviou?r\b", english(title)):
         return False
-    is_short = len(title.split()) <= 6 and _PROJECTED.search(title)
-    return says_not_measured(title) or bool(is_short)
+    return says_not_measured(title) or (len(title.split()) <= 6 and bool(value_of(STATUS, english(title))))
 
 
 def _in_one_sentence(name: str, clauses: Sequence[Said], num_rows: int) -> Iterator[tuple[int, str]]:

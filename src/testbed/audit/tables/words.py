@@ -21,113 +21,94 @@ from testbed.audit.reported import (
     WARM_UP,
 )
 
-# also of CPUs, which no row counts as devices
-PROCESSORS = (
-    r"(?:Apple )?M[1-4](?: (?:Pro|Max|Ultra))?(?: Mac(?:Book)?| CPU| GPU)|Apple M[1-4](?: (?:Pro|Max|Ultra))?"
-    r"|(?:\d{1,3}-(?:core|thread) )CPU|Xeon|EPYC|Threadripper|Ryzen|Core i\d"
-)
+PROCESSORS = r"(?:Apple )?M[1-4](?: (?:Pro|Max|Ultra))?(?: Mac(?:Book)?| CPU| GPU)|Xeon|EPYC|Ryzen|Core i\d"
 DEVICES = (
     r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|(?:RTX ?)?A[456]000|RTX ?\d{4}(?: ?Ti)?"
     r"|MI\d{3}X?"
 )
 WORDS = {word: number for number, word in enumerate(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-)} | {"single": 1, "a": 1, "thirty-two": 32, "sixty-four": 64, "half a million": 500_000}  # fmt: skip
-_COUNT = rf"(\d{{1,3}}(?:,\d{{3}})+|\d{{1,7}}|{'|'.join(word for word in WORDS if len(word) > 1)})"
-NUMBER = rf"(\d[\d,]*(?:\.\d+)?[kK]?|{'|'.join(word for word in WORDS if len(word) > 1)})"  # of a sentence
+)} | {"single": 1, "a": 1, "thirty-two": 32, "sixty-four": 64}  # fmt: skip
+_WORDS = "|".join(word for word in WORDS if len(word) > 1)
+_COUNT = rf"(\d{{1,3}}(?:,\d{{3}})+|\d{{1,7}}|{_WORDS})"
+NUMBER = rf"(\d[\d,]*(?:\.\d+)?[kK]?|{_WORDS})"  # of a sentence
 _EACH = r"(?:gpu|device|card|rank|worker|process|accelerator|chip)"
-_SAMPLES = r"(?:sequences|samples|images|examples|sentences|prompts|clips|rows|items)"
+_PER = r"(?:per|on each|on every|for each|a|each|in each)"
+_SAMPLES = r"(?:sequences|samples|images|examples|sentences|clips|items)"
 _IS = r"(?:[-_ ]?size)?(?: \(?tokens\)?)?(?: ?(?:of|was|is|at|to|with|from)| ?[=:])?(?: (?:only|just|about|up to))? ?"
-_OF_JOB = r"(?!(?:[ -]?\d+ ?GB)?s? ?(?:per|/|a|in (?:each|every|one)) ?(?:node|machine|host|server|VM)\b)"
+_NODE = r"(?:node|machine|host|server|VM|instance)"
+_OF_JOB = rf"(?!(?:[ -]?\d+ ?GB)?s? ?(?:per|/|a|in (?:each|every|one)) ?{_NODE}\b)"
+_OF_EACH_NODE = rf"\b(?:each|every|all) {_NODE}s?"
 _REACHES = r"(?: \w+){0,2}?(?: (?:of|was|is|at|to|reache[sd]|stood at|end(?:s|ed) (?:at|with)))? ?[=:]? ?"
-_OF_EACH_NODE = r"\b(?:each|every|all) (?:node|machine|host|server|VM|instance)s?"
-_SCORES = (
-    r"acc(?:uracy)?|(?:box |mask )?m?AP|BLEU|F1|ROUGE-L|top-?[15](?: acc(?:uracy)?)?|mIoU|AUC|MMLU|HellaSwag|GSM8K"
-    r"|exact match"
-)
+_SCORES = r"acc(?:uracy)?|(?:box |mask )?m?AP|BLEU|F1|ROUGE-L|top-?[15](?: acc(?:uracy)?)?|mIoU|AUC|MMLU|HellaSwag"
 _ENDS = (
-    r"(?:end(?:s|ed|ing)?|finish(?:es|ed)?|stop(?:s|ped)?|arrive[sd]?|land(?:s|ed)?|stood|stands?|converge[sd]?"
-    r"|levels?|levell?ed|settle[sd]?|plateau(?:s|ed)?|reach(?:es|ed)?)"
+    r"(?:end(?:s|ed)?|finish(?:es|ed)?|stop(?:s|ped)?|stood|stands?|converge[sd]?|levels?|settle[sd]?|reach(?:es|ed)?)"
+)
+# of a figure that was not measured where it stands
+_FROM_ELSEWHERE = (
+    r"(?:from|in|of|by) (?:the|their|its) (?:own )?(?:paper|blog|slides|docs|read ?me|website|authors|documentation)"
+    r"|(?:copied|quoted|cited) (?:from|by|in)\b|(?:reported|taken) (?:from|by|in)\b(?! (?:\w+ log|logs?|our|this|one|\d"
+    r"|the (?:log|best|last|median|mean|average|same|run|table|tool)|a (?:run|single)|both|all|each|\w+smi|wandb)\b)"
+    r"|as reported|(?:from|of|on) (?:an|the) (?:old(?:er)?|earlier|previous) (?:run|release|version|commit|cluster"
+    r"|machine|driver|post|measurement)|from last year|published (?:number|figure|value)s?"
 )
 # condition -> how it is said, its value in the first group that takes part
 FORMS = {
     name: re.compile(pattern, re.I)
     for name, pattern in {
-        "devices": rf"(?<![\w,.-]){_COUNT}[ -]?(?:x ?)?(?:(?:nvidia|amd|consumer|small) )?(?:gpus?|devices?|ranks?"
-        rf"|accelerators?"
-        rf"|cards|tpus?|chips|workers)\b{_OF_JOB}"
-        rf"|(?<![\w,.-]){_COUNT} ?(?:x ?)?(?:(?:nvidia|amd) )?(?:{DEVICES})s?\b{_OF_JOB}"
-        rf"|\b(single|one|a) (?:(?:nvidia|amd|single|lone) )?(?:gpu|card|{DEVICES})\b"
+        "devices": rf"(?<![\w,.-]){_COUNT}[ -]?(?:x ?)?(?:(?:nvidia|amd) )?(?:gpus?|devices?|ranks?|accelerators?|cards"
+        rf"|tpus?|chips|workers|(?:{DEVICES})s?)\b{_OF_JOB}"
+        rf"|\b(single|one|a) (?:(?:nvidia|amd|single) )?(?:gpu|card|{DEVICES})\b"
         r"|\bv[2-6][ep]?-(\d{1,5})\b|\b(?:world[ _]size|nproc_per_node|num_gpus)[ =:]+(\d{1,5})\b",
         "per_node": rf"(?<![\w,.-]){_COUNT}[ -]?x? ?(?:nvidia )?(?:gpus?|devices|{DEVICES})s?(?:[ -]?\d+ ?GB)?"
-        r" ?(?:per|/|a|in each|on each) ?(?:node|machine|host|server|VM)\b"
+        rf" ?(?:per|/|a|in each|on each) ?{_NODE}\b"
         rf"|{_OF_EACH_NODE} (?:has|have|with|holds?) {_COUNT} ?x? ?(?:nvidia )?(?:gpus?|devices|{DEVICES})s?\b",
         "dp": r"\bdp ?=? ?(\d{1,5})\b",
         "tp": r"\btp ?=? ?(\d{1,5})\b",
         "pp": r"\bpp ?=? ?(\d{1,5})\b",
-        "nodes": rf"(?<![\w,.]){_COUNT}[ -]?(?:nodes?|machines?|hosts?|servers|VMs)\b",
+        "nodes": rf"(?<![\w,.]){_COUNT}[ -]?{_NODE}s?\b",
         "micro_batch": rf"\b(?:mbs|micro[- ]?batch){_IS}{NUMBER}\b(?!,\d)"
-        rf"|\b{NUMBER} {_SAMPLES}(?: of [\w,]+ tokens)? (?:per|on each|on every|for each|a|each|in each) {_EACH}\b"
+        rf"|\b{NUMBER} {_SAMPLES}(?: of [\w,]+ tokens)? {_PER} {_EACH}\b"
         rf"|\bper[- ]{_EACH}[- ](?:micro[- ]?)?batch{_IS}{NUMBER}\b(?!,\d)"
-        rf"|\bbatch{_IS}{NUMBER} (?:per|on each|on every|for each|a) {_EACH}\b|\b(\d{{1,4}}) (?:per|on each|on "
-        rf"every) {_EACH}\b",
+        rf"|\bbatch{_IS}{NUMBER} {_PER} {_EACH}\b|\b(\d{{1,4}}) (?:per|on each) {_EACH}\b",
         "batch": rf"\b(?:gbs|(?:global|effective|total|overall)[- ]batch){_IS}{NUMBER}\b(?!,\d)"
-        rf"|\b{NUMBER} {_SAMPLES} (?:per|a|in each|at each|each) (?:optimi[sz]er )?(?:step|update|iteration)\b",
+        rf"|\b{NUMBER} {_SAMPLES} (?:per|a|in each|each) (?:optimi[sz]er )?(?:step|update|iteration)\b",
         "any_batch": rf"\b(?:bs|bsz|(?:mini[- ]?)?batch(?:es)?){_IS}{NUMBER}\b(?!,\d)|(?<=[-_])b(\d{{3,5}})\b"
-        rf"|(?<![\w.-])(\d[\d,]*)-(?:sample|sequence|image) batch",
-        "length": rf"\b(?:seq|sequences?|context|seq_?len|ctx)(?:[- _]?len(?:gth)?)?(?: of)?(?: size| "
-        rf"window)?{_IS}(\d{{2,7}}k?)\b"
-        r"(?! (?:sequences|samples|images))"
-        rf"|\b(?:sequences? )?length{_IS}(\d{{2,7}}k?)\b|\b(\d{{3,7}}k?)[- ]token (?:sequences|context|samples)"
-        r"|\b(?:packed|truncated|padded|cut) to (\d{2,7}k?)\b",
+        r"|(?<![\w.-])(\d[\d,]*)-(?:sample|sequence|image) batch",
+        "length": rf"\b(?:seq|sequences?|context|seq_?len|ctx)(?:[- _]?len(?:gth)?)?(?: of)?(?: size| window)?{_IS}"
+        rf"(\d{{2,7}}k?)\b(?! {_SAMPLES})|\blength{_IS}(\d{{2,7}}k?)\b"
+        r"|\b(\d{3,7}k?)[- ]token (?:sequences|context|samples)|\b(?:packed|truncated|padded|cut) to (\d{2,7}k?)\b",
         "val_loss": r"\bloss(?: \w+){0,3}?[ (=:~]+(\d{1,2}\.\d{1,5})\b(?! ?(?:x\b|%|times))"
-        rf"|\b(\d\.\d{{2,5}}) (?:val\w*|eval\w*|test|final)(?: \w+)? loss|\b{_ENDS} (?:off )?(?:at|with|on) "
-        rf"(\d\.\d{{1,5}})\b(?! ?(?:x\b|%|h\b))",
+        rf"|\b(\d\.\d{{2,5}}) (?:val\w*|eval\w*|test|final)(?: \w+)? loss"
+        rf"|\b{_ENDS} (?:off )?(?:at|with|on) (\d\.\d{{1,5}})\b(?! ?(?:x\b|%|h\b))",
         "perplexity": rf"\b(?:perplexity|ppl){_REACHES}(\d{{1,4}}(?:\.\d{{1,4}})?)\b",
-        "score": rf"\b(?:{_SCORES})\b(?: \(%\))?{_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)(?= ?%|\b(?! ?(?:x\b|h\b|GPU"
-        rf"|epoch)))"
+        "score": rf"\b(?:{_SCORES})\b(?: \(%\))?{_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)"
+        r"(?= ?%|\b(?! ?(?:x\b|h\b|GPU|epoch)))"
         rf"|\b(\d{{1,3}}\.\d{{1,3}}) ?(?:%|percent)?(?: \w+)? (?:{_SCORES})\b",
         "error": rf"\b(?:WER|CER|FID|error(?: rate)?){_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)\b",
         "tokens": r"\b(\d+(?:\.\d+)?[BMT])[ -]tokens\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
-        r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|docs|\d{1,2} ?s\b))",
+        r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
-        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|(?<!qkv )(?<!linear )(?<!output )(?<!input )(?<!random )(?<!up "
-            r")(?<!down )(?<!gate )project(?:ed|ion)|predict(?:ed|ion)|estimat(?:ed?|ion)"
-            r"|theoretical|extrapolat(?:ed|ion)"
-        r"|simulat(?:ed|or|ion)|modell?ed|TBD|to be (?:measured|run)|sim\.\w+|predict(?=\()"
-        r"|ran in (?:a|the) simulator|(?:not|never)(?: yet)? (?:been )?(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))"
-        r"|placeholder|calculated|forecast|hypothetical|targeted|target (?=value|figure|number)|analytic(?:al)? "
-        r"model"
-        r"|(?<=is )(?:stale|outdated)|(?<=are )(?:stale|outdated)|back[- ]of[- ]the[- ]envelope"
-        r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:cost|performance"
-        r"|analytical) model"
-        r"|(?:data|spec) ?sheet"
-        r"|scaled (?:up|linearly|from)|(?:linear|perfect|ideal) scaling (?:from|of)|(?:from|in|of) (?:the|their) "
-        r"(?:paper|blog|slides|docs)"
-        r"|(?:from|in|by) (?:their|its) (?:own )?(?:paper|read ?me|repo\w*|report|website|authors|documentation|blog)"
-        r"|(?:copied|quoted|cited|lifted|borrowed) (?:from|by|in|out of)\b|(?:reported|taken) (?:from|by|in)\b(?! "
-        r"(?:\w+ log\b|logs?\b|the (?:log|best|last|median|mean|middle|average|same|run|minimum|table|tool)|our|this"
-        r"|a (?:run|single)|one|\d|both|all|each|pytorch|torch|nvidia-smi|wandb|deepspeed))"
-        r"|as reported|not re-?run|(?:from|of|on) (?:an|the) (?:old(?:er)?|earlier|previous) (?:run|release|version"
-        r"|commit|cluster"
-        r"|machine|driver|blog|post|measurement)|from last year|published (?:number|figure|value)s?)(?!\w)",
-        INSTRUMENTS: r"\b((?:torch\.)?(?<!memory )profil(?:er|ing|ed)"
-        r"(?! (?:is |was |were )?(?:off|disabled|not))|nsys|nsight(?: systems| compute)?|wall_clock_breakdown"
-        r"|cuda_launch_blocking|(?:autograd )?anomaly detection|detect_anomaly|debug (?:mode|build)|sanitizer|valgrind"
-        r"|(?:debug|verbose) (?:logging|hooks)|TORCH_DISTRIBUTED_DEBUG\w*|NCCL_DEBUG\w*|busy (?:machine|node|host)"
-        r"|shared (?:machine|node|host|GPU)|other jobs?|throttl\w+)\b",
-        WARM_UP: r"([^|.;\n]{0,60}\b(?:(?<!window )(?<!len )(?<!lr )(?<!rate )warm-?ups?|warmed up"
-        r"|compilation|compile time|first epoch|cold start|loop alone|kernels? (?:time )?(?:alone|only)|end-to-end"
-        r"|wall[- ]clock"
-        r"|whole (?:job|script|program|run)|wall time|(?:GPU )?(?:step|time|pass) alone|in the (?:time|clock)"
-        r"|start-?up|time to first)\b"
-        r"[^|.;\n]{0,60}|\b(?:in|ex)cl(?:ud\w+|\.)[^|.;\n]{0,40}\b(?:data ?load\w*|start-?up|set-?up|initiali[sz]ation"
-        r"|validation|evaluation|download\w*|preprocessing|tokeni[sz]ation|(?<!gradient )(?<!activation "
-        r")checkpoint(?:s|ing)?"
-        r"|(?:data|disk) cach(?:e|ing))\b)",
+        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|(?<!qkv )(?<!linear )(?<!output )(?<!input )(?<!random )(?<!up )"
+        r"(?<!down )(?<!gate )project(?:ed|ion)|predict(?:ed|ion)|estimat(?:ed?|ion)|theoretical|extrapolat(?:ed|ion)"
+        r"|simulat(?:ed|or|ion)|modell?ed|TBD|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
+        r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
+        r"|targeted|(?:cost|performance|analytic(?:al)?) model|(?<=is )(?:stale|outdated)|back[- ]of[- ]the[- ]envelope"
+        r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:data|spec) ?sheet"
+        rf"|scaled (?:up|linearly|from)|(?:linear|perfect|ideal) scaling (?:from|of)|{_FROM_ELSEWHERE})(?!\w)",
+        INSTRUMENTS: r"\b((?:torch\.)?(?<!memory )profil(?:er|ing|ed)(?! (?:is |was |were )?(?:off|disabled|not))|nsys"
+        r"|nsight(?: systems| compute)?|wall_clock_breakdown|cuda_launch_blocking|(?:autograd )?anomaly detection"
+        r"|detect_anomaly|debug (?:mode|build)|TORCH_DISTRIBUTED_DEBUG\w*|NCCL_DEBUG\w*"
+        r"|(?:busy|shared) (?:machine|node|host)|other jobs?|throttl\w+)\b",
+        WARM_UP: r"([^|.;\n]{0,60}\b(?:(?<!len )(?<!lr )(?<!rate )warm-?ups?|warmed up|compilation|compile time"
+        r"|first epoch|cold start|loop alone|kernels? (?:time )?(?:alone|only)|end-to-end|wall[- ]clock|wall time"
+        r"|whole (?:job|script|program|run)|(?:GPU )?(?:step|time|pass) alone|in the (?:time|clock)|start-?up)\b"
+        r"[^|.;\n]{0,60}|\b(?:in|ex)cl(?:ud\w+|\.)[^|.;\n]{0,40}\b(?:data ?load\w*|start-?up|set-?up"
+        r"|initiali[sz]ation|validation|evaluation|download\w*|preprocessing|(?<!gradient )(?<!activation )"
+        r"checkpoint(?:s|ing)?)\b)",
         RESOLUTION: r"\b(\d{2,4}) ?px\b|\bimages? (?:of )?(\d{2,4}) ?x ?\d{2,4}\b|\bat (\d{2,4}) ?x ?\d{2,4}\b"
         r"|\bresolution(?: of)? (\d{2,4})\b",
         RECOMPUTED: r"\b((?:activation|gradient)[- ]checkpointing|recompute|recomputation)\b",
