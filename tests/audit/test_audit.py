@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support import foreign_examples as foreign
-from support.audit_cases import CASES, ONLY_NOTES, edited, ours, scale_rows, v20, wandb_pair
+from support.audit_cases import CASES, ONLY_NOTES, edited, ours, v20, wandb_pair
 from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, run_here
 
@@ -34,16 +34,6 @@ def test_an_error_is_named_and_its_sound_twin_is_left_alone(tmp_path, rule, word
 def test_our_own_sweep_is_silent(tmp_path, protocol):
     """1 and 2 ranks, two batch sizes, five repeats: under weak scaling the batch grows with the ranks."""
     assert audit([foreign.sweep(tmp_path, protocol, foreign.FEW)]) == []
-
-
-@pytest.mark.parametrize(("slow", "factor", "is_noted"), [(1, 2.0, False), (2, 2.0, True), (1, 30.0, True)])
-def test_behind_marked_warm_up_one_slow_step_of_fifteen_may_lie_anywhere(tmp_path, slow, factor, is_noted):
-    def slow_behind_warm_up(metrics: dict) -> None:
-        scale_rows(metrics, slice(5, 5 + slow), factor)
-        foreign.agreeing(metrics)
-
-    found = [f for f in audit(ours(tmp_path, edit=slow_behind_warm_up)) if f.rule == "warm-up is left out"]
-    assert [f.severity for f in found] == [NOTE] * 5 * is_noted
 
 
 def test_a_weak_sweep_out_of_proportion_is_accused(tmp_path):
@@ -198,19 +188,6 @@ def test_a_shorter_iteration_on_an_unknown_batch_is_no_speed_up(tmp_path):
     second = {"iteration_s": 0.3, "tflops_per_s": 8.0, "losses": [2.31, 2.33], "val_loss": 2.25, "seconds_at": (15, 20)}
     found = audit(wandb_pair(tmp_path, 2, second))
     assert [f.message for f in found if "more than linear" in f.message] == []
-
-
-def test_cores_are_what_a_cpu_has_more_of(tmp_path):
-    """One rank on four cores is not fewer devices than two ranks on one core each."""
-    one = {"world_size": 1, "num_devices": 1, "device_type": "cpu"}
-    two = {"device_type": "cpu", "cpu_threads_per_rank": 1}
-    ranks = foreign.arm(tmp_path / "two", hardware=two, step_time_s=0.16, training_config={"run_type": "ddp"})
-    for threads, said in ((4, None), (1, "more devices were slower: 0.31x (throughput of all devices) on 2 devices")):
-        hardware = one | {"cpu_threads_per_rank": threads}
-        runs = foreign.arm(tmp_path / str(threads), world_size=1, hardware=hardware, step_time_s=0.05)
-        found = [f for f in audit([*runs, *ranks]) if f.rule == "more devices are faster"]
-        assert [f.severity for f in found] == [NOTE] * bool(said)  # in our own files a slow run is a result
-        assert said is None or said in found[0].message
 
 
 def test_what_a_file_does_not_hold_is_said(tmp_path):

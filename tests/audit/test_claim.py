@@ -229,14 +229,6 @@ def test_spellings_are_no_differences(tmp_path, row):
     assert (found.verdict, found.reasons) == (STANDS, ())
 
 
-def test_ratios_of_two_tables_do_not_compare(tmp_path):
-    one = written(tmp_path, "Strategy | GPUs | Speedup vs 1 GPU", "DDP | 4 | 3.0", "DDP | 1 | 1.0").read_text()
-    path = written(tmp_path, "Strategy | GPUs | Speedup vs TF", "FSDP | 4 | 9.0", "TF | 4 | 1.0")
-    path.write_text(f"{one}\n{path.read_text()}")
-    found = answered([path], 3.0, (":3", ":8"))
-    assert found is not None and not found.measures and found.verdict == OPEN
-
-
 def test_losses_after_other_numbers_of_steps_are_no_reason(tmp_path):
     def curve(name: str, steps: int, seconds: float):
         rows = [f"{step},{4 - step / 100},{seconds}" for step in range(1, steps + 1)]
@@ -393,23 +385,6 @@ def test_what_a_footnote_says_of_one_row_is_no_fact_of_the_other(tmp_path):
     assert found is not None and states(found)["global batch size"] == states(found)["ranks"] == UNKNOWN
 
 
-TITAN = ("[rank0] Building 1-D device mesh with ['dp_shard'], [{ranks}]\n{more}"
-         "Training starts at step 1, with local batch size 1, global batch size 64, sequence length 8192\n"
-         )  # fmt: skip
-
-
-def test_a_log_without_the_compiler_of_the_other_ran_without_it(tmp_path):
-    paths = []
-    for ranks, more in ((8, ""), (64, "Compiling each TransformerBlock with torch.compile\n")):
-        lines = [
-            f"step: {step}  loss: 9.{90 - step}  memory: 1GiB(1%)  tps: 6,{step:03d}  mfu: 36.00%"
-            for step in range(1, 20)
-        ]
-        paths.append(saved(tmp_path, "\n".join([TITAN.format(ranks=ranks, more=more), *lines, ""]), f"{ranks}.log"))
-    found = answered(paths)
-    assert found is not None and "Compile off against on: the compiler's gain is in the ratio." in found.reasons
-
-
 NANO = "iter {step}: loss 3.{step:02d}00, time {ms}.{step:02d}ms, mfu 30.00%"
 MEGATRON = " iteration {step:8d}/  100 | elapsed time per iteration (ms): {ms}.{step} | lm loss: 3.{step:02d}E+00 |"
 SIZES = "  num_layers .................... {}\n  hidden_size .................... {}\n"
@@ -435,18 +410,6 @@ def test_what_logs_print_of_their_set_up_is_compared(tmp_path, line, one, other,
     found = answered(paths)
     assert found is not None and found.verdict == FALLS
     assert any(reason.startswith(words) for reason in found.reasons), found.reasons
-
-
-def test_a_record_that_misses_the_loss_of_the_other_is_none(tmp_path):
-    paths = []
-    for name, end, ms in (("a", 3.2792, 1000), ("b", 3.3127, 900)):
-        lines = [f"step:{step}/50 val_loss:{3.9 if step < 50 else end} train_time:{step * ms}ms step_avg:{ms}ms"
-                 for step in range(10, 51, 10)]  # fmt: skip
-        paths.append(tmp_path / f"{name}.txt")
-        paths[-1].write_text("\n".join(lines) + "\n")
-    found = answered(paths)
-    assert found is not None and found.verdict == FALLS
-    assert any("where it is faster" in reason for reason in found.reasons)
 
 
 def test_a_claim_is_about_the_time_of_the_whole_job_that_gives_it(tmp_path):
@@ -489,16 +452,6 @@ def test_a_mark_of_a_footnote_is_no_part_of_a_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("heading", "is_asked"),
-    [("Memory format", True), ("Memory-efficient attention", True), ("Peak memory (GB)", False), ("date", False)],
-)
-def test_when_a_row_was_made_and_what_it_took_decide_nothing_and_a_setting_does(tmp_path, heading, is_asked):
-    rows = table(f"method | {heading} | tokens/s", "a | contiguous | 100", "b | OOM-safe | 190")
-    found = answered([saved(tmp_path, rows)], 1.9, ("a", "b"))
-    assert found is not None and any(heading in words for words in found.ask) == is_asked
-
-
-@pytest.mark.parametrize(
     ("heading", "a", "b"),
     [
         ("Precision", "DDP fp32 | fp32", "ZeRO-2 bf16 | bf16"),
@@ -512,14 +465,3 @@ def test_a_precision_in_a_name_that_says_more_spoils_a_claim(tmp_path, heading, 
         tmp_path, header, f"{a} | 4 | 124M | 64 | 1024 | 1000 | 3.2", f"{b} | 4 | 124M | 64 | 1024 | 2900 | 3.2"
     )
     assert found.verdict == FALLS and "recision" in found.reasons[0]
-
-
-def test_a_warm_up_that_is_not_excluded_is_another(tmp_path):
-    header = f"{FULL} | Warm-up"
-    found = of_rows(
-        tmp_path,
-        header,
-        f"{DDP} | not excluded",
-        f"{DDP.replace('DDP', 'ZeRO-2').replace('10000', '29000')} | excluded",
-    )
-    assert found.verdict != STANDS

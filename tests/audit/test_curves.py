@@ -117,19 +117,6 @@ def test_folders_of_trackers_are_refused_with_the_way_out(tmp_path):
         read_reported([path])
 
 
-def test_the_batch_of_a_process_in_a_state_is_compared(tmp_path):
-    """Two states that are typed are no comparison of the precision alone, which their folders name."""
-    paths = []
-    for name, batch in (("fp16", 8), ("fp32", 32)):
-        end = {"step": 90, "train_loss": 3.1, "train_runtime": 200.0, "train_samples_per_second": 4.0}
-        rows = [{"step": 50, "loss": 3.5}, {"step": 90, "loss": 3.0}, end]
-        (tmp_path / name).mkdir()
-        paths.append(tmp_path / name / "trainer_state.json")
-        paths[-1].write_text(json.dumps({"global_step": 90, "log_history": rows, "train_batch_size": batch}))
-    found = answered(paths)
-    assert found is not None and any("8 against 32" in reason for reason in found.reasons), found
-
-
 def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
     """W&B exports the last step of each run beside its name."""
     path = saved(tmp_path, "Name,State,_step,tokens/s,loss\nddp,crashed,2000,100,3.1\nfsdp,finished,2000,190,3.1\n",

@@ -68,26 +68,18 @@ FOUND = [
      "refers to a row that was not measured: OOM"),
     ("Config | GPUs | tokens/s | Speedup", ("ddp | 1 | 100 | 1.0", "ddp projected | 8 | 780 | 7.8"),
      "Speedup 7.8 is of a figure that its row does not call measured"),
-    ("Run | GPUs | tokens/s | Speedup", ("124M | 1 | 100 | 1.0", "355M | 1 | 250 | 2.5"),
-     "compares rows of other work: model 124M against 355M"),
     ("Config | GPUs | Speedup", ("TP=1 depth 16 | 8 | 1.0", "TP=2 depth 12 | 8 | 1.4"),
      "compares rows of other work: model depth 16 against depth 12"),
-    ("Variant | Val PPL | Speedup", ("a | 21.3 | 1.0x", "b | 29.8 | 1.5x"), "with loss 3.395 against 3.059"),
     ("#GPUs | tok/s | Speedup vs 1 GPU", ("1 | 100 | 1.00", "2 | 195 | 1.95", "4 | 381 | 4.9", "8 | 730 | 7.3"),
      "Speedup vs 1 GPU 4.9 does not follow"),
     ("Configuration | Settings",
      ("1,024 GPUs | TP2 PP4 MBS1 GBS8192", "256 GPUs | TP1 PP4 MBS3 GBS4096", "256 GPUs | TP1 PP4 MBS1 GBS4096"),
      "4,096 is not a multiple of micro batch x data ranks = 192"),
-    ("Nodes | Time per epoch (s) | Speedup | Efficiency",
-     ("1 | 611.0 | 1.00 | 1.00", "2 | 318.2 | 1.92 | 0.96", "4 | 130.0 | 4.70 | 1.18"),
-     "Speedup 4.70 on 4 times the nodes is more than linear"),
     ("| seq/s | speed-up | efficiency",
      ("1 node | 100 | 1.0x | 100 %", "2 nodes | 195 | 1.95x | 97.5 %", "4 nodes | 374 | 3.74x | 83.5 %"),
      "efficiency 83.5 % does not follow"),
     ("run | status | tokens/s | speedup", ("a | NaN from step 312, stopped | 171K | 1.0x", "b | done | 290K | 1.7x"),
      "refers to a row that was not measured: NaN from step 312"),
-    ("GPUs | Speed\N{NON-BREAKING HYPHEN}up | tokens/s", ("1 | 1,00x | 503,225", "4 | 4,32x | 1,921,000"),
-     "4,32x does not follow"),
     ("GPUs | global batch | step time [s] | efficiency", ("8 | 64 | 1.22 | 100 %", "64 | 512 | 1.31 | 11.6 %"),
      "divides the step time [s] of another batch"),
     ("| old | new",
@@ -100,10 +92,6 @@ FOUND = [
      "Efficiency 75.6% is not counted as in line 5"),
     ("GPU | Precision | TFLOP/s/GPU", ("A100 | bf16 | 137", "A100 | bf16 | 410"),
      "is more than the 312 TFLOP/s of A100"),
-    ("Version | Time/epoch | Speedup", ("Original (M1 CPU) | 31.83s | 1x", "Vectorized (A100) | 0.67s | 47x"),
-     "devices M1 CPU against A100"),
-    ("run | tokens/s | Speedup", ("bf16 (val loss 3.28) | 100 | 1.00x", "int4 (val loss 3.71) | 145 | 1.45x"),
-     "Speedup 1.45x with loss 3.71 against 3.28"),
     ("Model | BS | seq/s | Speedup vs Large", ("Large | 8 | 100 | 1", "Base | 128 | 280 | 2.8"),
      "batch size 8 against 128 (16 times)"),
     ("Experiment | GPUs | Batch size | Throughput | Speed up",
@@ -123,11 +111,8 @@ SCALED = table("GPUs | tokens/s | Speedup", "1 | 1000 | 1.0x", "2 | 1950 | 1.95x
 SOUND = {
     "methods": table("Strategy | GPUs | Global batch size | Speedup | Loss", "DDP | 4 | 16 | 1.0x | 3.20",
                      "FSDP | 4 | 16 | 1.3x | 3.21"),
-    "devices are compared": table("GPU type | GPUs | Speedup", "A100 | 8 | 1.0", "H100 | 8 | 2.1"),
-    "precisions are compared": table("Precision | tokens/s | Speedup", "fp32 | 100 | 1.0", "bf16 | 210 | 2.1"),
     "weak scaling": table("GPUs | Batch/GPU | Global batch | Step time (s) | Efficiency", "1 | 16 | 16 | 0.500 | 100%",
                           "8 | 16 | 128 | 0.532 | 94%", "32 | 16 | 512 | 0.556 | 90%"),
-    "under the peak": table("GPU | TFLOP/s/GPU | MFU", "A100 | 400 | 41%", "A100 | 150 | 48%"),
     "a distilled model is meant to be smaller": table("Model | Parameters | Speed-up", "teacher | 109M | 1.0x",
                                                       "student | 4M | 46.5x"),
     "fewer steps to one loss": "Speed-ups in time to 3.28 val loss.\n\n" + table(
@@ -136,13 +121,10 @@ SOUND = {
     "more devices at a lower rate of each": table("Method | GPUs | tokens/s/GPU | Speedup", "DDP | 1 | 1000 | 1.0x",
                                                   "DDP | 4 | 950 | 3.8x", "DDP | 8 | 900 | 7.2x"),
     "another peak": f"Theoretical peak throughput is 312 TFLOP/s.\n\n{SCALED}",
-    "a method": f"All results are within 2 % of the expected linear scaling.\n\n{SCALED}",
     "what is expected of a program": "### Expected output\n\n" + SPEED_UP,
     "numbers that were calculated": "The perplexity numbers were calculated with a script.\n\n" + SPEED_UP,
     "a footnote is no fact of all": table("Method | Global batch | images/s | Speedup", "plain | 64 | 100 | 1.0x",
                                           "ours* | 64 | 190 | 1.9x") + "\n\\* batch size 8 in the decoder\n",
-    "numbers of experiments are no strategies": table("Experiment | GPUs | Time/Epoch | Speedup",
-                                                      "exp045 | 1 | 180s | 1.00x", "exp046 | 4 | 60s | 3.0x"),
     "devices of each node": table("num_nodes | gpu_num_per_node | throughput | speedup", "1 | 1 | 149.84 | 1.00",
                                   "1 | 8 | 1158.51 | 7.73", "2 | 8 | 2257.71 | 15.07"),
     "a ratio of two columns by its heading": table(
@@ -161,16 +143,10 @@ SOUND = {
     "a batch in the name": table("Experiment | GPUs | Batch size | images/s | Speed up",
         "plain-256 | 2 | 256 | 180 | 1x",
                                  "plain-1k | 8 | 1K | 607 | 3.37x"),
-    "a file's size is no model": table("Method | Model Size | Inference | Speedup", "plain | 120MB | 45ms | 1.0x",
-                                       "INT8 | 30MB | 15ms | 3.0x"),
     "a row that failed": table("Run | Time to target (s) | Status", "a | 93.8 | PASS",
         "b | 999999 (not reached) | FAIL"),
     "instances of a cloud": table("instance | gpus | images_per_sec | speedup", "p3.2xlarge | 1 | 771 | 1.0",
                                   "p3.8xlarge | 4 | 3001 | 3.89", "2x p3.16xlarge | 16 | 10949 | 14.2"),
-    "a length under MFU": table("Run | GPUs | tokens/s | MFU", "a | 8 | 100 | 4096"),
-    "an estimate of its own heading": table("GPUs | Expected speedup", "1 | 1.0x", "2 | 1.9x"),
-    "a configuration is no ratio": table("Metric | Configuration A | Configuration B", "Tokens/s | 1000 | 1500",
-                                         "GPUs | 1 | 1"),
 }  # fmt: skip
 
 
@@ -225,20 +201,6 @@ def test_headings_are_known_by_their_words(quantity, headings):
 def test_a_table_without_a_known_result_is_refused(tmp_path, text):
     with pytest.raises(InputError, match="--columns"):
         audit([saved(tmp_path, text)])
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.md", table("GPUs | Training time", "1 | 10-12 h", "4 | 3-4 h")),
-        ("a.csv", "GPUs,Training time\n1,10-12 h\n4,3-4 h\n"),
-        ("a.tsv", "GPUs\tTraining time\n1\t10-12 h\n4\t3-4 h\n"),
-    ],
-)
-def test_cells_that_are_no_single_figures_are_said_to_be_none(tmp_path, name, text):
-    words = "a table whose cells under 'Training time' are no single figures, as '10-12 h'"
-    with pytest.raises(InputError, match=words):
-        audit([saved(tmp_path, text, name)])
 
 
 def test_columns_are_named_where_headings_leave_a_doubt(tmp_path):
@@ -373,14 +335,8 @@ SEEN = {
     "a length behind a claim of the text": (
         table("Method | GPUs | seq len | tokens/s", "DDP | 8 | 2048 | 100", "ours | 8 | 1024 | 190")
         + "\nOurs is 90 % faster.\n", "sequence length 2048 against 1024", ("90 %", "10 %")),
-    "a reference in another precision": (table("Kernel | Precision | tokens/s | Speedup", "torch | fp32 | 100 | 1.0x",
-                                               "ours | bf16 | 330 | 3.3x"), "precision fp32 against bf16", ("fp32",
-                                               "bf16")),
     "a page of placeholders": ("All numbers are projected.\n\n" + SPEED_UP, "All numbers are projected",
                                ("projected", "measured")),
-    "two slices": (table("Library | examples/s | Speedup", "PyTorch/XLA | 1310 | 1.0x", "JAX | 4716 | 3.6x")
-                   + "\nPyTorch/XLA was measured on a v4-8, JAX on a v4-32.\n",
-                   "ranks 8 against 32 (4 times)", ("v4-8", "v4-32")),
     "two losses": (table("Compression | ms / step | Speed-up", "none | 612 | 1.00", "8-bit | 405 | 1.51")
                    + "\nThe 8-bit run ends at a validation loss of 3.61 while the uncompressed run ends at 3.28.\n",
                    "with loss 3.61 against 3.28", ("3.61", "3.28")),
@@ -391,12 +347,6 @@ SEEN = {
         table("GPUs | tokens/s | Speedup", "8 | 33,600 | 1.0", "64 | 261,700 | 7.8", "512 | 1,980,000 | 58.9")
         + "\nRows above 64 GPUs are extrapolated.\n", "58.9 is of a figure that its row does not call measured",
         ("extrapolated", "medians")),
-    "the last row": (table("GPUs | tok/s | speedup", "1 | 9,100 | 1.0", "8 | 70,800 | 7.8")
-                     + "\nThe last row assumes that the efficiency carries over.\n", "does not call measured",
-                     ("assumes", "shows")),
-    "a figure from elsewhere": (
-        table("Framework | Samples/s | Speedup", "Megatron [1] | 61.8 | 1.0x", "Ours | 83.9 | 1.36x")
-        + "\n[1] Taken from their README.\n", "does not call measured", ("their README", "log 3")),
     "a diverged run": (table("Optimizer | Tokens/s | Speedup", "AdamW | 402k | 1.00x",
                              "Sophia\N{DOUBLE DAGGER} | 538k | 1.34x")
                        + "\n\N{DOUBLE DAGGER} The loss diverged after 12k steps.\n", "does not call measured",

@@ -27,7 +27,6 @@ from testbed.audit.reported import (
     DATA,
     INSTRUMENTS,
     MODEL,
-    OFFLOADED,
     PASS,
     PRECISION,
     QUALITY,
@@ -80,6 +79,7 @@ MEASURED, TRAINING, NOT_SAID = "measured", "training", "not said"
 NEAR = 5  # points of a training curve whose median stands for the loss at their end
 NOISE_OF_A_TARGET = 0.01  # modded-nanogpt's records end within 0.003 of 3.28
 NOISE_OF_BITS = 0.02  # per byte
+OF_ANOTHER_KIND = 20  # times another loss, which is no loss of one task
 NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
 LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with
 Value = int | float | str | None
@@ -460,6 +460,8 @@ def losses_differ(claim: Claim, a: Value, b: Value) -> bool:
             for side in claim.sides]  # fmt: skip
     if any(item.details.get("is_in_bits") for item in claim.firsts):
         return abs(a - b) > NOISE_OF_BITS
+    if max(a, b) > OF_ANOTHER_KIND * min(a, b):
+        return False  # a loss, and a difference of losses
     noise = loss_noise(*runs)[0] if all(len(losses) > 1 for losses in runs) else LOSS_NOISE_OF_ONE_RUN
     if claim.protocol == "time_to_loss" and claim.other.first.run is None:  # runs that end at one loss, or did not
         noise = NOISE_OF_A_TARGET
@@ -525,7 +527,6 @@ FACTS: tuple[Fact, ...] = (
     Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
          spoils=lambda claim: is_another_strategy(claim)
          and not _is_all_of_it(claim, "(?:activation |gradient )?checkpointing|recompute|recomputation|ckpt")),
-    Fact("offloading", _setting(OFFLOADED), "what offloading costs is in the ratio", spoils=False),
     Fact("instrumentation", _marked(INSTRUMENTS, "none said", _instruments),
          "its times are not those of the plain program"),
     Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=False,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.audit.reported import BREAKDOWN, INSTRUMENTS, OFFLOADED, PRECISION, ZERO
+from testbed.audit.reported import BREAKDOWN, INSTRUMENTS, PRECISION, ZERO
 
 LONGEST_COUNT = 15  # digits
 _LINE = r"(?m)(?:print\]|^worker-\d+:)\s+{}(?: \.+)? +(\S+)\s*$"  # of DeepSpeed
@@ -30,8 +30,6 @@ ENGINE = {
     "bf16": _LINE.format("bfloat16_enabled"),
     "breakdown": _LINE.format("wall_clock_breakdown"),
     "flops_profiler": r'flops_profiler_config[ .]+\{\s*"enabled": (true|false)',
-    "offloading": r"(?m)print\]\s+zero_config[ .]+(.*)$",
-    "optimizer": r"(?m)\bCPU (Offload): True\s*$",
 }
 
 
@@ -69,7 +67,7 @@ def batch_in_name(name: str) -> str | None:
 def printed_setup(text: str) -> dict[str, Any]:
     """Return fields of `Reported` that DeepSpeed's lines give; the batch else by flags in the log, or a JSON."""
     said = said_in(text, FLAGS) | said_in(text, ENGINE)
-    settings = {PRECISION: _precision(said), ZERO: said.get(ZERO), OFFLOADED: _offloaded(said)}
+    settings = {PRECISION: _precision(said), ZERO: said.get(ZERO)}
     instruments = [words for name, words in _SLOWS_DOWN.items() if said.get(name, "").lower() == "true"]
     if not instruments and said.get("breakdown") == "False":
         settings[INSTRUMENTS] = "none"
@@ -78,13 +76,6 @@ def printed_setup(text: str) -> dict[str, Any]:
         "settings": {name: value for name, value in settings.items() if value},
         "instruments": tuple(instruments),
     }
-
-
-def _offloaded(said: Mapping[str, str]) -> str | None:
-    """Return what DeepSpeed keeps off the device, and where: "optimizer on the cpu"."""
-    pattern = r"offload_(param|optimizer)=\w+\(device=[^,)]*?\b(cpu|nvme)\b"
-    found = re.findall(pattern, said.get("offloading", "")) or [("optimizer", "cpu")] * ("optimizer" in said)
-    return ", ".join(f"{what} on the {place}" for what, place in found) or None
 
 
 def plain_precision(text: str) -> str:

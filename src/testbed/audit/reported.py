@@ -21,14 +21,14 @@ from testbed.run_folder import LAUNCHER
 
 # names of what `Reported.settings` may hold
 STRATEGY, MODEL, PRECISION, COMPILED, RECOMPUTED = "strategy", "model", "precision", "compiled", "recomputation"
-OFFLOADED, ZERO, DATA, PASS, STATUS = "offload", "ZeRO stage", "data", "kind of pass", "status"
+ZERO, DATA, PASS, STATUS = "ZeRO stage", "data", "kind of pass", "status"
 INSTRUMENTS, WARM_UP, RESOLUTION = "instrumentation", "warm-up", "resolution"
 SIZES = "layers and width"
 QUALITY = "quality"  # of what was trained, where it is no loss: its heading and its figure
 DEVICE, BATCH = "device", "batch size"  # a batch of which nothing says whether one device has it, or all
 # the fields of our own `training_config` that say them
 SETTINGS = {STRATEGY: "run_type", MODEL: "model_name", PRECISION: "precision", COMPILED: "compile", ZERO: "zero_stage",
-            RECOMPUTED: "activation_checkpointing", OFFLOADED: "offload", DATA: "dataset_name"}  # fmt: skip
+            RECOMPUTED: "activation_checkpointing", DATA: "dataset_name"}  # fmt: skip
 ROW, TABLE = "row of a table", "table"  # the forms of one side that is a row, and of a file of tables
 SPEED_UP = "speed-up"  # the unit of a rate of which a table prints the ratio alone
 SAYS_NOTHING = "says no time, throughput or loss of a run"

@@ -426,7 +426,8 @@ def _is_meant(each: Condition, grid: Grid, ratio: str, claim: Claim) -> bool:
             bool(is_named) or _compares_models(grid) or (grid.columns[0].word == MODEL and len({*names}) == len(names))
         )
     if each.name == "precision" and is_another_strategy(claim):
-        return IN_WORDS[PRECISION].search(said_of(grid, ratio)) is not None
+        words = " ".join((*grid.columns[0].texts, said_of(grid, ratio)))  # which may say that it is compared
+        return IN_WORDS[PRECISION].search(words) is not None
     return each.name in ("ranks", "figures are", "precision") or "cpu" in (str(each.a).lower(), str(each.b).lower())
 
 

@@ -333,7 +333,7 @@ def _of_symbols(table: Table) -> Iterator[tuple[str, set[int]]]:
 
 def _is_not_measured(title: str) -> bool:
     """Return whether a heading calls what is below it a projection: no peak, and no comparison with measurements."""
-    if re.search(r"(?i)\bpeak\b|(?<!not )\bmeasured\b|\bvs\b|\boutput\b|\bbehaviou?r\b", english(title)):
+    if re.search(r"(?i)\bpeak\b|(?<!not )\bmeasured\b|\bvs\b|\boutput\b|\bbehaviou?r\b|\bpredict", english(title)):
         return False
     return says_not_measured(title) or (len(title.split()) <= 6 and bool(value_of(STATUS, english(title))))
 

@@ -112,7 +112,7 @@ FORMS = {
         RESOLUTION: r"\b(\d{2,4}) ?px\b|\bimages? (?:of )?(\d{2,4}) ?x ?\d{2,4}\b|\bat (\d{2,4}) ?x ?\d{2,4}\b"
         r"|\bresolution(?: of)? (\d{2,4})\b",
         RECOMPUTED: r"\b((?:activation|gradient)[- ]checkpointing|recompute|recomputation)\b",
-        PASS: r"\b(forward[- ](?:pass(?:es)? )?only|only (?:the )?forward|inference|without (?:the )?backward)\b",
+        PASS: r"\b(forward[- ](?:pass(?:es)? )?only|only (?:the )?forward|inference only|without (?:the )?backward)\b",
         DATA: r"\b(synthetic|random (?:data|tokens)|dummy data)\b",
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
