@@ -147,22 +147,6 @@ def test_a_start_has_no_holes_in_its_memory():
     assert estimate.reserved == estimate.allocated
 
 
-def test_what_axes_and_recomputation_save():
-    def activations(**values) -> float:
-        return memory_of(job(precision="bf16", **values)).moments["forward end"]["activations"]
-
-    whole = activations()
-    assert activations(layout=Layout(context=4)) == pytest.approx(whole / 4)
-    assert activations(layout=Layout(tensor=4, sequence_parallel=True)) == pytest.approx(whole / 4)
-    assert whole / 4 < activations(layout=Layout(tensor=4)) < whole / 2
-    full = activations(recompute="full")
-    assert full == pytest.approx(12 * 4 * 1024 * 4 * 768)
-    assert full < activations(recompute="selective_op") < whole
-    assert activations(recompute="full", recompute_share=0.5) == pytest.approx((whole + full) / 2)
-    sharded = memory_of(job(layout=Layout(data=8, zero_stage=3, shard=8), run_type="fsdp"))
-    assert sharded.states == pytest.approx(memory_of(job()).states / 8, rel=0.01)
-
-
 def test_deepspeeds_own_estimator_has_the_same_states():
     """It counts 2 P + 18 P / N, of which 6 P / N are gradients: ours are of whole tensors, and in 16 bits alone."""
     estimator = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")

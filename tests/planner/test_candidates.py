@@ -89,12 +89,6 @@ def test_what_is_given_does_not_vary():
     assert (job.layout.zero_stage, job.recompute, job.micro_batch, job.accumulation) == (2, "full", 2, 4)
 
 
-def test_a_batch_that_divides_over_no_mesh_leaves_nothing():
-    jobs, refused = possible(GPT2, 1024, 3, machine(8))
-    assert {job.run_type for job in jobs} <= {"pipeline", "model_parallel", "mesh"}
-    assert "--global_batch_size 3" in refused["ddp"]
-
-
 def test_launchers_are_those_of_the_readme():
     of = {job.run_type: command_of(job, machine(8)) for job in candidates(GPT2, 1024, 64, machine(8))}
     assert of["ddp"][:5] == ["torchrun", "--nproc-per-node", "8", "src/gpt2.py", "--run_type"]

@@ -132,25 +132,6 @@ def test_factors_of_whole_steps_carry_over_to_other_sizes():
         assert found.label.startswith("calibrated")
 
 
-def test_a_run_type_slower_than_the_others_gets_factors_of_its_own():
-    calibration = with_steps(TRUE)
-    slower = [
-        dataclasses.replace(step, seconds=1.5 * step.seconds) if step.job.run_type == "fsdp" else step
-        for step in calibration.steps
-    ]
-    before, after = (
-        constants_of_calibration(dataclasses.replace(calibration, steps=tuple(steps)))
-        for steps in (calibration.steps, slower)
-    )
-    machine = calibration.machine(2)
-    times = {
-        kind: [step_time(job_of_kind(SETTING, kind, 2), machine, each).seconds for each in (before, after)]
-        for kind in ("fsdp", "ddp")
-    }
-    assert times["fsdp"][1] / times["fsdp"][0] == pytest.approx(1.5, rel=0.06)
-    assert times["ddp"][1] == pytest.approx(times["ddp"][0], rel=0.02)
-
-
 def test_the_interval_widens_with_the_errors_of_steps_left_out():
     calibration = with_steps(TRUE)
     noisy = [
@@ -269,24 +250,6 @@ def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
                 with_a_step, timings=[one for one in with_a_step.timings if one.operation != "layer_norm"]
             )
         )
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        "{}",
-        '{"format": 2, "timings": [{"operation": "forward", "size": [0, 1, 1], "seconds": 1}]}',
-        '{"format": 2, "overlap": -1}',
-        '{"format": 2, "steps": [{"job": {}, "link": "", "seconds": 1}]}',
-        '{"format": 2, "timings": 3}',
-    ],
-)
-def test_another_file_is_one_sentence(tmp_path, content):
-    path = tmp_path / "calibration.json"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=r"make it again with scripts/plan.py --calibrate"):
-        read_calibration(path)
 
 
 def test_without_whole_steps_the_parts_are_added_up_with_a_wide_interval():

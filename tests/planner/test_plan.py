@@ -205,20 +205,7 @@ def test_dots_of_a_sweep_go_on_by_factor(text, numbers):
     assert numbers_of_sweep(text) == numbers
 
 
-NO_LISTS = [
-    "gpus=",
-    "",
-    "8,16",
-    "gpus=8,16,...,40",
-    "gpus=8,20,...,40",
-    "gpus=8,8,...,64",
-    "gpus=8,...,64",
-    "gpus=8,x",
-    "gpus=16,8",
-    "gpus=8,16,...",
-    "gpus=0",
-    "gpus=²,8",
-]
+NO_LISTS = ["8,16", "gpus=8,16,...,40", "gpus=8,8,...,64", "gpus=8,...,64", "gpus=16,8", "gpus=0", "gpus=²,8"]
 TOO_MANY = ["gpus=8,16,...,999999999", f"gpus=8,16,...,{10**30}", "gpus=8,99999999", f"gpus=1,{'9' * 5000}"]
 
 
@@ -325,18 +312,10 @@ BAD = {
     "a link of 0": (["--gpu", "t4", "--gpus", 16, "--network", "0gbit"], "above 0"),
     "half a node": (["--gpu", "t4", "--gpus", 12], "give 8 or 16"),
     "a run type that does not go": (["--gpu", "t4", "--run_type", "baseline"], "runs on one device"),
-    "heads that do not divide": (["--gpu", "t4", "--run_type", "tensor", "--model", "gpt2-xl"], "--num_heads 25"),
-    "a flag of another run type": (["--gpu", "t4", "--run_type", "ddp", "--zero_stage", 2], "belongs to --run_type"),
-    "a sequence too long": (["--gpu", "t4", "--seq_length", 4096, "--max_position_embeddings", 1024], "1024 pos"),
-    "a file of a sweep": (["--gpu", "t4", "--sweep", "gpus=8,16", "--json", "x.json"], "--json with --sweep"),
-    "a sweep of half a node": (["--gpu", "t4", "--sweep", "gpus=8,12"], "give 8 or 16"),
     "a picture of a check": (["--check", "--picture", "x.png"], "--picture with --check"),
     "the price of nothing": (["--gpu", "t4", "--price_per_gpu_hour", 3], "give --tokens"),
-    "a batch for no rank": (["--gpu", "h100", "--gpus", 3, "--matmul", "fp8", "--global_batch_size", 8], "multiple of"),
     "predictions to nowhere": (["--predict", "rows.json"], "--out"),
     "more devices than there are": (["--gpu", "t4", "--gpus", 10**11], "at most 1,048,576 devices"),
-    "8 bits on 16": (["--gpu", "a100-80", "--matmul", "fp8"], "a100-80gb multiplies nothing in 8 bits"),
-    "no calibration": (["--calibration", "README.md"], "README.md"),
     "a calibration and a device": (
         ["--gpu", "t4", "--calibration", "README.md"],
         "is of this machine, and --gpu t4 of",

@@ -86,20 +86,14 @@ def test_what_is_unstated_is_guessed_so_that_the_run_fits():
     ("changes", "words"),
     [
         ({"unknown": 1}, "unknown field `unknown`"),
-        ({"model__width": 1}, "unknown field `width`"),
-        ({"model__layers": None}, "$.model.layers"),
         ({"model__layers": 20_000}, "$.model.layers"),
-        ({"model__hidden": 12.5}, "$.model.hidden"),
         ({"model__hidden": float("nan")}, "$.model.hidden"),
         ({"device": "Quux 9000"}, "no such device"),
-        ({"device": None}, "$.device"),
         ({"precision": "int3"}, "precision is 'int3', and can be"),
         ({"recompute": "some"}, "recompute is 'some', and can be none, full"),
-        ({"offload": "nvme"}, "offload is 'nvme'"),
         ({"global_batch": 100}, "does not divide among 8 data ranks"),
         ({"micro_batch": 3}, "micro batch 3 x 8 data ranks does not divide the global batch 128"),
         ({"devices": 12}, "is 8, not 12 devices"),
-        ({"layout__tensor": 3, "layout__data": None}, "not 8 devices"),
         ({"layout__tensor": 64, "devices": 512}, "64 tensor ranks cannot share 32 heads"),
         ({"layout__context": 3, "devices": 24}, "3 context ranks cannot share sequences of 8192"),
         ({"layout__pipeline": 64, "devices": 512}, "64 x 1 pipeline stages are more than the 32 layers"),
@@ -109,8 +103,6 @@ def test_what_is_unstated_is_guessed_so_that_the_run_fits():
         ({"model__layers": 2000, "layout__zero_stage": 1}, "the weights alone take"),
         ({"measured__step_time_s": 1e-3}, "above its peak of 5000 in fp8"),
         ({"measured__peak_reserved_gib": 900.0}, "more than the device has"),
-        ({"measured__step_time_s": -1.0}, "$.measured.step_time_s"),
-        ({"flags": 5}, "$.flags"),
     ],
 )
 def test_a_row_that_cannot_be_is_refused_with_the_reason(changes: dict[str, Any], words: str):
@@ -192,12 +184,3 @@ def test_a_prediction_has_what_is_asked_of_it(tmp_path: Path):
         (tmp_path / "rows.json").write_text(content)
         with pytest.raises(InputError, match="--predict"):
             predict_file(tmp_path / "rows.json", tmp_path / "out.json")
-
-
-def test_suspect_rows_teach_nothing_and_weak_ones_are_not_scored():
-    for row in own_rows():
-        suspect = any(flag.startswith(("suspect_", "tokens_per_step_uncertain")) for flag in row.form.flags)
-        timed = row.step_time_s is not None
-        assert row.is_fitted == (timed and not suspect)
-        assert row.is_scored == (timed and row.form.grade != "weak" and not row.form.flags)
-    assert sum(row.is_scored for row in own_rows()) == 128

@@ -8,10 +8,11 @@ wait does not.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from testbed.errors import InputError
 from testbed.memory_model.job import Job, Machine
@@ -88,12 +89,8 @@ def along(known: Sequence[tuple[float, float]], size: float) -> float:
 
     Below the first it is the first's: a call costs something however little it does.
     """
-    if size <= known[0][0]:
-        return known[0][1]
-    for (low, low_s), (high, high_s) in itertools.pairwise(known):
-        if size <= high:
-            return low_s + (size - low) / (high - low) * (high_s - low_s)
-    return known[-1][1] * size / known[-1][0]
+    sizes, seconds = zip(*known, strict=True)
+    return float(np.interp(size, sizes, seconds)) * max(1.0, size / sizes[-1])
 
 
 class MeasuredRates(Rates):
