@@ -25,12 +25,10 @@ import os
 import sys
 from pathlib import Path
 
-import psutil
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.initial_file import SUFFIXES, is_file_of_another, shape_of_file
+from testbed.config.initial_file import SUFFIXES
 from testbed.config.initial_shape import is_universal
 from testbed.errors import InputError, say
 from testbed.program import program
@@ -81,12 +79,6 @@ def main() -> int:
     if to.exists() and to.is_dir() == (to.suffix.lower() in (".pt", ".bin")):
         raise InputError(f"--to {to} is not of the kind that its name says; name another")
     check_deepspeed(to, arguments.deepspeed)
-    if is_file_of_another(source):
-        needed, held = 4 * shape_of_file(source, f"--from {source}").num_parameters, psutil.virtual_memory().total
-        if needed > held:  # a file with holes takes no room on the disk
-            raise InputError(
-                f"--from {source} needs {needed:,} bytes of memory, and this machine has {held:,}; take another"
-            )
     from testbed.checkpoint.formats import kind_of, notes_on, read_checkpoint, write_checkpoint
 
     found = read_checkpoint(source, f"--from {source}", with_optimizer=to.suffix.lower() != ".bin")

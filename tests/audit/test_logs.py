@@ -253,5 +253,6 @@ def test_the_configuration_that_wandb_stored_beside_a_log_is_read(tmp_path, inde
     said = "".join(f"{name}:\n{indent}desc: null\n{indent}value: {value}\n"
                    for name, value in (("world_size", 4), ("block_size", 1024), ("grad_accum", 8)))  # fmt: skip
     saved(tmp_path, said, "config.yaml")
+    saved(tmp_path, '{"gpu": "A100", "gpu_count"', "wandb-metadata.json")  # damaged: the log is read without it
     (run,) = read_reported([saved(tmp_path, steps, "output.log")])
     assert (run.world_size, run.sequence_length, run.accumulation) == (4, 1024, 8)

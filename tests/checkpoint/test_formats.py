@@ -1,52 +1,111 @@
-"""Weights of nanoGPT and llm.c: read, written, and the same bits and logits both ways."""
+"""Checkpoints of other programs: every form into every other with the same bits, in whose names and layout they may be,
+and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import struct
-import zipfile
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from support.programs import data_flags, run_here
+from support import nanogpt
+from support.plain_loop import batch, losses_of
+from support.programs import TINY_RUN, data_flags, run_here
 from support.settings import refusal, typed
 
 from testbed.checkpoint.adamw_state import MOMENTS, AdamWState, Rates
 from testbed.checkpoint.formats import Checkpoint, notes_on, read_checkpoint, read_start, write_checkpoint
+from testbed.checkpoint.manifest import write_manifest
 from testbed.config.initial_file import shape_of_file
 from testbed.errors import Failure, InputError
-from testbed.model.gpt2 import GPT2
+from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
+from testbed.optim.optimizer import parameter_groups
 
 SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=16, vocab_size=300, max_position_embeddings=24)
 PROGRAM = "scripts/convert_checkpoint.py"
+FORMS = ("ckpt.pt", "model.bin", "folder", "universal")
+STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+QKV = "transformer.h.0.attn.c_attn.weight"
+
+
+def trained() -> tuple[GPT2, torch.optim.Optimizer]:
+    """A model after five steps."""
+    torch.manual_seed(0)
+    model = GPT2(SHAPE)
+    optimizer = torch.optim.AdamW(parameter_groups(model.parameters(), 0.2), lr=2e-3, betas=(0.8, 0.97), eps=1e-7)
+    losses_of(model, optimizer, range(5))
+    return model, optimizer
 
 
 @pytest.fixture(scope="module")
 def ours() -> Checkpoint:
-    torch.manual_seed(0)
-    model = GPT2(SHAPE)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-        model.wte.weight[SHAPE.vocab_size :] = 0
-    return Checkpoint(model.state_dict(), SHAPE, "bpe:300", 299)
+    model, optimizer = trained()
+    moments = {
+        moment: {name: optimizer.state[each][moment].clone() for name, each in model.named_parameters()}
+        for moment in MOMENTS
+    }
+    for tensors in (weights := dict(model.state_dict()), *moments.values()):
+        tensors["wte.weight"][SHAPE.vocab_size :] = 0
+    state = AdamWState(moments, 5, Rates(2e-3, 0.8, 0.97, 1e-7, 0.2))
+    return Checkpoint(weights, SHAPE, "bpe:300", 299, optimizer=state)
 
 
-def same_bits(one: Checkpoint, other: Checkpoint) -> bool:
-    return one.shape == other.shape and one.weights.keys() == other.weights.keys() and all(
-        torch.equal(one.weights[key], other.weights[key]) for key in one.weights
-    )  # fmt: skip
+def write(path: Path, made: Checkpoint) -> Path:
+    write_checkpoint(path, made, is_universal_wanted=path.name == "universal")
+    return path
 
 
-@pytest.mark.parametrize("name", ["ckpt.pt", "model.bin", "folder"])
-def test_weights_come_back_bit_for_bit(tmp_path, ours, name):
-    write_checkpoint(tmp_path / name, ours)
-    assert same_bits(read_checkpoint(tmp_path / name, "it"), ours)
+def same(found: Checkpoint, ours: Checkpoint) -> bool:
+    pairs = [(found.weights, ours.weights)]
+    if found.optimizer:
+        pairs += [(found.optimizer.moments[moment], ours.optimizer.moments[moment]) for moment in MOMENTS]
+    return found.shape == ours.shape and all(torch.equal(a[key], b[key]) for a, b in pairs for key in a | b)
+
+
+@pytest.mark.parametrize("second", FORMS)
+@pytest.mark.parametrize("first", FORMS)
+def test_every_form_becomes_every_other_bit_for_bit(tmp_path, ours, first, second):
+    (tmp_path / "b").mkdir()
+    found = read_checkpoint(write(tmp_path / first, ours), "it")
+    again = read_checkpoint(write(tmp_path / "b" / second, found), "it")
+    assert same(found, ours) and same(again, ours)
+    assert (again.optimizer is None) == ("model.bin" in (first, second))
+    if again.optimizer:
+        assert again.optimizer.step == 5
+        assert "universal" in (first, second) or again.optimizer.rates == ours.optimizer.rates
+    if {first, second} <= {"folder", "universal"}:
+        assert (again.tokenizer, again.end_of_text_id) == ("bpe:300", 299)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_training_begins_with_each_and_writes_nothing_to_it(tmp_path, ours, token_files, name):
+    path = write(tmp_path / name, ours)
+    flags = ["--seq_length", "16", "--device", "cpu", *data_flags(token_files), "--init_from", str(path)]
+    checked = typed(flags)
+    assert checked.settings.shape == SHAPE and ("exact GELU" in " ".join(checked.notes)) == (name == "ckpt.pt")
+    with mock.patch("testbed.checkpoint.adamw_state.of_torch", side_effect=AssertionError("moments")):
+        weights = read_start(str(path), SHAPE)
+    assert all(torch.equal(weights[key], ours.weights[key]) for key in ours.weights)
+    with pytest.raises(InputError, match=rf"--num_layers 3 does not fit the weights of --init_from .*{name}"):
+        typed([*flags, "--num_layers", "3"])
+    if path.is_file():
+        lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+        assert lines and all(line.split()[1].endswith("p") for line in lines), "mapped, and private"
+        before = path.read_bytes()
+        weights["h.0.ln_1.weight"].zero_()
+        assert path.read_bytes() == before
+        with mock.patch("torch._C.PyTorchFileReader.get_storage_from_record", side_effect=AssertionError("numbers")):
+            assert shape_of_file(path) == SHAPE
+        with pytest.raises(InputError, match="another model now"):
+            read_start(str(path), dataclasses.replace(SHAPE, num_heads=4))
 
 
 def logits_of_llmc(data: bytes, tokens: list[int]) -> np.ndarray:
@@ -84,232 +143,221 @@ def logits_of_llmc(data: bytes, tokens: list[int]) -> np.ndarray:
     return norm(x, lnfw, lnfb) @ wte[:vocabulary].T
 
 
-def test_what_llmc_reads_computes_the_same(tmp_path, ours):
-    write_checkpoint(tmp_path / "model.bin", ours)
+def test_what_llmc_reads_computes_the_same_and_its_bf16_is_rounded_once(tmp_path, ours):
+    path = write(tmp_path / "model.bin", ours)
     model, tokens = GPT2(SHAPE), [1, 5, 299, 0, 17]
     model.load_state_dict(ours.weights)
     with torch.no_grad():
         expected = model.eval()(torch.tensor([tokens]))[0, :, : SHAPE.vocab_size].double().numpy()
-    assert logits_of_llmc((tmp_path / "model.bin").read_bytes(), tokens) == pytest.approx(expected, abs=1e-4)
-
-
-def test_bf16_of_llmc_is_rounded_once(tmp_path, ours):
-    write_checkpoint(tmp_path / "model.bin", ours, is_bf16=True)
-    found = read_checkpoint(tmp_path / "model.bin", "it")
+    assert logits_of_llmc(path.read_bytes(), tokens) == pytest.approx(expected, abs=1e-4)
+    write_checkpoint(path, ours, is_bf16=True)
+    found = read_checkpoint(path, "it")
     assert all(torch.equal(found.weights[key], ours.weights[key].bfloat16().float()) for key in ours.weights)
 
 
-def nanogpt(ours: Checkpoint, prefix: str = "", **changed) -> dict:
-    """What nanoGPT's train.py saves of such a model, whose names and layouts are spelled here again."""
-    model = {f"{prefix}transformer.{key}": tensor.clone() for key, tensor in ours.weights.items()}
-    model[f"{prefix}transformer.wte.weight"] = ours.weights["wte.weight"][:300].clone()
-    model[f"{prefix}lm_head.weight"] = model[f"{prefix}transformer.wte.weight"]
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 24, "bias": True, "vocab_size": 300, "dropout": 0.1}
-    return {"model": model, "model_args": sizes, "iter_num": 7, "optimizer": {"state": {}}, "config": {}, **changed}
-
-
-@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
-def test_nanogpts_file_is_read(tmp_path, ours, prefix):
-    torch.save(nanogpt(ours, prefix), tmp_path / "ckpt.pt")
-    assert same_bits(read_checkpoint(tmp_path / "ckpt.pt", "it"), ours)
+def test_nanogpt_and_the_run_go_on_from_each_others_file(tmp_path, ours):
+    """What it resumes from has the losses of the uninterrupted run; what it saves then comes back with all bits."""
+    content = torch.load(write(tmp_path / "ckpt.pt", ours), weights_only=True)
+    assert content["iter_num"] == 5 and content["model_args"]["vocab_size"] == 300
+    (first, second), uninterrupted = content["optimizer"]["param_groups"], losses_of(*trained(), range(5, 9))
+    assert (first["lr"], first["betas"], first["eps"], first["weight_decay"]) == (2e-3, (0.8, 0.97), 1e-7, 0.2)
+    assert second["weight_decay"] == 0
+    model, optimizer = nanogpt.resumed(content, SHAPE)
+    assert losses_of(model, optimizer, range(5, 9)) == pytest.approx(uninterrupted, abs=1e-5)
+    anew = nanogpt.resumed({**content, "optimizer": {**content["optimizer"], "state": {}}}, SHAPE)
+    assert losses_of(*anew, range(5, 9)) != pytest.approx(uninterrupted, abs=1e-5), "a lost state would be seen"
+    for prefix in ("", "_orig_mod."):
+        saved = nanogpt.saved(model.state_dict(), SHAPE, optimizer.state_dict(), 9, prefix)
+        torch.save(saved, tmp_path / "theirs.pt")
+        found = read_checkpoint(tmp_path / "theirs.pt", "it")
+        assert found.optimizer.step == 9
+        for name, parameter in model.named_parameters():
+            rows = SHAPE.vocab_size if name == "wte.weight" else len(parameter)
+            assert torch.equal(found.weights[name][:rows], parameter[:rows]), name
+            for moment in MOMENTS:
+                there = optimizer.state[parameter][moment]
+                assert torch.equal(found.optimizer.moments[moment][name][:rows], there[:rows]), (name, moment)
 
 
 def test_a_nanogpt_without_biases_gets_zeros_and_a_note(tmp_path, ours):
-    content = nanogpt(ours)
+    content = nanogpt.saved(ours.weights, SHAPE, {"state": {}}, 7)
     content["model"] = {key: tensor for key, tensor in content["model"].items() if not key.endswith(".bias")}
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(InputError, match=r"the weight h\.0\.ln_1\.bias is missing"):
         read_checkpoint(tmp_path / "ckpt.pt", "it")
-    content["model_args"] = {**content["model_args"], "bias": False}
+    content["model_args"]["bias"] = False
     torch.save(content, tmp_path / "ckpt.pt")
     found = read_checkpoint(tmp_path / "ckpt.pt", "it")
     assert all(not found.weights[key].any() for key in found.weights if key.endswith(".bias"))
     assert "exact GELU" in found.notes[0] and found.notes[1].startswith("13 biases that nanoGPT left out")
+    assert "no best_val_loss and no config" in " ".join(notes_on(found, tmp_path / "ckpt.pt"))
 
 
-def test_a_ckpt_pt_says_what_nanogpt_will_miss(tmp_path, ours):
-    assert "no best_val_loss and no config" in " ".join(notes_on(ours, tmp_path / "ckpt.pt"))
-    assert "best_val_loss" not in " ".join(notes_on(ours, tmp_path / "model.bin"))
+def of_deepspeed(
+    folder: Path, ours: Checkpoint, prefix: str = "", is_theirs: bool = False, is_flat: bool = False, change=None
+) -> Path:
+    """Write what ds_to_universal does, of a model under these names, and config.json beside it. `is_flat`: of ZeRO 3,
+    after two skipped steps."""
+    write_checkpoint(folder, dataclasses.replace(ours, optimizer=None))
+    (folder / "model.safetensors").unlink()
+    files, sizes = {}, {}
+    for kind, tensors in {"fp32": ours.weights, **ours.optimizer.moments}.items():
+        for name, tensor in (to_transformers(tensors, SHAPE) if is_theirs else tensors).items():
+            sizes[f"{prefix}{name}"] = tensor.shape
+            files[f"{prefix}{name}/{kind}"] = tensor.flatten() if is_flat else {"cat_dim": 0, "param": tensor}
+            if not is_flat:
+                files[f"{prefix}{name}/step"] = torch.tensor(5.0)
+    files[f"{prefix}lm_head.weight/fp32"] = {"param": ours.weights["wte.weight"]}
+    if change:
+        change(files)
+    for name, content in files.items():
+        (folder / "zero" / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, folder / "zero" / f"{name}.pt")
+    if is_flat:
+        torch.save({"param_shapes": [sizes], "global_steps": 7, "skipped_steps": 2}, folder / STATES)
+    return folder
 
 
-def test_what_nanogpt_resumes_from_fits_its_own_model(tmp_path, ours):
-    """As train.py does it: the state dict into its model, the optimizer's into AdamW with its two groups."""
-    write_checkpoint(tmp_path / "ckpt.pt", ours)
-    content = torch.load(tmp_path / "ckpt.pt", weights_only=True)
-    assert content["model"].keys() == nanogpt(ours)["model"].keys()
-    assert content["model"]["lm_head.weight"].data_ptr() == content["model"]["transformer.wte.weight"].data_ptr()
-    assert content["model_args"]["vocab_size"] == 300 and content["iter_num"] == 0
-    parameters = [tensor.clone().requires_grad_() for tensor in ours.weights.values()]
-    groups = [
-        {"params": [each for each in parameters if each.dim() >= 2], "weight_decay": 0.1},
-        {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3)
-    optimizer.load_state_dict(content["optimizer"])
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize(("prefix", "is_theirs"), [("", False), ("module.", False), ("", True), ("module.", True)])
+def test_a_universal_checkpoint_is_read_whoever_wrote_it(tmp_path, ours, prefix, is_theirs, is_flat):
+    found = read_checkpoint(of_deepspeed(tmp_path / "universal", ours, prefix, is_theirs, is_flat), "it")
+    assert same(found, ours) and found.optimizer.step == 5 and found.tokenizer == "bpe:300"
+    assert "nanoGPT's defaults" in found.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"model": None}, 'it has no "model" and "model_args"'),
-        ({"model_args": {"n_layer": 2}}, "does not say the sizes"),
-        ({"model_args": {"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": 24, "vocab_size": 300}}, "h.2"),
-        ({"model_args": {"n_layer": 2, "n_head": 3, "n_embd": 16, "block_size": 24, "vocab_size": 300}}, "that can be"),
-        ({"model_args": {"n_layer": 10**9, "n_head": 2, "n_embd": 16, "block_size": 24, "vocab_size": 300}}, "sizes"),
-    ],
-)
-def test_another_pt_is_refused_in_one_sentence(tmp_path, ours, change, said):
-    torch.save(nanogpt(ours, **change), tmp_path / "ckpt.pt")
+def changed_content(**change) -> Callable[[Path, Checkpoint], Path]:
+    """A ckpt.pt in which these are others; of the model, names and tensors."""
+
+    def made(folder: Path, ours: Checkpoint) -> Path:
+        content = nanogpt.saved(ours.weights, SHAPE, {"state": {}}, 7)
+        for key, value in change.items():
+            content[key] = {**content[key], **value} if isinstance(value, dict) and value else value
+        torch.save(content, folder / "ckpt.pt")
+        return folder / "ckpt.pt"
+
+    return made
+
+
+def changed_bytes(change: Callable[[bytes], bytes]) -> Callable[[Path, Checkpoint], Path]:
+    def made(folder: Path, ours: Checkpoint) -> Path:
+        path = write(folder / "model.bin", ours)
+        path.write_bytes(change(path.read_bytes()))
+        return path
+
+    return made
+
+
+def changed_files(change, is_flat: bool = False, said=None) -> Callable[[Path, Checkpoint], Path]:
+    def made(folder: Path, ours: Checkpoint) -> Path:
+        path = of_deepspeed(folder / "universal", ours, "", True, is_flat, change)
+        if said is not None:
+            torch.save({**torch.load(path / STATES, weights_only=True), **said}, path / STATES)
+        return path
+
+    return made
+
+
+def put(tensor, kind: str = "fp32") -> Callable[[dict], None]:
+    return lambda files: files.update({f"{QKV}/{kind}": tensor})
+
+
+def changed_record(**settings) -> Callable[[Path, Checkpoint], Path]:
+    """A run's checkpoint that describes itself as another."""
+
+    def made(folder: Path, ours: Checkpoint) -> Path:
+        path = write(folder / "folder", ours)
+        saved = path / "checkpoints" / "step_000005"
+        content = json.loads((saved / "checkpoint.json").read_text())
+        content["settings"] |= settings
+        (saved / "checkpoint.json").write_text(json.dumps(content))
+        (saved / "manifest.json").unlink()
+        write_manifest(saved)
+        return path
+
+    return made
+
+
+WTE = "transformer.wte.weight"
+REFUSED = {
+    "no model": (changed_content(model=None), 'it has no "model" and "model_args"'),
+    "a layer too few": (changed_content(model_args={"n_layer": 3}), "the weight h.2"),
+    "stride 0": (changed_content(model={WTE: torch.zeros(1).expand(300, 16)}), "is no plain tensor of numbers"),
+    "cut off": (changed_bytes(lambda data: data[:-4]), "bytes, its header needs"),
+    "NaN": (changed_bytes(lambda data: data[:2000] + struct.pack("<f", float("nan")) + data[2004:]), "NaN"),
+    "a layer too many": (changed_files(lambda files: files.update({"h.9.ln_1.weight/fp32": 1})), "h.9"),
+    "another size": (changed_files(put({"param": torch.zeros(48, 7)})), "c_attn.weight is [48, 7]"),
+    "flat, other sizes": (changed_files(None, True, {"param_shapes": [{QKV: torch.Size([7, 7])}]}), "is flat; ZeRO 3"),
+    "fewer bytes": (changed_record(embedding_size=32), "the model that checkpoint.json names needs"),
+    "another vocabulary": (changed_record(vocab_size=200), "wte.weight"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_checkpoint_of_a_gpt2_is_refused_in_one_sentence(tmp_path, ours, case):
+    make, said = REFUSED[case]
+    path = make(tmp_path, ours)
     with pytest.raises(InputError, match=r"^it") as caught:
-        read_checkpoint(tmp_path / "ckpt.pt", "it")
+        read_checkpoint(path, "it")
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_tensors_that_the_file_does_not_hold_are_refused(tmp_path, ours):
-    """Kilobytes that claim gigabytes: a tensor of stride 0, a sparse one, integers."""
-    shape = (300, 16)
-    for tensor in (torch.zeros(1).expand(shape), torch.zeros(shape).to_sparse(), torch.zeros(shape, dtype=torch.int64)):
-        content = nanogpt(ours)
-        content["model"]["transformer.wte.weight"] = tensor
-        torch.save(content, tmp_path / "ckpt.pt")
-        with pytest.raises(InputError, match="is no plain tensor of numbers"):
-            read_checkpoint(tmp_path / "ckpt.pt", "it")
+def changed_state(change) -> Callable[[Path, Checkpoint], Path]:
+    def made(folder: Path, ours: Checkpoint) -> Path:
+        content = torch.load(write(folder / "ckpt.pt", ours), weights_only=True)
+        change(content["optimizer"])
+        torch.save(content, folder / "ckpt.pt")
+        return folder / "ckpt.pt"
+
+    return made
 
 
-def test_a_damaged_bin_is_refused_in_one_sentence(tmp_path, ours):
-    path = tmp_path / "model.bin"
-    write_checkpoint(path, ours)
-    data = path.read_bytes()
-    for other, said in (
-        (data[:-4], "bytes, its header needs"),
-        (data[:100], "is no model of llm.c"),
-        (data[:101], "is no model of llm.c"),
-        (b"", "is no model of llm.c"),
-        (b"\1" + data[1:], "is no model of llm.c"),
-        (data[:16] + struct.pack("<i", 2**30) + data[20:], "sizes"),
-        (data[:8] + struct.pack("<i", -1) + data[12:], "does not say the sizes"),
-        (data[:2000] + struct.pack("<f", float("nan")) + data[2004:], "NaN"),
-    ):
-        path.write_bytes(other)
-        with pytest.raises(InputError, match=said):
-            read_checkpoint(path, "it")
+LEFT_OUT = {
+    "one group": (changed_state(lambda held: held["param_groups"].pop()), "the two that nanoGPT makes"),
+    "no moment": (changed_state(lambda held: held["state"][0].clear()), "wte.weight is missing, in exp_avg"),
+    "no state": (changed_state(lambda held: held["state"].pop(0)), "is not AdamW's of this model"),
+    "odd steps": (changed_state(lambda held: held["state"][3].update(step=torch.tensor(4.0))), "number of steps"),
+    "NaN": (changed_state(lambda held: held["state"][3]["exp_avg"].fill_(float("nan"))), "NaN"),
+    "negative": (changed_state(lambda held: held["state"][3]["exp_avg_sq"].fill_(-1.0)), "negative"),
+    "a word": (changed_state(lambda held: held["param_groups"][0].update(lr="high")), "no such numbers"),
+    "no file": (changed_files(lambda files: files.pop(f"{QKV}/exp_avg")), "exp_avg.pt"),
+    "another size": (changed_files(put({"param": torch.zeros(3, 3)}, "exp_avg")), "[3, 3]"),
+    "another step": (changed_files(put(torch.tensor(6.0), "step")), "number of steps"),
+    "an odd step": (changed_files(None, True, {"global_steps": 10**400}), "number of steps"),
+    "another optimizer": (changed_record(optimizer="muon"), "is not AdamW"),
+}
 
 
-def test_the_program_converts_and_refuses(tmp_path, ours):
-    torch.save(nanogpt(ours), tmp_path / "ckpt.pt")
-    done = run_here(PROGRAM, "--from", tmp_path / "ckpt.pt", "--to", tmp_path / "ours")
-    assert done.returncode == 0 and "nanoGPT to folder" in done.stdout, done.stderr
-    assert json.loads((tmp_path / "ours" / "config.json").read_text())["n_positions"] == 24
-    assert same_bits(read_checkpoint(tmp_path / "ours", "it"), ours)
-    done = run_here(PROGRAM, "--from", tmp_path / "ours", "--to", tmp_path / "model.bin", "--bf16")
-    assert done.returncode == 0, done.stderr
-    for words, said in (
-        (["--to", tmp_path / "model.bin"], "exists; give --overwrite"),
-        (["--to", tmp_path / "ours"], "are both"),
-        (["--to", tmp_path / "no" / "a.pt"], "there is no folder"),
-        (["--to", tmp_path / "b.pt", "--bf16"], "--bf16 is for a .bin"),
-    ):
-        done = run_here(PROGRAM, "--from", tmp_path / "ours", *words)
-        assert done.returncode == 2 and said in done.stderr, (words, done.stderr)
-    done = run_here(PROGRAM, "--from", tmp_path / "none.pt", "--to", tmp_path / "c.pt")
-    assert done.returncode == 2 and "--from" in done.stderr
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_a_state_that_is_not_of_the_model_is_left_out_and_named(tmp_path, ours, case):
+    make, said = LEFT_OUT[case]
+    found = read_checkpoint(make(tmp_path, ours), "it")
+    assert found.optimizer is None and said in found.notes[-1] and same(found, ours)
 
 
-@pytest.mark.parametrize("name", ["ckpt.pt", "model.bin"])
-def test_training_begins_with_a_file_of_another_program(tmp_path, ours, token_files, name):
-    write_checkpoint(tmp_path / name, ours)
-    flags = ["--seq_length", "16", "--device", "cpu", *data_flags(token_files), "--init_from", str(tmp_path / name)]
-    checked = typed(flags)
-    assert checked.settings.shape == SHAPE
-    assert ("exact GELU" in " ".join(checked.notes)) == (name == "ckpt.pt")
-    weights = read_start(str(tmp_path / name), SHAPE)
-    assert all(torch.equal(weights[key], ours.weights[key]) for key in ours.weights)
-    with pytest.raises(InputError, match=rf"--num_layers 3 does not fit the weights of --init_from .*{name}"):
-        typed([*flags, "--num_layers", "3"])
-    with pytest.raises(InputError, match="another model now"):
-        read_start(str(tmp_path / name), dataclasses.replace(SHAPE, num_heads=4))
+def test_layers_without_weights_are_refused_before_they_are_made(tmp_path, ours):
+    folder = of_deepspeed(tmp_path / "universal", ours)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"n_layer": 2', '"n_layer": 900000'))
+    never = mock.patch("testbed.checkpoint.universal.expected", side_effect=AssertionError("made"))
+    with never, pytest.raises(InputError, match=r"^it: its weights have .* bytes, its config.json needs"):
+        read_checkpoint(folder, "it")
 
 
-def test_a_file_that_cannot_be_begun_with_is_refused_with_the_flags(tmp_path, ours, token_files):
-    write_checkpoint(tmp_path / "cut.bin", ours)
-    (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-1])
-    torch.save(nanogpt(ours, model=[]), tmp_path / "odd.pt")
+def test_a_file_that_cannot_be_begun_with_is_refused_with_the_flag(tmp_path, ours, token_files):
+    changed_bytes(lambda data: data[:-1])(tmp_path, ours)
     (tmp_path / "no.pt").write_bytes(b"PK")
-    for name, said in {
-        "cut.bin": "its header needs",
-        "odd.pt": 'no "model"',
-        "no.pt": "cannot be read as tensors",
-        "none.pt": "cannot be read (No such file",
-        "none": "nor a .pt of nanoGPT or a .bin",
-    }.items():
-        assert said in (found := refusal(token_files, "--init_from", str(tmp_path / name))), found
-        assert found.startswith(f"--init_from {tmp_path / name} ")
-
-
-def test_the_sizes_of_a_pt_are_read_without_its_numbers(tmp_path, ours):
-    write_checkpoint(tmp_path / "ckpt.pt", ours)
-    with mock.patch("torch._C.PyTorchFileReader.get_storage_from_record", side_effect=AssertionError("numbers")):
-        assert shape_of_file(tmp_path / "ckpt.pt") == SHAPE
-
-
-@pytest.mark.parametrize("name", ["ckpt.pt", "model.bin"])
-def test_a_start_maps_the_weights_and_leaves_the_moments(tmp_path, ours, monkeypatch, name):
-    write_checkpoint(path := tmp_path / name, ours)
-    before = path.read_bytes()
-    monkeypatch.setattr("testbed.checkpoint.adamw_state.of_torch", None)  # would be called
-    weights = read_start(str(path), ours.shape)
-    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
-    assert lines and all(line.split()[1].endswith("p") for line in lines), "private: what is written is not the file's"
-    weights["h.0.ln_1.weight"].zero_()
-    assert path.read_bytes() == before
-
-
-def test_a_compressed_tensor_is_refused(tmp_path, ours):
-    write_checkpoint(path := tmp_path / "ckpt.pt", ours)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    smallest = min((name for name in members if "/data/" in name), key=lambda name: len(members[name]))
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content, zipfile.ZIP_DEFLATED if name == smallest else zipfile.ZIP_STORED)
-    with pytest.raises(InputError, match="compressed"):
-        read_start(str(path), ours.shape)
-
-
-def test_a_circle_of_links_and_a_file_of_holes_are_refused(tmp_path):
     (tmp_path / "loop.pt").symlink_to("loop.pt")
-    done = run_here(PROGRAM, "--from", tmp_path / "loop.pt", "--to", tmp_path / "made")
-    assert done.returncode == 2 and "Too many levels of symbolic links" in done.stderr
-    shape = ModelShape(1000, 1, 8192, 13, 64)
-    header = struct.pack("<8i", 20240326, 3, 64, 13, 1000, 1, 8192, 13)
-    with (tmp_path / "model.bin").open("wb") as file:  # 3 TB that take no room on the disk
-        file.write(header.ljust(1024, b"\0"))
-        file.truncate(1024 + 4 * shape.num_parameters)
-    done = run_here(PROGRAM, "--from", tmp_path / "model.bin", "--to", tmp_path / "made")
-    assert done.returncode == 2 and "bytes of memory, and this machine has" in done.stderr
-
-
-def test_one_tensor_for_two_weights_is_refused_and_for_two_moments_left_out(tmp_path, ours):
-    content = nanogpt(ours)
-    content["model"]["transformer.h.1.ln_1.weight"] = content["model"]["transformer.h.0.ln_1.weight"]
-    torch.save(content, tmp_path / "ckpt.pt")
-    with pytest.raises(InputError, match="one tensor under the names of two weights"):
-        read_checkpoint(tmp_path / "ckpt.pt", "it")
-    moments = {name: {key: torch.rand(each.shape) for key, each in ours.weights.items()} for name in MOMENTS}
-    write_checkpoint(path := tmp_path / "ckpt.pt", dataclasses.replace(ours, optimizer=AdamWState(moments, 3, Rates())))
-    content = torch.load(path, weights_only=True)
-    content["optimizer"]["state"][0]["exp_avg"] = content["optimizer"]["state"][0]["exp_avg_sq"]
-    torch.save(content, path)
-    found = read_checkpoint(path, "it")
-    # the embedding's are padded, so they are two tensors again
-    assert found.optimizer is not None
-    content["optimizer"]["state"][1]["exp_avg"] = content["optimizer"]["state"][1]["exp_avg_sq"]
-    torch.save(content, path)
-    found = read_checkpoint(path, "it")
-    assert found.optimizer is None and "one tensor as two moments" in " ".join(found.notes)
+    (of_deepspeed(tmp_path / "universal", ours) / "config.json").unlink()
+    for name, said in {
+        "model.bin": " has ",
+        "no.pt": " cannot be read as tensors",
+        "none.pt": " cannot be read (No such file",
+        "loop.pt": " cannot be read (Too many levels of symbolic links",
+        "none": " does not exist (looked for in",
+        "universal": " is a universal checkpoint of DeepSpeed, whose files do not say the heads",
+    }.items():
+        assert refusal(token_files, "--init_from", str(path := tmp_path / name)).startswith(f"--init_from {path}{said}")
 
 
 @pytest.mark.parametrize("name", ["ckpt.pt", "folder"])
@@ -320,7 +368,82 @@ def test_a_full_disk_is_a_sentence(tmp_path, ours, monkeypatch, name):
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
 
     monkeypatch.setattr("torch.save", torn)
-    moments = dict.fromkeys(MOMENTS, ours.weights)
     with pytest.raises(Failure, match=rf"{name} could not be written: .*only a part of a file .*make room"):
-        write_checkpoint(tmp_path / name, dataclasses.replace(ours, optimizer=AdamWState(moments, 3, Rates())))
+        write(tmp_path / name, ours)
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_the_program_converts_and_refuses(tmp_path, ours):
+    def convert(source: str, to: str, *more: str):
+        return run_here(PROGRAM, "--from", tmp_path / source, "--to", tmp_path / to, *more)
+
+    write(tmp_path / "ckpt.pt", ours)
+    done = convert("ckpt.pt", "folder")
+    assert done.returncode == 0 and "nanoGPT to folder" in done.stdout, done.stderr
+    done = convert("folder", "universal", "--deepspeed")
+    assert done.returncode == 0 and "are those of step 5" in done.stdout, done.stderr
+    assert "weight decay of its own" in done.stdout and "names another" not in done.stdout
+    assert (tmp_path / "latest_universal").read_text() == "universal"
+    wte = torch.load(tmp_path / "universal" / "zero" / WTE / "fp32.pt")["param"]
+    assert wte.shape == (300, 16) and wte.untyped_storage().nbytes() == wte.nbytes
+    (tmp_path / "universal" / "zero" / "old").mkdir()
+    assert convert("folder", "universal", "--deepspeed", "--overwrite").returncode == 0
+    assert not (tmp_path / "universal" / "zero" / "old").exists()
+    done = convert("folder", "second", "--deepspeed")
+    assert done.returncode == 0 and "names another checkpoint: load this one with tag='second'" in done.stdout
+    assert convert("folder", "model.bin", "--bf16").returncode == 0
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    for source, to, more, said in (
+        ("folder", "model.bin", "", "exists; give --overwrite"),
+        ("folder", "folder", "", "are both"),
+        ("folder", "no/a.pt", "", "there is no folder"),
+        ("folder", "b.pt", "--bf16", "--bf16 is for a .bin"),
+        ("none.pt", "c.pt", "", "--from"),
+        ("folder", "a.pt", "--deepspeed", "leave .pt out"),
+        ("second", "folder", "--deepspeed --overwrite", "holds no universal checkpoint, and --deepspeed replaces"),
+        ("ckpt.pt", "universal", "--overwrite", "give --deepspeed, or name another"),
+    ):
+        done = convert(source, to, *more.split())
+        assert done.returncode == 2 and said in done.stderr, (source, to, done.stderr)
+    write(tmp_path / "ckpt.pt", dataclasses.replace(ours, optimizer=None))  # no state of what was there before stays
+    assert convert("ckpt.pt", "folder", "--overwrite").returncode == 0
+    assert not (tmp_path / "folder" / "checkpoints").exists()
+    (tmp_path / "folder" / "optimizer.safetensors").touch()
+    assert "in the form of an earlier version, is not read" in convert("folder", "d.pt").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_deepspeed_goes_on_from_what_is_written(ranks, tmp_path, ours):
+    """transformers' GPT-2 under each stage, loaded by DeepSpeed's own `load_universal`, against this program's model,
+    uninterrupted."""
+    pytest.importorskip("deepspeed")
+    write(tmp_path / "universal", ours)
+    batches = [batch(step).tolist() for step in range(5, 9)]
+    task = {"folder": str(tmp_path / "universal"), "lr": 2e-3, "weight_decay": 0.2, "batches": batches}
+    tasks = [{**task, "stage": stage} for stage in (1, 2, 3)]
+    of_stages = ranks.run("support.universal_worker", tmp_path / "ranks", tasks, 2)
+    uninterrupted = losses_of(*trained(), range(5, 9))
+    for stage, losses in enumerate(of_stages, 1):
+        assert losses == pytest.approx(uninterrupted, abs=1e-5), stage
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_what_the_installed_deepspeed_writes_holds_the_bits_of_the_run(ranks, tmp_path, token_files, stage):
+    """A run of ZeRO, converted by DeepSpeed's own program, against the run's checkpoint in its other form."""
+    pytest.importorskip("deepspeed")
+    run, universal = tmp_path / "run", tmp_path / "universal"
+    flags = f"--run_type optimized --zero_stage {stage} --global_batch_size 4 --max_train_steps 3 --sample_tokens 0"
+    flags = [*TINY_RUN, *data_flags(token_files), *flags.split(), "--checkpoint_path", str(run)]
+    done = ranks.run_program(flags, tmp_path / "start")
+    assert done.returncode == 0, done.stderr
+    saved = run / "checkpoints" / "step_000003"
+    words = ["--input_folder", saved / "deepspeed", "--output_folder", universal, "--inject_missing_state"]
+    words += ["--num_extract_workers", 1, "--num_merge_workers", 1]
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *map(str, words)]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    (universal / "config.json").write_bytes((run / "config.json").read_bytes())
+    found, expected = read_checkpoint(universal, "it"), read_checkpoint(saved, "it")
+    assert found.optimizer.step == 3 and found.tokenizer == "bpe:300" and same(found, expected)

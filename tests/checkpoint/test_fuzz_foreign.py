@@ -134,6 +134,13 @@ READERS = {
     "ckpt.pt of nanoGPT": Reader(written("ckpt.pt"), "ckpt.pt", converts("ckpt.pt"), broken=broken_bytes),
     "content of ckpt.pt": Reader(written("ckpt.pt"), "ckpt.pt", converts("ckpt.pt"), broken=broken_content),
     "model.bin of llm.c": Reader(written("model.bin"), "model.bin", converts("model.bin"), broken=broken_header),
+    "universal checkpoint": Reader(
+        lambda folder: write_checkpoint(folder / "start", checkpoint(), is_universal_wanted=True),
+        "start/zero/transformer.h.0.ln_1.weight/fp32.pt",
+        converts("start"),
+        broken=broken_bytes,
+        is_named=False,
+    ),
     "config.json beside it": Reader(written("start"), "start/config.json", converts("start"), is_named=False),
     "TOML of --config": Reader(
         configuration('model = "gpt2"\nlearning_rate = 6e-4\nmax_tokens = "10B"\ntensorboard = false\n', "toml"),
@@ -147,6 +154,14 @@ READERS = {
         configuration("model: gpt2\nlearning_rate: 6e-4\nmax_tokens: 10B\nrun_type: ddp\n", "yaml"),
         "run.yaml",
         accepts("yaml"),
+        broken=broken_words,
+        errors=(Refused,),
+        is_named=False,
+    ),
+    "nanoGPT's config of --config": Reader(
+        configuration("batch_size = 4 * 2\nblock_size = 32\ngradient_accumulation_steps = 1\ndecay_lr = True\n", "py"),
+        "run.py",
+        accepts("py"),
         broken=broken_words,
         errors=(Refused,),
         is_named=False,

@@ -11,7 +11,7 @@ import tokenizers
 from support.characters import ids_of, write_characters, write_meta
 from support.programs import TINY_RUN, data_flags, python_command, run_program
 
-from testbed.data.characters import META, MOST_BYTES, characters_of_json, characters_of_meta, tokenizer_json
+from testbed.data.characters import META, tokenizer_json
 from testbed.data.token_file import check_token_file, open_token_file
 from testbed.data.tokenizer_file import load_tokenizer, load_tokenizer_file
 from testbed.errors import InputError
@@ -50,24 +50,12 @@ def test_a_character_that_the_model_lacks_is_named(tmp_path):
         load_tokenizer_file(tmp_path / META).encode("\ud800")
 
 
-def test_itos_may_be_a_list_and_other_fields_are_left(tmp_path):
-    path = write_meta(tmp_path, vocab_size=2, itos=["a", "b"], stoi={"a": 0, "b": 1}, name="ab", numbers=[[1], 2])
-    assert characters_of_meta(path) == {"a": 0, "b": 1}
-
-
 def test_a_header_of_llmc_says_more_than_meta(tmp_path):
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, 4
     (tmp_path / "train.bin").write_bytes(header.tobytes() + np.arange(4, dtype="<u2").tobytes())
     write_meta(tmp_path, vocab_size=2, itos=["a", "b"], stoi={"a": 0, "b": 1})
     assert open_token_file(tmp_path / "train.bin").tokenizer == "gpt2"
-
-
-@pytest.mark.parametrize(
-    "vocabulary", [{"a": 0, "b": [1]}, {"a": 0, "b": 1.0}, {"a": 0, "b": True}, {"a": None}, [1], "ab"]
-)
-def test_an_odd_vocabulary_is_no_table_of_characters(vocabulary):
-    assert characters_of_json({"model": {"vocab": vocabulary}}) is None
 
 
 class Calls:
@@ -79,14 +67,9 @@ class Calls:
     ("content", "fault"),
     [
         ({"vocab_size": Calls()}, "does more than hold characters"),
-        ({"vocab_size": 1.5, "stoi": {"a": 0}}, "does more than hold characters"),
         ({"vocab_size": 50257}, "its stoi is None"),
         ({"vocab_size": 2, "stoi": {"a": 0, "bc": 1}, "itos": ["a", "bc"]}, "single characters"),
         ({"vocab_size": 2, "stoi": {"a": 0, "b": 2}, "itos": ["a", "b"]}, "from 0 on"),
-        ({"vocab_size": 2, "stoi": {"a": 0, "\ud800": 1}, "itos": ["a", "\ud800"]}, "single characters"),
-        ({"vocab_size": 2, "stoi": {"a": 0, "b": 1}, "itos": ["b", "a"]}, "is not that of its stoi"),
-        ({"vocab_size": 3, "stoi": {"a": 0, "b": 1}, "itos": ["a", "b"]}, "vocab_size \\(3\\)"),
-        ({"vocab_size": 10**30, "stoi": {"a": 0, "b": 1}, "itos": ["a", "b"]}, "vocab_size \\(1"),
     ],
 )
 def test_what_is_no_table_of_characters_is_refused(tmp_path, monkeypatch, content, fault):
@@ -97,24 +80,6 @@ def test_what_is_no_table_of_characters_is_refused(tmp_path, monkeypatch, conten
         open_token_file(tmp_path / "train.bin")
     assert str(refusal.value).startswith("--train_data_path: ") and META in str(refusal.value)
     assert not (tmp_path / "it_ran").exists()
-
-
-@pytest.mark.parametrize("stands", ["a folder", "a circle", "a broken link", "a large file", "nothing in it"])
-def test_what_stands_in_its_place_is_refused(tmp_path, stands):
-    write_characters(tmp_path, TEXT)
-    meta = tmp_path / META
-    meta.unlink()
-    if stands == "a folder":
-        meta.mkdir()
-    elif stands == "a large file":
-        with meta.open("wb") as file:
-            file.truncate(MOST_BYTES + 1)
-    elif stands == "nothing in it":
-        meta.touch()
-    else:
-        meta.symlink_to(meta if stands == "a circle" else tmp_path / "gone")
-    with pytest.raises(InputError, match=META):
-        open_token_file(tmp_path / "train.bin")
 
 
 @pytest.mark.launches

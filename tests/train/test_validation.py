@@ -123,25 +123,8 @@ def test_questions_are_left_where_the_run_is_to_stop(text_files):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "cannot be read (No such file"),
-        ('{"text": "no question"}\n', 'line 1 has no text as "ctx"'),
-        ("", "holds no questions"),
-    ],
-)
-def test_questions_that_cannot_be_read_are_refused_before_the_folder_is_made(
-    ranks, text_files, tmp_path, content, said
-):
-    if content is not None:
-        (tmp_path / "q.jsonl").write_text(content)
-    done = run(ranks, text_files, tmp_path / "run", "--eval_multiple_choice", str(tmp_path / "q.jsonl"))
-    assert done.returncode == 2 and f"--eval_multiple_choice {tmp_path / 'q.jsonl'} {said}" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.launches
-def test_questions_need_the_tokenizer_of_the_data(ranks, files, tmp_path):
-    done = run(ranks, files, tmp_path / "run", "--eval_multiple_choice", "q.jsonl")
-    assert done.returncode == 2 and "--eval_multiple_choice q.jsonl needs the tokenizer of " in done.stderr
+def test_questions_that_cannot_be_read_are_refused_before_the_folder_is_made(ranks, files, text_files, tmp_path):
+    for data, said in ((text_files, "cannot be read (No such file"), (files, "needs the tokenizer of ")):
+        done = run(ranks, data, tmp_path / "run", "--eval_multiple_choice", "none.jsonl")
+        assert done.returncode == 2 and f"--eval_multiple_choice none.jsonl {said}" in done.stderr
+        assert not (tmp_path / "run").exists()

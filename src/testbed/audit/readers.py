@@ -179,15 +179,19 @@ def _named(run: Reported) -> Reported:
 
 def _with_config(run: Reported) -> Reported:
     """Return a run whose log W&B stored (files/output.log), with the configuration that it stored beside it."""
+    if run.path.name != "output.log":
+        return run
     said_beside = run.path.with_name("wandb-metadata.json")
-    if run.path.name == "output.log" and said_beside.is_file():
-        about = read_json(said_beside)
-        count = about.get("gpu_count") if isinstance(about, dict) else None
-        device = about.get("gpu") if isinstance(about, dict) else None
+    try:
+        about = read_json(said_beside) if said_beside.is_file() else None
+    except InputError:  # the log is read without it
+        about = None
+    if isinstance(about, dict):
+        count, device = about.get("gpu_count"), about.get("gpu")
         run = replace(run, world_size=run.world_size or (count if isinstance(count, int) and count > 0 else None),
                       device_name=run.device_name or (str(device) if device else None))  # fmt: skip
     config = run.path.with_name("config.yaml")
-    if run.path.name != "output.log" or not config.is_file():
+    if not config.is_file():
         return run
     said = re.findall(r"(?m)^([\w.-]{1,60}):\n(?: +\w+:.*\n)*? +value: ['\"]?([\w.,+-]{1,60})['\"]?$", text_of(config))
     fields = {"batch": "global_batch_size", "micro_batch": "micro_batch_size", "length": "sequence_length",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
-from testbed.model.tensor_archive import check_finite, is_apart
+from testbed.model.tensor_archive import check_finite
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EMBEDDING = "wte.weight"
@@ -71,8 +71,8 @@ def fitted(found: Any, key: str, ours: torch.Tensor, shape: ModelShape, need: st
 
 
 def unpadded(weights: Mapping[str, torch.Tensor], shape: ModelShape) -> Tensors:
-    """Return tensors without the rows of the embedding that stand for no token."""
-    return {key: each[: shape.vocab_size].clone() if key == EMBEDDING else each for key, each in weights.items()}
+    """Return copies without the rows of the embedding that stand for no token, each in memory of its own."""
+    return {key: (each[: shape.vocab_size] if key == EMBEDDING else each).clone() for key, each in weights.items()}
 
 
 def checked_state(moments: dict[str, Tensors], steps: Iterable[Any], rates: Rates) -> AdamWState:
@@ -118,52 +118,41 @@ def of_torch(content: Any, held: Iterable[str], shape: ModelShape) -> AdamWState
     Raises:
         InputError: it is not AdamW's of this model.
     """
-    of_parameters, groups = (
-        content.get(key) if isinstance(content, dict) else None for key in ("state", "param_groups")
-    )
+    of_parameters = content.get("state") if isinstance(content, dict) else None
     if of_parameters is None or of_parameters == {}:
         return None
-    if not isinstance(of_parameters, dict) or not isinstance(groups, list) or len(groups) != 2:
-        raise InputError("it has not the two groups of parameters that nanoGPT makes")
     ours, own = expected(shape), set(held)
     decayed, others = numbered({key: tensor for key, tensor in ours.items() if key in own})
-    groups = [group if isinstance(group, dict) else {} for group in groups]
-    numbers = [number for group in groups for number in _list_of(group.get("params"))]
-    is_plain = all(type(number) is int for number in numbers)
-    if not is_plain or numbers != list(range(len(own))) or len(groups[0]["params"]) != len(decayed):
-        raise InputError("its groups of parameters are not those of this model")
-    states: dict[str, dict] = {}
-    for number, key in enumerate(decayed + others):
-        state = of_parameters.get(number)
-        states[key] = state if isinstance(state, dict) else {}
-    moments = {
-        moment: {
-            key: fitted(states[key].get(moment), key, tensor, shape, f"in {moment}, this model needs")
-            if key in own
-            else torch.zeros(tensor.shape)
-            for key, tensor in ours.items()
+    try:
+        groups = content["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(decayed), len(others)]:
+            raise InputError("its groups of parameters are not the two that nanoGPT makes of this model")
+        numbers = [number for group in groups for number in group["params"]]
+        states = {key: of_parameters[number] for key, number in zip(decayed + others, numbers, strict=True)}
+        moments = {
+            moment: {
+                key: fitted(states[key].get(moment), key, tensor, shape, f"in {moment}, this model needs")
+                if key in own
+                else torch.zeros(tensor.shape)
+                for key, tensor in ours.items()
+            }
+            for moment in MOMENTS
         }
-        for moment in MOMENTS
-    }
-    if not is_apart(each for tensors in moments.values() for each in tensors.values()):
-        raise InputError("it has one tensor as two moments")
-    told = [groups[0].get("lr"), *_list_of(groups[0].get("betas")), groups[0].get("eps")]
-    rates = rates_of([*told, groups[0].get("weight_decay")])
-    return checked_state(moments, (state.get("step") for state in states.values()), rates)
-
-
-def _list_of(found: Any) -> list:
-    return list(found) if isinstance(found, list | tuple) else []
+        rates = rates_of([groups[0]["lr"], *groups[0]["betas"], groups[0]["eps"], groups[0]["weight_decay"]])
+        return checked_state(moments, [state["step"] for state in states.values()], rates)
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        raise InputError("it is not AdamW's of this model") from None
 
 
 def _one_step(steps: Iterable[Any]) -> int:
     """Return how often all parameters were updated. InputError: not equally often."""
-    tensors = (torch.as_tensor(step) for step in steps if isinstance(step, int | float | torch.Tensor))
-    numbers = {float(tensor) if tensor.numel() == 1 else 0.0 for tensor in tensors}
-    step = numbers.pop() if len(numbers) == 1 else 0.0
-    if numbers or not (1 <= step < 1 << 31 and step == int(step)):
-        raise InputError("its parameters do not say one number of steps that all have done")
-    return int(step)
+    try:
+        (step,) = {float(step) for step in steps}
+        if 1 <= step < 1 << 31 and step == int(step):
+            return int(step)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # no numbers; not one
+        pass
+    raise InputError("its parameters do not say one number of steps that all have done")
 
 
 def rates_of(numbers: list[Any]) -> Rates:

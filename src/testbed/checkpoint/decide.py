@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from testbed import run_folder
 from testbed.checkpoint import folder_owner
+from testbed.checkpoint.adamw_state import RATES, rates_of
 from testbed.checkpoint.changed_settings import (
     changes_of_data,
     changes_of_work,
@@ -16,9 +18,8 @@ from testbed.checkpoint.changed_settings import (
     differences,
     in_words,
 )
-from testbed.checkpoint.converted import described
 from testbed.checkpoint.find import Found, is_checkpoint_of
-from testbed.checkpoint.folders import CONVERTED, Checkpoint, read_description
+from testbed.checkpoint.folders import CONVERTED, Checkpoint, described_shape, read_description
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, say
@@ -143,7 +144,7 @@ def _fitting_start(
     checkpoint = read_description(folder)
     if checkpoint.run_type == CONVERTED:
         _check_steps_left(checkpoint, settings)
-        return Start(sha256, described(checkpoint, settings), is_other_run=True, steps_done=steps_done)
+        return Start(sha256, of_converted(checkpoint, settings), is_other_run=True, steps_done=steps_done)
     copy = read_metrics(folder / run_folder.METRICS)
     if (version := metrics_version(copy)) != SCHEMA_VERSION:
         raise InputError(
@@ -174,6 +175,32 @@ def _fitting_start(
         is_record_cut_off=metrics is copy,
         steps_done=steps_done,
     )
+
+
+def of_converted(checkpoint: Checkpoint, settings: RunSettings) -> Checkpoint:
+    """Return a checkpoint of convert_checkpoint.py without ranks, and say what this start has otherwise: it goes on
+    under the settings of this start, as no record says those of the other program.
+
+    Raises:
+        InputError: it has another model or optimizer.
+    """
+    name, whole = f"--resume {checkpoint.directory}", "the folder that convert_checkpoint.py wrote"
+    values, before = settings.as_dict(), dataclasses.asdict(rates_of([checkpoint.settings.get(key) for key in RATES]))
+    if values["optimizer"] != "adamw":
+        raise InputError(
+            f"{name} holds AdamW's state, and this start has --optimizer {values['optimizer']}; leave that out, or "
+            f"give {whole} to --init_from, which takes the weights alone"
+        )
+    if (shape := described_shape(checkpoint)) != settings.shape:
+        held = ", ".join(f"--{size} {number}" for size, number in dataclasses.asdict(shape).items())
+        raise InputError(f"{name} holds another model: give {held}, or {whole} to --resume and no shape")
+    others = [f"--{key} {before[key]:g}" for key in RATES if key != "learning_rate" and before[key] != values[key]]
+    if others:
+        say(f"note: AdamW's state was made with {', '.join(others)}; this start has others", flush=True)
+    if "learning_rate" not in settings.origin.given:
+        said = f"its last step had a learning rate of {before['learning_rate']:g}, and the peak of this start is"
+        say(f"note: {said} {values['learning_rate']:g}, the default (--learning_rate)", flush=True)
+    return dataclasses.replace(checkpoint, world_size=0)
 
 
 def _check_not_finished_later(metrics: dict, checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ the weights where both forms have it (adamw_state.py).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ from testbed.run_folder import CHECKPOINTS, TOKENIZER, is_converted
 
 FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
 GPT2_END = 50256
+_EARLIER = "optimizer.safetensors"
 COMPILED = "_orig_mod."  # before each name where nanoGPT compiled the model
 # llm.c, train_gpt2.py, `write_tensors`: these in this order, those of blocks for all layers one after another
 _OF_BLOCK = tuple(
@@ -102,9 +104,6 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
     kind = kind_of(path)
     try:
         if kind in (FOLDER, DEEPSPEED):
-            saved = checkpoint_in(path) if kind == FOLDER else None
-            if saved is not None and (with_optimizer or saved == path):
-                return _read_saved(saved, name, with_optimizer)
             return _read_folder(path, name, with_optimizer)
         with open_regular(path) as file:
             found = _read_nanogpt(file, name, with_optimizer) if kind == NANOGPT else _read_llmc(file, name)
@@ -112,7 +111,8 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
         raise InputError(f"{name} cannot be read ({error.strerror or error})") from None
     for key, tensor in found.weights.items():
         check_finite(tensor, f"{name}: {key}")
-    return found
+    tokenizer = tokenizer_of_shape(found.shape)  # neither file says it
+    return dataclasses.replace(found, tokenizer=tokenizer, end_of_text_id=GPT2_END if tokenizer else None)
 
 
 def write_checkpoint(
@@ -126,26 +126,22 @@ def write_checkpoint(
     Raises:
         OSError, Failure: the disk refuses.
     """
+    kind = DEEPSPEED if is_universal_wanted else kind_of(path)
     try:
-        _write(path, DEEPSPEED if is_universal_wanted else kind_of(path), checkpoint, is_bf16)
+        if kind == DEEPSPEED:
+            _write_universal(Path(os.path.realpath(path)), checkpoint)
+        elif kind == FOLDER:
+            _write_folder(path, checkpoint)
+        elif kind == NANOGPT:
+            with replacing(path) as temporary:
+                torch.save(_as_nanogpt(checkpoint), temporary)
+        else:
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                file.writelines(_as_llmc(checkpoint, is_bf16))
     except (RuntimeError, CheckpointException) as error:
         if "inline_container" not in str(error):
             raise
         raise Failure(f"{path} could not be written: {root_cause(error)}; make room, or name another place") from None
-
-
-def _write(path: Path, kind: str, made: Checkpoint, is_bf16: bool) -> None:
-    if kind == DEEPSPEED:
-        _write_universal(Path(os.path.realpath(path)), made)
-    elif kind == FOLDER:
-        _write_folder(path, made)
-    elif kind == NANOGPT:
-        with replacing(path) as temporary:
-            torch.save(_as_nanogpt(made), temporary)
-    else:
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            for part in _as_llmc(made, is_bf16):
-                file.write(part)
 
 
 def _write_folder(path: Path, made: Checkpoint) -> None:
@@ -174,42 +170,36 @@ def _write_universal(path: Path, made: Checkpoint) -> None:
 
 
 def _read_folder(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
-    shape, tokenizer = shape_of_folder(path, name), tokenizer_of_folder(path, name)
-    if not is_universal(path):
-        weights = read_initial_weights(str(path.absolute()), shape, name)
-        assert weights is not None, "a path is no 'scratch'"
-        return Checkpoint(weights, shape, tokenizer, *_of_tokens(path, name))
-    try:
-        weights, optimizer, note = read_universal(path, shape, with_optimizer)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    return Checkpoint(weights, shape, tokenizer, *_of_tokens(path, name), (note,) if note else (), optimizer)
-
-
-def _read_saved(folder: Path, name: str, with_optimizer: bool) -> Checkpoint:
-    weights, shape, optimizer, note = read_state(folder, name, with_optimizer)
-    run = folder.absolute().parent.parent  # perhaps: a checkpoint may lie alone
-    tokenizer = tokenizer_of_folder(run, name) if is_converted(run) else tokenizer_of_saved(folder, name)
-    return Checkpoint(weights, shape, tokenizer, *_of_tokens(run, name), (note,), optimizer)
+    saved = None if is_universal(path) else checkpoint_in(path)
+    if saved is not None and (with_optimizer or saved == path):
+        weights, shape, optimizer, note = read_state(saved, name, with_optimizer)
+        run = saved.absolute().parent.parent  # perhaps: a checkpoint may lie alone
+        tokenizer = tokenizer_of_folder(run, name) if is_converted(run) else tokenizer_of_saved(saved, name)
+        return Checkpoint(weights, shape, tokenizer, *_of_tokens(run, name), (note,), optimizer)
+    shape, optimizer, note = shape_of_folder(path, name), None, ""
+    if is_universal(path):
+        try:
+            weights, optimizer, note = read_universal(path, shape, with_optimizer)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+    else:
+        weights = read_initial_weights(str(path.absolute()), shape, name) or {}  # a path is no "scratch"
+        if with_optimizer and (path / _EARLIER).exists():
+            note = f"{path / _EARLIER}, AdamW's state in the form of an earlier version, is not read: convert again"
+    notes = (note,) if note else ()
+    return Checkpoint(weights, shape, tokenizer_of_folder(path, name), *_of_tokens(path, name), notes, optimizer)
 
 
 def _of_tokens(folder: Path, name: str) -> tuple[int | None, str | None]:
     """Return the id that ends a text, and the file of the BPE, as they lie beside weights."""
-    own = folder / TOKENIZER
+    own, config = folder / TOKENIZER, folder / "config.json"  # a run that was stopped has none
     try:
         text = own.read_text(encoding="utf-8") if own.is_file() else None
     except UnicodeDecodeError:
         raise InputError(f"{name}: {TOKENIZER} is not UTF-8 text") from None
-    is_there = (folder / "config.json").is_file()  # a run that was stopped has none
-    config = read_json(folder / "config.json", f"{name}: config.json") if is_there else None
-    end = config.get("eos_token_id") if isinstance(config, dict) else None
+    content = read_json(config, f"{name}: config.json") if config.is_file() else None
+    end = content.get("eos_token_id") if isinstance(content, dict) else None
     return end if type(end) is int else None, text
-
-
-def _of_gpt2(shape: ModelShape) -> dict[str, Any]:
-    """Return what is known of the tokens of a file that does not say."""
-    tokenizer = tokenizer_of_shape(shape)
-    return {"tokenizer": tokenizer, "end_of_text_id": GPT2_END if tokenizer else None}
 
 
 def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint:
@@ -225,14 +215,14 @@ def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint
     if not is_apart(theirs.values()):
         raise InputError(f"{name} has one tensor under the names of two weights")
     held, weights, notes = set(theirs), {}, [GELUS]
-    for key, ours in expected(shape).items():
-        if key not in theirs and key.endswith(".bias") and sizes.get("bias") is False:
-            weights[key] = torch.zeros(ours.shape)
-            continue
-        try:
-            weights[key] = fitted(theirs.pop(key, None), key, ours, shape, "its model_args need")
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
+    try:
+        for key, ours in expected(shape).items():
+            if key not in theirs and key.endswith(".bias") and sizes.get("bias") is False:
+                weights[key] = torch.zeros(ours.shape)
+            else:
+                weights[key] = fitted(theirs.pop(key, None), key, ours, shape, "its model_args need")
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
     if theirs:
         raise InputError(f"{name}: the weight {one_line(min(theirs), 80)} is none of a GPT-2")
     if without := len(weights) - len(held):
@@ -242,7 +232,7 @@ def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint
         state = adamw_state.of_torch(optimizer, held, shape) if with_optimizer else None
     except InputError as error:  # the weights are worth having without it
         notes.append(f"the optimizer's state is left out: {error}")
-    return Checkpoint(weights, shape, **_of_gpt2(shape), notes=tuple(notes), optimizer=state)
+    return Checkpoint(weights, shape, notes=tuple(notes), optimizer=state)
 
 
 def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
@@ -255,19 +245,18 @@ def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
 def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
     """Return what somebody who has converted should know."""
     notes, kind = list(checkpoint.notes), kind_of(to)
-    if kind == NANOGPT and GELUS not in notes:
-        notes.append(GELUS)
     if kind == NANOGPT:
-        notes.append(
+        notes += [
+            GELUS,
             "it holds no best_val_loss and no config: nanoGPT's first validation replaces the file, and its sample.py "
-            "reads tokens as GPT-2's until checkpoint['config']['dataset'] names the folder of their meta.pkl"
-        )
+            "reads tokens as GPT-2's until checkpoint['config']['dataset'] names the folder of their meta.pkl",
+        ]
     if kind == DEEPSPEED:
         notes.append("DeepSpeed takes the learning rate and the weight decay of its own settings")
         path = Path(os.path.realpath(to))
         if (path.parent / LATEST).read_bytes() != os.fsencode(path.name):
             notes.append(f"{path.parent / LATEST} names another checkpoint: load this one with tag={path.name!r}")
-    return tuple(notes)
+    return tuple(dict.fromkeys(notes))
 
 
 def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -311,7 +300,7 @@ def _read_llmc(file: BinaryIO, name: str) -> Checkpoint:
             weights[key] = F.pad(rows, (0, 0, 0, shape.padded_vocab_size - vocabulary))
         else:
             weights[key] = tensor.view(sizes[key].shape)
-    return Checkpoint({key: weights[key] for key in sizes}, shape, **_of_gpt2(shape))
+    return Checkpoint({key: weights[key] for key in sizes}, shape)
 
 
 def _as_llmc(checkpoint: Checkpoint, is_bf16: bool) -> Iterator[bytes]:

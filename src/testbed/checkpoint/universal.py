@@ -7,8 +7,6 @@ which alone has the learning rate, and names classes of DeepSpeed.
 
 from __future__ import annotations
 
-import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -57,58 +55,28 @@ def read_universal(folder: Path, shape: ModelShape, with_optimizer: bool) -> tup
     ours = expected(shape)
     if odd := {name for name in parameters if not _is_beside(name)} ^ ours.keys():
         raise InputError(f"the weight {one_line(min(odd), 80)} is missing, or none of the model in config.json")
-    of_stage_3 = _Stage3(folder / _STATES)
-    weights = _read(parameters, "fp32", ours, shape, of_stage_3)
+    files = [path for key in ours if (path := parameters[key] / "step.pt").exists()]
+    sizes, step = ({}, 0) if files else _of_stage_3(folder / _STATES)  # stage 3 writes none
+    weights = _read(parameters, "fp32", ours, shape, sizes)
     if not with_optimizer:
         return weights, None, ""
     try:
-        moments = {moment: _read(parameters, moment, ours, shape, of_stage_3) for moment in MOMENTS}
-        files = [parameters[key] / "step.pt" for key in ours]
-        is_ours = not of_stage_3.is_needed
-        steps = [_content(path)[0] if is_ours or path.exists() else of_stage_3.step for path in files]
-        state = checked_state(moments, steps, Rates())
+        moments = {moment: _read(parameters, moment, ours, shape, sizes) for moment in MOMENTS}
+        state = checked_state(moments, [_content(path)[0] for path in files] or [step], Rates())
     except (InputError, FileNotFoundError) as error:  # the weights are worth having without it
         return weights, None, f"the optimizer's state is left out: {one_line(str(error), 200)}"
     note = "the universal checkpoint gives AdamW's moments; its learning rate, betas, eps and weight decay are not read"
     return weights, state, f"{note}, and are nanoGPT's defaults"
 
 
-class _Stage3:
-    """What ZeRO 3 says of its flat tensors. The file is read when the first of them is met: of other stages it may be
-    left from an earlier checkpoint. `is_needed`: one was met.
-    """
-
-    def __init__(self, path: Path):
-        self._path, self.is_needed = path, False
-
-    @functools.cached_property
-    def _said(self) -> dict:
-        content: Any = _content(self._path)[0] if self._path.exists() else {}
-        return content if isinstance(content, dict) else {}
-
-    @functools.cached_property
-    def _sizes(self) -> dict[str, Any]:
-        groups = self._said.get("param_shapes")
-        if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-            return {}
-        return {_our_name(str(name)): size for group in groups for name, size in group.items()}
-
-    def unflattened(self, tensor: torch.Tensor, key: str, name: str) -> torch.Tensor:
-        """Return a matrix from its numbers in a row. InputError, with `name`: its size is not said, or another's."""
-        self.is_needed = True
-        size = self._sizes.get(key)
-        # the product of Python's own numbers: torch's would wrap around
-        if not isinstance(size, torch.Size) or len(size) != 2 or min(size) < 1 or math.prod(size) != len(tensor):
-            raise InputError(f"{name} is flat; {_FLAT}")
-        return tensor.view(size)
-
-    @property
-    def step(self) -> int:
-        """Return how many updates were done; 0: that is not said."""
-        done, skipped = self._said.get("global_steps"), self._said.get("skipped_steps")
-        if not isinstance(done, int) or not isinstance(skipped, int) or not 0 <= skipped <= done < 1 << 31:
-            return 0
-        return done - skipped
+def _of_stage_3(path: Path) -> tuple[dict[str, torch.Size], int]:
+    """Return what ZeRO 3 says beside its tensors, which are flat: their sizes, and how many updates were done."""
+    content: Any = _content(path)[0] if path.exists() else {}
+    try:
+        sizes = {_our_name(name): size for group in content["param_shapes"] for name, size in group.items()}
+        return sizes, content["global_steps"] - content["skipped_steps"]
+    except (AttributeError, LookupError, TypeError):
+        return {}, 0
 
 
 def _our_name(name: str) -> str:
@@ -120,8 +88,12 @@ def _is_beside(name: str) -> bool:
     return name == "lm_head.weight" or name.endswith((".attn.bias", ".attn.masked_bias"))  # the tied head, old masks
 
 
-def _read(parameters: dict[str, Path], kind: str, ours: Tensors, shape: ModelShape, of_stage_3: _Stage3) -> Tensors:
-    """Return one tensor of each parameter in our layout: transformers' matrices lie the other way."""
+def _read(parameters: dict[str, Path], kind: str, ours: Tensors, shape: ModelShape, sizes: dict) -> Tensors:
+    """Return one tensor of each parameter in our layout: transformers' matrices lie the other way.
+
+    Args:
+        sizes: of matrices that lie flat.
+    """
     found: Tensors = {}
     for key in ours:
         content, num_bytes = _content(parameters[key] / f"{kind}.pt")
@@ -130,7 +102,10 @@ def _read(parameters: dict[str, Path], kind: str, ours: Tensors, shape: ModelSha
         assert isinstance(tensor, torch.Tensor), "it is plain"
         check_finite(tensor, f"{kind} of {key}")
         if tensor.dim() == 1 < ours[key].dim():
-            tensor = of_stage_3.unflattened(tensor, key, f"{kind} of {key}")
+            try:
+                tensor = tensor.view(sizes[key])
+            except (LookupError, RuntimeError, TypeError):
+                raise InputError(f"{kind} of {key} is flat; {_FLAT}") from None
         found[key] = tensor
     is_theirs = list(found[_QKV].shape) == list(ours[_QKV].shape)[::-1]
     for key, tensor in found.items():

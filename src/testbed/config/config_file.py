@@ -39,18 +39,14 @@ def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
         found = read(content.decode("utf-8-sig"), typed)
         json.dumps(found, ensure_ascii=False, default=str).encode()
         return found
-    except UnicodeDecodeError:
-        raise InputError(f"{name} is not {kind}: it is not UTF-8 text") from None
-    except UnicodeEncodeError:
-        raise InputError(f"{name} is not {kind} that can be read: it holds half of a surrogate pair") from None
-    except (ArithmeticError, SyntaxError, ValueError) as error:  # tomllib's error is a ValueError, and so is ours
+    except (
+        ArithmeticError,
+        SyntaxError,
+        ValueError,
+    ) as error:  # tomllib's error and ours are, and text that is no UTF-8
         raise InputError(f"{name} is not {kind} that can be read: {one_line(str(error), 200)}") from None
-    except RecursionError:
+    except (MemoryError, RecursionError):  # the first is of Python's own parser
         raise InputError(f"{name} is not {kind} that can be read: it is nested too deeply") from None
-
-
-def _toml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
-    return tomllib.loads(text)
 
 
 def _flat_yaml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +79,7 @@ def _flat_yaml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _READERS: dict[str, tuple[str, Callable[[str, Mapping[str, Any]], Any]]] = {
-    ".toml": ("TOML", _toml),
+    ".toml": ("TOML", lambda text, _: tomllib.loads(text)),
     ".yaml": ("YAML", _flat_yaml),
     ".yml": ("YAML", _flat_yaml),
     ".py": ("a config of nanoGPT", nanogpt_flags),

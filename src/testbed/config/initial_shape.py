@@ -173,8 +173,8 @@ def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> No
     start, run = (Path(os.path.realpath(path)) for path in (init_from, checkpoint_path))
     if init_from.is_dir() and (start == run or run in start.parents):
         raise InputError(
-            f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
-            "--checkpoint_path"
+            f"--checkpoint_path {checkpoint_path}, which this run writes, holds the weights that it begins with; name "
+            f"{init_from} with --init_from or --resume, and give another --checkpoint_path"
         )
 
 

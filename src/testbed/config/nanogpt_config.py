@@ -30,19 +30,22 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 }  # fmt: skip
 _OF_DECAY = {"warmup_iters", "lr_decay_iters", "min_lr"}
 _OF_SHAPE = {"n_layer", "n_head", "n_embd"}
-_LENGTHS = {"epochs", "max_train_steps", "max_tokens"}
+_GIVE_WAY = {  # to a flag of ours, whatever its value
+    "model": _OF_SHAPE, "epochs": {"max_iters"}, "max_train_steps": {"max_iters"}, "max_tokens": {"max_iters"},
+    "lr_schedule": _OF_DECAY,
+}  # fmt: skip
 _LARGEST = 1e18  # no setting is larger, and products of products would fill the memory
 
 
 def nanogpt_flags(text: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return flags of ours and values; a name that is neither ours nor nanoGPT's stays. InputError: a line is something
-    else than a name and a value.
+    else than a name and a value. SyntaxError: Python cannot read it.
 
     Args:
         typed: flags on the command line and their values.
     """
     written: dict[str, Any] = {}
-    for line in _lines(text):
+    for line in ast.parse(text, "the file").body:
         match line:
             case ast.Assign(targets=[ast.Name(id=name)]) if name in _NOT_TAKEN:
                 pass
@@ -53,15 +56,6 @@ def nanogpt_flags(text: str, typed: Mapping[str, Any]) -> dict[str, Any]:
             case _:
                 raise InputError(f"line {line.lineno} is not NAME = VALUE, and a config is read, not executed")
     return _as_ours(written, typed)
-
-
-def _lines(text: str) -> list[ast.stmt]:
-    try:
-        return ast.parse(text).body
-    except SyntaxError as error:  # as text it ends in "(<unknown>, line 1)"
-        raise InputError(error.msg + (f" in line {error.lineno}" if error.lineno else "")) from None
-    except MemoryError:  # of so short a text it says that Python's parser is too deep in it
-        raise RecursionError from None
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
@@ -87,9 +81,9 @@ def _number(node: ast.expr, known: Mapping[str, Any]) -> int | float:
 
 def _as_ours(written: dict[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what nanoGPT's settings mean here, where these are typed."""
-    decays = written.pop("decay_lr", True)
     said = {_flag_of(name)[0]: value for name, value in written.items()} | dict(typed)
-    theirs = _defaults_beside(said) | written
+    silent = _DEFAULTS.keys() - set().union(*(_GIVE_WAY.get(flag, set()) for flag in said))
+    theirs = {name: value for name, value in _DEFAULTS.items() if name in silent} | written
     dataset, is_saved_always = theirs.pop("dataset"), theirs.pop("always_save_checkpoint")
     ours: dict[str, Any] = {f"{part}_data_path": f"data/{dataset}/{part}.bin" for part in ("train", "val")}
     sequences, times = theirs.pop("batch_size"), theirs.pop("gradient_accumulation_steps")
@@ -99,10 +93,14 @@ def _as_ours(written: dict[str, Any], typed: Mapping[str, Any]) -> dict[str, Any
     if type(theirs["eval_iters"]) is int and theirs["eval_iters"] > 0:  # batches of batch_size; ours are global
         theirs["eval_iters"] = -(-theirs["eval_iters"] // times)
     ours |= {"save_every": theirs["eval_interval"]} if is_saved_always else {"keep_best": True}
-    is_begun = said.get("init_from", "scratch") != "scratch"  # with weights, which decide the shape
-    ours |= {} if is_begun else {"max_position_embeddings": theirs["block_size"]}
-    ours |= {} if decays else {"lr_schedule": "constant", "warmup_steps": 0}
-    left_out = (_OF_SHAPE if is_begun else set()) | (set() if decays else _OF_DECAY)
+    left_out: set[str] = set()
+    if said.get("init_from", "scratch") != "scratch":  # weights decide the shape
+        left_out |= _OF_SHAPE
+    else:
+        ours["max_position_embeddings"] = said.get("seq_length", theirs["block_size"])
+    if not theirs.pop("decay_lr"):
+        left_out |= _OF_DECAY
+        ours |= {"lr_schedule": "constant", "warmup_steps": 0}
     for name in (name for name in theirs if name not in left_out):
         flag, meant = _flag_of(name)
         if not meant:
@@ -110,23 +108,6 @@ def _as_ours(written: dict[str, Any], typed: Mapping[str, Any]) -> dict[str, Any
         elif theirs[name]:  # wandb_log = True
             ours[flag] = meant
     return ours
-
-
-def _defaults_beside(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nanoGPT's defaults but those that do not go with what the file or the command line says."""
-    rate, decay = (
-        value if isinstance(value, int | float) else _LARGEST
-        for value in (said.get("learning_rate"), said.get("lr_decay_steps"))
-    )
-    left_out = {"decay_lr"}
-    left_out |= _OF_SHAPE if "model" in said else set()
-    left_out |= {"max_iters"} if said.keys() & _LENGTHS else set()
-    left_out |= _OF_DECAY if "lr_schedule" in said else set()
-    left_out |= {"min_lr"} if rate < _DEFAULTS["min_lr"] else set()
-    kept = {name: value for name, value in _DEFAULTS.items() if name not in left_out}
-    if "warmup_iters" in kept and 0 < decay < kept["warmup_iters"]:
-        kept["warmup_iters"] = int(decay) // 10  # as this program warms up for a tenth
-    return kept
 
 
 def _flag_of(name: str) -> tuple[str, str]:

@@ -127,7 +127,7 @@ def learning_rate_marks(
         raise InputError(
             f"--warmup_steps {warmup} reaches past the end of the schedule at step {decay} "
             "(--lr_decay_steps, or the run's last step): the learning rate would never get to its peak; "
-            f"give --warmup_steps {decay // 10} or another below {decay}"
+            f"give --warmup_steps {decay // 10}, or at most {decay}"
         )
     of_file = {}
     if open_end is not None and open_end.flag == "decay_share":

@@ -138,11 +138,10 @@ def have_room_for_files(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(least, wanted), most))
 
 
-def scan_shards(array: ShardedArray, remembers: bool = True) -> tuple[int, str]:
+def scan_shards(array: ShardedArray) -> tuple[int, str]:
     """Return the largest id of all shards, and the SHA-256 of their SHA-256s in order.
 
-    Shards that MANIFEST knows are not read again unless their size or times changed; the others are. `remembers` adds
-    them to it.
+    Shards that MANIFEST knows are not read again unless their size or times changed; the others are, and are added.
 
     Raises:
         InputError: a shard that MANIFEST knows is missing or holds other tokens.
@@ -172,7 +171,7 @@ def scan_shards(array: ShardedArray, remembers: bool = True) -> tuple[int, str]:
                 f"{folder / name} has sha256 {entry.sha256[:12]}… but its sidecar says {written[:12]}…: the tokens "
                 "changed after they were written; make the shard again"
             )
-    if new and remembers:
+    if new:
         content = {"format_version": FORMAT, "shards": {name: asdict(known[name]) for name in sorted(known)}}
         with contextlib.suppress(Failure):  # a folder that may only be read: every start reads the tokens then
             write_json(folder / MANIFEST, content, MANIFEST)

@@ -389,7 +389,7 @@ def _fields_of_meta(path: Path, flag: str) -> dict[str, Any]:
 def _data_sha256_again(token_file: TokenFile, touched: DiskArray) -> str:
     """Return the hash of a file that was touched. FileChanged: it is no longer what it was."""
     try:
-        return scan_token_file(token_file, remembers=False).data_sha256
+        return scan_token_file(token_file).data_sha256
     except FileChanged:
         raise
     except InputError as error:  # of a shard
@@ -462,11 +462,10 @@ def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
         raise InputError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
 
 
-def scan_token_file(token_file: TokenFile, remembers: bool = True) -> TokenScan:
-    """Return the largest id and the hashes, found in one pass; of shards `remembers` says whether their manifest keeps
-    them."""
+def scan_token_file(token_file: TokenFile) -> TokenScan:
+    """Return the largest id and the hashes, found in one pass; of shards their manifest keeps them."""
     if isinstance(token_file.tokens, ShardedArray):
-        largest, sha256 = scan_shards(token_file.tokens, remembers)
+        largest, sha256 = scan_shards(token_file.tokens)
         return TokenScan(largest, sha256, sha256)
     digest = hashlib.sha256()
     max_token_id = 0

@@ -31,7 +31,7 @@ PROJECT = "gpt2-testbed"
 FLUSH_S = 5  # what a run that dies loses of TensorBoard at most
 CLOSE_S, LEAVE_S = 30.0, 5.0  # that the end of a run, and of a start that is stopped or fails, wait for all trackers
 HANGING_S = 30.0  # a call of a library that has taken so long hangs, and no end waits for it
-MOST_WAITING = 100_000  # rows that a tracker has not taken yet; the rows after them are lost to it
+MOST_WAITING = 100_000  # rows that a tracker has not taken yet; one that is further behind gets no more
 MOST_AT_ONCE = 20  # rows that HANGING_S holds for together: a second and a half for each of them
 WANDB_STEP = "optimizer_step"
 LONGEST_PARAMETER = 500  # characters: MLflow refuses more
@@ -150,8 +150,7 @@ class _Mlflow:
 
         now_ms = int(time.time() * 1000)  # noqa: TID251 - a moment, for people
         metrics = [Metric(name, value, now_ms, step) for step, values in rows for name, value in values.items()]
-        for start in range(0, len(metrics), 1000):
-            self._client.log_batch(self._id, metrics=metrics[start : start + 1000])
+        self._client.log_batch(self._id, metrics=metrics)  # it takes 1,000 at once
 
     def close(self, files: Sequence[Path], is_complete: bool) -> None:
         for file in files:
@@ -193,30 +192,29 @@ OPENERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 LIBRARIES = {TENSORBOARD: "torch.utils.tensorboard", WANDB: "wandb", MLFLOW: "mlflow.tracking", TRACKIO: "trackio"}
 
 
+@dataclass(frozen=True)
+class _End:
+    files: Sequence[Path]
+    is_complete: bool
+
+
 class _Channel(threading.Thread):
     """Hands rows to one tracker. `failure`: why it takes no more."""
 
-    def __init__(self, name: str, open_tracker: Callable[[TrackedRun], Tracker], run: TrackedRun):
+    def __init__(self, name: str, run: TrackedRun):
         super().__init__(name=f"tracker {name}", daemon=True)  # a process does not wait for a server that hangs
-        self.tracker_name, self._open, self._run = name, open_tracker, run
+        self.tracker_name, self._run = name, run
         self.failure: str | None = None
-        self.lost = 0  # rows that found no room
-        self._rows: queue.Queue[Row | None] = queue.Queue()  # None: look whether that was all
+        self._rows: queue.Queue[Row | _End] = queue.Queue()
         self._call_s = math.inf  # when the library was called that has not returned; inf: it waits for rows
-        self._ended = threading.Event()
-        self._files: Sequence[Path] = ()
-        self._is_complete = False
 
     def put(self, row: Row) -> None:
-        if self._rows.qsize() < MOST_WAITING:
-            self._rows.put(row)
-        else:
-            self.lost += 1
+        if self._rows.qsize() >= MOST_WAITING:
+            self.failure = f"{MOST_WAITING:,} rows wait for it"
+        self._rows.put(row)
 
     def end(self, files: Sequence[Path], is_complete: bool) -> None:
-        self._files, self._is_complete = files, is_complete
-        self._ended.set()
-        self._rows.put(None)
+        self._rows.put(_End(files, is_complete))
 
     def wait(self, until_s: float) -> None:
         """Wait until all rows are taken, at most until then, and for no call that hangs."""
@@ -225,19 +223,19 @@ class _Channel(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._call_s = time.monotonic()
-            tracker = self._open(self._run)
-            while not (self._ended.is_set() and self._rows.empty()):
+            self._call_s, end = time.monotonic(), None
+            tracker = OPENERS[self.tracker_name](self._run)
+            while end is None:
                 self._call_s = math.inf
-                rows = [self._rows.get()]
+                items = [self._rows.get()]
                 self._call_s = time.monotonic()
-                with contextlib.suppress(queue.Empty):
-                    while len(rows) < MOST_AT_ONCE:
-                        rows.append(self._rows.get_nowait())
-                if known := [row for row in rows if row is not None]:
-                    tracker.log(known)
+                while len(items) < MOST_AT_ONCE and not self._rows.empty():
+                    items.append(self._rows.get())
+                end = next((item for item in items if isinstance(item, _End)), None)
+                if rows := [item for item in items if isinstance(item, tuple)]:
+                    tracker.log(rows)
             self._call_s = time.monotonic()
-            tracker.close(self._files, self._is_complete)
+            tracker.close(end.files, end.is_complete)
         except BaseException as error:  # whatever a library or a server does, also exit(), ends no training
             self.failure = first_line(error)
 
@@ -248,7 +246,7 @@ class Trackers:
     def __init__(self, settings: RunSettings, run: TrackedRun, is_writer: bool, say: Callable[[str], None]):
         self._say, self._tokens_per_step = say, settings.tokens_per_step
         names = trackers_of(settings.measuring.track, settings.measuring.tensorboard) if is_writer else ()
-        self._channels = [_Channel(name, OPENERS[name], run) for name in names]
+        self._channels = [_Channel(name, run) for name in names]
         self._is_closed = self._has_failed = False
         if TRACKIO in names:  # it looks there when it is imported
             os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute() / "trackio"))
@@ -302,9 +300,6 @@ class Trackers:
                 "training_metrics.json has every row"
             )
 
-    def _warn(self, channel: _Channel, what: str) -> None:
-        self._say(f"warning: --track {channel.tracker_name} {what}; training_metrics.json has them")
-
     def close(self, files: Sequence[Path] = (), is_complete: bool = False) -> None:
         """Wait until the trackers have all rows, at most CLOSE_S, or LEAVE_S of a run that is not complete, and not for
         one that hangs. Only the first call does something.
@@ -321,7 +316,6 @@ class Trackers:
         for channel in self._channels:
             channel.wait(until_s)
             if channel.is_alive():
-                self._warn(channel, "did not take all rows in time")
-            elif channel.lost and channel.failure is None:
-                self._warn(channel, f"lacks {channel.lost:,} rows, which came while {MOST_WAITING:,} waited for it")
+                name = channel.tracker_name
+                self._say(f"warning: --track {name} did not take all rows in time; training_metrics.json has them")
         self._tell_failures()
