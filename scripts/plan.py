@@ -39,7 +39,6 @@ from testbed.planner.question import OF_OTHERS, OTHER_MODELS
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
-    from testbed.planner.constants import Constants
     from testbed.planner.question import Question
 
 
@@ -201,6 +200,8 @@ def _check_answer(arguments: argparse.Namespace) -> None:
 def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[list[Question], list[int]]:
     """Return the question for each kind of device, and numbers of devices. InputError names a flag that cannot be."""
     from testbed.planner.amounts import deadline_of, numbers_of_sweep, tokens_of
+    from testbed.planner.automatic import constants_here
+    from testbed.planner.constants import published_constants
     from testbed.planner.machines import as_measured, machine_here, machine_named
     from testbed.planner.plan import Budget
     from testbed.planner.question import question
@@ -215,7 +216,7 @@ def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[
     nodes = (arguments.gpus, arguments.gpus_per_node, arguments.network)
     kinds = arguments.gpu or (ANY_DEVICE,)  # for --check, which builds the same for all of them
     machines = [machine_here(*nodes)] if here else [machine_named(kind, *nodes) for kind in kinds]
-    constants = constants_of(arguments.calibration, here)
+    constants = constants_here(arguments.calibration) if here else published_constants()
     machines = [as_measured(machine, constants.calibration) for machine in machines]
     flags = {name: getattr(arguments, name) for name in (*FLAGS, *OF_OTHERS) if name in typed}
     numbers = sorted({machine.devices for machine in machines})
@@ -228,14 +229,6 @@ def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[
         question(flags, machine, replace(budget, price=price), constants, numbers)
         for machine, price in zip(machines, prices, strict=True)
     ], numbers
-
-
-def constants_of(calibration: Path | None, here: bool) -> Constants:
-    """Return what step times are predicted with: a calibration where there is one."""
-    from testbed.planner.automatic import constants_here
-    from testbed.planner.constants import published_constants
-
-    return constants_here(calibration) if here or calibration is not None else published_constants()
 
 
 def calibrate(arguments: argparse.Namespace) -> int:
