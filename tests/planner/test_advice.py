@@ -15,6 +15,9 @@ XL, GPT2, LLAMA = "--model gpt2-xl --gpu", "--model gpt2 --gpu", "--model llama3
 
 # flags -> a pattern of the answer
 SAID = {
+    # of small nodes, several share a long sequence
+    "--model gpt2-large --gpu l4 --gpus 64 --gpus_per_node 2 --network 400gbit --seq_length 131072 "
+    "--global_batch_size 32": "2 tensor x 8 context",
     f"{XL} h100 --gpus 16 --pipeline_stages 2 --zero_stage 1": "no run type has them all",
     f"{GPT2} h100 --gpus 1 --tensor_parallel_size 4 --pipeline_stages 2": "size 4, which is for --run_type mesh",
     # also where one device has no room; with a price also where they are only as fast
@@ -101,6 +104,8 @@ REFUSED = {
     "--run_type fsdp there is room: mesh.* With --global_batch_size 512 there is room: fsdp",
     f"{GPT2} a100 --gpus 7 --global_batch_size 60 --run_type ddp --attention flash --precision fp32": r"--\S+ ddp and",
     f"{XL} v100 --gpus 4096 --global_batch_size 64": "--global_batch_size 128 there is room.* With --gpus 64 ",
+    # the fastest of the numbers that divide the batch, not the largest
+    f"{XL} a100-80 --gpus 512 --network 1gbit --run_type fsdp --global_batch_size 64": "With --gpus 8 there is room",
     "--model gpt2-xl --gpu a100-80 --gpus 7 --run_type mesh": "mesh does on 7 devices what another .*is room: ",
     "--model gpt2 --num_layers 32 --num_heads 32 --embedding_size 4096 --gpus 1 --gpu a10g": "6 of .* tightly, and 7 w",
     f"{GPT2} h100 --gpus 8 --run_type mesh --pipeline_stages 8": "mesh does on 8 devices what another run type does",

@@ -22,6 +22,7 @@ from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, emulat
 from testbed.model.shape import ModelShape
 
 LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
+MOST_CONTEXT = 16  # context ranks, where a node has fewer devices
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
 MESH_SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")  # gpipe takes as long as 1f1b, and more memory
 MORE_ROUNDS, DEEP = (4, 8), 8  # stages per rank besides the usual two, and ranks of a pipeline from where on
@@ -135,7 +136,10 @@ def _options(
         heads = [size for size in varied["tensor_parallel_size"] if shape.num_heads % size == 0]
         is_long = seq_length >= LONG or "context_parallel_method" in given
         is_long |= global_batch * max(heads, default=1) < devices
-        yield from _products(varied, devices, shape.num_layers, given, is_long)
+        widths = varied["tensor_parallel_size"]
+        if per_node < MOST_CONTEXT:  # of small nodes, several share a sequence
+            widths = [size for size in _divisors(devices)[1:] if size <= MOST_CONTEXT]
+        yield from _products(varied, devices, shape.num_layers, given, widths if is_long else [])
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):
@@ -143,15 +147,16 @@ def _options(
 
 
 def _products(
-    varied: Mapping[str, Sequence[Any]], devices: int, layers: int, given: Mapping[str, Any], is_long: bool
+    varied: Mapping[str, Sequence[Any]], devices: int, layers: int, given: Mapping[str, Any], contexts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
     cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
-    node. They are for sequences of LONG tokens or more, and for batches too small to give all ranks work without."""
+    node, or of a few small ones. They are for sequences of LONG tokens or more, and for batches too small to give all
+    ranks work without; `contexts` has their numbers."""
     sizes: dict[str, Sequence[Any]] = {
         "tensor_parallel_size": (1, *varied["tensor_parallel_size"]),
         "pipeline_stages": (1, *varied["pipeline_stages"]),
-        "context_parallel_size": (1, *varied["tensor_parallel_size"]) if is_long else (1,),
+        "context_parallel_size": (1, *contexts),
         "activation_checkpointing": varied["activation_checkpointing"],
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}

@@ -283,7 +283,7 @@ class Question:
         if self.machine.device.kind != "cpu" and not self.given.keys() & OFFLOADED.keys():
             kinds.append([self._asked(None, **OFFLOADED)])
         if not self.runs[0] and self.global_batch % self.machine.devices:
-            kinds += [map(self._asked, self._other_batches()), map(self._on_fewer, self._dividing_the_batch())]
+            kinds += [map(self._asked, self._other_batches()), self._dividing_the_batch()]
         found = [self._first_with_room(kind, may_be_tight) for kind in kinds]
         return [f"{self._change_to(other)} there is room: {self._in_words(run)}" for other, run in filter(None, found)]
 
@@ -306,10 +306,17 @@ class Question:
             batch *= 2
         yield self._dividing() or self.machine.devices
 
-    def _dividing_the_batch(self) -> list[int]:
-        """Return the most devices that divide the batch, if they are not too few to be advice."""
-        found = [number for number in self._fewer() if self.global_batch % number == 0]
-        return [number for number in found[-1:] if number >= self.machine.devices / MOST_LEFT_IDLE]
+    def _dividing_the_batch(self) -> list[Question]:
+        """Return the question on the most devices that divide the batch, if they are not too few to be advice, and on a
+        half of them and so on; the fastest first, as more of them can be slower on a slow network."""
+        dividing = [number for number in self._fewer() if self.global_batch % number == 0]
+        most = dividing[-1] if dividing else 0
+        if most < self.machine.devices / MOST_LEFT_IDLE:
+            return []
+        found = [
+            self._on_fewer(number) for number in dividing if most % number == 0 and (most // number).bit_count() == 1
+        ]
+        return sorted(found, key=lambda other: run.time.seconds if (run := other.fitting()) else math.inf)
 
     def refusal(self) -> str:
         """Return why there is no run, and what has room."""
