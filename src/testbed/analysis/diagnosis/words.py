@@ -12,9 +12,9 @@ from testbed.config.run_types import run_types_that_work_with, run_types_with
 from testbed.errors import as_lines
 
 NOTHING = "nothing stands out"
-SHOWN = (  # docs/results/diagnosis/cases_2.jsonl; a test compares them
-    "of 17 planted slow-downs on two ranks it named 12 rightly, and of 14 undisturbed runs it blamed none, with every "
-    "step watched and on a busy machine (docs/diagnosis.md)"
+SHOWN = (  # docs/results/diagnosis/cases.jsonl; a test compares them
+    "of 51 planted slow-downs on two ranks it named 48 rightly, and of 29 undisturbed runs it blamed none, with every "
+    "step watched (docs/diagnosis.md)"
 )
 Fits = Callable[[Mapping[str, Any]], bool]
 
