@@ -138,6 +138,8 @@ SOUND = {
         "Framework | Precision | samples/s | Speed-up vs. PyT FP32", "TRT | FP16 | 370 | 4.25x",
         "TRT | FP32 | 124 | 1.43x",
         "PyTorch | FP16 | 95 | 1.09x", "PyTorch | FP32 | 87 | 1.00x"),
+    "memory in M": table("Method | Peak | Latency (s) | Speedup", "USP 1 | 92,170M | 213.60 | 1.0x",
+                         "USP 4 | 57,458M | 57.61 | 3.7x"),
     "models are compared": table("Model | BS | seq/s | Speedup vs Large", "Large | 8 | 100 | 1",
         "Base | 8 | 280 | 2.8"),
     "a batch in the name": table("Experiment | GPUs | Batch size | images/s | Speed up",

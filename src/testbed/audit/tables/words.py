@@ -88,7 +88,7 @@ FORMS = {
         "error": rf"\b(?:WER|CER|FID|error(?: rate)?){_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)\b",
         "tokens": r"\b(\d+(?:\.\d+)?[BMT])[ -]tokens\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
-        r"|\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"
+        r"|(?<!\d,)\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"  # 92,170M is memory
         r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
