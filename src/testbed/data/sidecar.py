@@ -6,14 +6,12 @@ Version 1 is of text. Version 2 is of pairs and names the file of their targets 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
-
-from msgspec import Meta
+from typing import Any
 
 from testbed.errors import InputError
 from testbed.io import read_json
-from testbed.typed_json import check
 
 FORMAT_VERSION, FORMAT_VERSION_WITH_TARGETS = 1, 2
 TARGETS_SUFFIX = ".targets.bin"
@@ -46,30 +44,38 @@ def gpt2_fields() -> dict[str, Any]:
     return {**known, "end_of_text_id": GPT2_END_OF_TEXT_ID, **dict.fromkeys(unknown)}
 
 
-_Count = Annotated[int, Meta(ge=0)]
-_Sha256 = Annotated[str, Meta(min_length=64, max_length=64)]
-_Name = Annotated[str, Meta(pattern=r"^(?!\.\.?\Z)[^/\0]+\Z")]  # without folders
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-class _Fields(TypedDict):
-    dtype: Literal["uint16", "uint32"]
-    vocab_size: Annotated[int, Meta(ge=1, le=1 << 32)]
-    tokenizer: str | None
-    tokenizer_file: _Name | None
-    end_of_text_id: _Count
-    num_tokens: _Count
-    sha256: _Sha256 | None
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64
 
 
-class _OfText(_Fields):
-    num_documents: _Count | None
+def _is_plain_name(value: object) -> bool:
+    return isinstance(value, str) and value not in ("", "..") and Path(value).name == value and "\0" not in value
 
 
-class _OfPairs(_Fields):
-    num_documents: _Count
-    targets_file: _Name
-    targets_sha256: _Sha256
-    num_target_tokens: _Count
+def _or_null(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "dtype": (lambda value: value in ("uint16", "uint32"), "uint16 or uint32"),
+    "vocab_size": (lambda value: _is_count(value) and 0 < value <= 1 << 32, "a whole number above 0, at most 2^32"),
+    "tokenizer": (lambda value: value is None or isinstance(value, str), "a name or null"),
+    "tokenizer_file": (_or_null(_is_plain_name), "a file name without folders, or null"),
+    "end_of_text_id": (_is_count, "a whole number"),
+    "num_tokens": (_is_count, "a whole number"),
+    "num_documents": (_or_null(_is_count), "a whole number or null"),
+    "sha256": (_or_null(_is_sha256), "64 hexadecimal digits or null"),
+}
+RULES_OF_PAIRS = RULES | {
+    "num_documents": (_is_count, "a whole number"),
+    "targets_file": (_is_plain_name, "a file name without folders"),
+    "targets_sha256": (_is_sha256, "64 hexadecimal digits"),
+    "num_target_tokens": (_is_count, "a whole number"),
+}
 
 
 def read_sidecar(path: Path, flag: str) -> dict[str, Any]:
@@ -91,10 +97,12 @@ def read_sidecar(path: Path, flag: str) -> dict[str, Any]:
             f"{flag}: the sidecar {path} has format_version {reprlib.repr(version)}, "
             f"this program reads {FORMAT_VERSION} and {FORMAT_VERSION_WITH_TARGETS}; {way_out}"
         )
-    try:
-        fields |= check(fields, _OfText if version == FORMAT_VERSION else _OfPairs, may_hold_more=True)
-    except InputError as error:
-        raise InputError(f"{flag}: the sidecar {path}: {error}; {way_out}") from None
+
+    rules = RULES if version == FORMAT_VERSION else RULES_OF_PAIRS
+    for name, (holds, rule) in rules.items():
+        if name not in fields or not holds(fields[name]):
+            found = reprlib.repr(fields[name]) if name in fields else "missing"
+            raise InputError(f"{flag}: the sidecar {path} has {name} {found}, must be {rule}; {way_out}")
     if fields["end_of_text_id"] >= fields["vocab_size"]:
         raise InputError(
             f"{flag}: the sidecar {path} has end_of_text_id {fields['end_of_text_id']}, "
