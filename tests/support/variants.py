@@ -112,8 +112,8 @@ VARIANTS = {
     "tensor, label smoothing compiled": ("tensor", 2, f"{SMOOTHED} {COMPILED}", None),
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
-    # compiled: a kernel is always named in what --compile auto compiles, and the graph has it. Of what shares its code
-    # one is compiled: "stages x cut stream" for pipelines, "tensor, label smoothing" for tensor ranks
+    # compiled: a kernel is always named in what --compile auto compiles, and the graph has it. Of each
+    # run type one is compiled
     "allreduce, compiled": ("allreduce", 2, COMPILED, None),
     "ddp, compiled": ("ddp", 2, "--compile --attention flash", None),
     "ddp, blocks compiled and recomputed": (
@@ -123,6 +123,8 @@ VARIANTS = {
     ),
     "fsdp, compiled": ("fsdp", 2, COMPILED, None),
     "ZeRO 2, compiled": ("optimized", 2, f"--zero_stage 2 {COMPILED}", None),
+    "model_parallel, compiled": ("model_parallel", 2, COMPILED, None),
+    "pipeline, compiled": ("pipeline", 2, COMPILED, None),
     "fsdp, weights kept": (
         "fsdp",
         2,
