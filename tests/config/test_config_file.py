@@ -21,7 +21,7 @@ max_train_steps = 5
 eval_only = false
 save_at_end = "off"
 """,
-    "yaml": "# mine\nrun_type: baseline\nlearning_rate: 1e-3\nmax_train_steps: 5\neval_only: false\nsave_at_end: off\n",
+    "yaml": "# mine\nrun_type: baseline\nlearning_rate: 1e-3\nmax_train_steps: 5\neval_only: False\nsave_at_end: off\n",
     "yml": '"run_type": "baseline"\nlearning_rate: 0.001\nmax_train_steps: "5"\neval_only: false\nsave_at_end: off\n',
     "json": """{"run_type": "baseline", "learning_rate": 1e-3, "max_train_steps": 5, "eval_only": false,
                 "save_at_end": "off"}""",

@@ -15,6 +15,7 @@ from testbed.data.token_file import (
     sidecar_path,
     targets_path,
 )
+from testbed.errors import InputError
 
 
 def test_the_bytes_are_little_endian_uint16(tmp_path):
@@ -34,6 +35,15 @@ def test_the_bytes_are_little_endian_uint16(tmp_path):
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "source": SOURCE,
     }
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_an_array_of_numpy_is_refused(tmp_path, dtype):
+    """Its header would be ids of GPT-2's."""
+    path = tmp_path / "edufineweb_train_000001.npy"
+    np.save(path, np.arange(5000, dtype=dtype))
+    with pytest.raises(InputError, match=r"--train_data_path .* is an array of NumPy, .*\.tofile"):
+        open_token_file(path)
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])

@@ -17,7 +17,12 @@ from testbed.errors import InputError, one_line
 from testbed.io import parse_json, read_whole
 
 _MOST_BYTES = 1 << 16  # of what a person writes; a parser takes hours and all the memory for what a disk holds
-_PLAIN = {"null": None, "~": None, "": None, "true": True, "false": False}
+# YAML 1.2, 10.3.2: what plain words mean
+_PLAIN = {"~": None, "": None} | {
+    form(word): value
+    for word, value in (("null", None), ("true", True), ("false", False))
+    for form in (str.lower, str.title, str.upper)
+}
 
 
 def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
@@ -39,11 +44,8 @@ def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
         found = read(content.decode("utf-8-sig"), typed)
         json.dumps(found, ensure_ascii=False, default=str).encode()
         return found
-    except (
-        ArithmeticError,
-        SyntaxError,
-        ValueError,
-    ) as error:  # tomllib's error and ours are, and text that is no UTF-8
+    # a ValueError: tomllib's error, ours, and that of text that is not UTF-8
+    except (ArithmeticError, SyntaxError, ValueError) as error:
         raise InputError(f"{name} is not {kind} that can be read: {one_line(str(error), 200)}") from None
     except (MemoryError, RecursionError):  # the first is of Python's own parser
         raise InputError(f"{name} is not {kind} that can be read: it is nested too deeply") from None

@@ -53,6 +53,7 @@ from testbed.data.sidecar import (
 from testbed.errors import InputError, one_line
 from testbed.io import holds_text, missing, not_a_file, open_regular, replacing
 
+NUMPY_MAGIC = b"\x93NUMPY"
 LLMC_MAGIC, LLAMA_MAGIC, LLMC_HEADER_BYTES = (20240520, 1), 20240801, 1024  # and its version; see `_header_of_llmc`
 CLOCK_TICK_S = 0.05  # the clock that stamps files ticks every 1 to 10 ms
 MOST_READINGS = 3  # of a file that is touched meanwhile
@@ -317,6 +318,12 @@ def _size_of(path: Path, flag: str) -> int:
         raise InputError(f"{flag} {path} cannot be read; change its permissions or {again}")
     if num_bytes == 0:
         raise InputError(f"{flag} {path} is empty; {again}")
+    with open_regular(path) as file:
+        if file.read(len(NUMPY_MAGIC)) == NUMPY_MAGIC:  # its header would be trained on
+            raise InputError(
+                f"{flag} {path} is an array of NumPy, and a token file holds the ids alone: write them with "
+                "numpy.load(FILE).astype('<u2').tofile('NAME.bin')"
+            )
     sidecar_file = sidecar_path(path)
     if (sidecar_file == path or not os.path.lexists(sidecar_file)) and holds_text(path):
         raise InputError(f"{flag} {path} is not a token file: it holds text; make one with: {how_to_make(path)}")

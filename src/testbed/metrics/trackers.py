@@ -34,7 +34,7 @@ HANGING_S = 30.0  # a call of a library that has taken so long hangs, and no end
 MOST_WAITING = 100_000  # rows that a tracker has not taken yet; one that is further behind gets no more
 MOST_AT_ONCE = 20  # rows that HANGING_S holds for together: a second and a half for each of them
 WANDB_STEP = "optimizer_step"
-LONGEST_PARAMETER = 500  # characters: MLflow refuses more
+LONGEST_PARAMETER = 6000  # characters: MLflow refuses more (mlflow.utils.validation.MAX_PARAM_VAL_LENGTH)
 Row = tuple[int, dict[str, float]]  # optimizer step, values by the names of metrics
 
 

@@ -25,8 +25,8 @@ MEANING = (
     "%. Equal takes: runs of each to show that two are equal within it, if they are."
 )
 MEANING_OF_PAIRS = (
-    "Both runs of a pair have the same command, so there is no difference to find. Claims: comparisons of five pairs "
-    "in a row that claim one all the same. a / b: throughput of one side over the other's, with its 95 % interval."
+    "Both runs of a pair have the same command. Claims: comparisons of five pairs in a row that report a difference, "
+    "which is false. a / b: throughput of one side over the other's, with its 95 % interval."
 )
 
 
