@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,10 @@ from testbed.checkpoint.decide import _since_best
 from testbed.checkpoint.weights import read_initial_weights
 from testbed.config.initial_shape import shape_of_folder
 from testbed.data.tokenizer_file import load_tokenizer_file
+from testbed.distributed import process_group
+from testbed.inference import multiple_choice
 from testbed.inference.multiple_choice import accuracies, ending_nats
-from testbed.inference.questions import read_questions
+from testbed.inference.questions import Question, read_questions
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -104,22 +107,51 @@ def test_questions_are_answered_at_each_validation_and_training_is_the_same(rank
         shape = shape_of_folder(folder, "the run")
         model = GPT2(shape)
         model.load_state_dict(read_initial_weights(str(folder), shape))
-        tokenizer = load_tokenizer_file(text_files[0].with_name("bpe_300.json"))
-        read = read_questions(questions, tokenizer, shape.max_position_embeddings)
+        read = questions_for(text_files, shape)
         rows = read_metrics(folder / "training_metrics.json")["evaluations"]
         assert [row["step"] for row in rows] == [2, 4]
         assert rows[-1]["multiple_choice"]["accuracy"] == accuracies(read, ending_nats(model, read))
         assert rows[-1]["multiple_choice"]["num_questions"] == len(read) == 20
 
 
+def questions_for(text_files, shape) -> list[Question]:
+    tokenizer = load_tokenizer_file(text_files[0].with_name("bpe_300.json"))
+    return read_questions(text_files[0].with_name("questions.jsonl"), tokenizer, shape.max_position_embeddings)
+
+
 def test_questions_are_left_where_the_run_is_to_stop(text_files):
     shape = ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=301, max_position_embeddings=64)
-    tokenizer = load_tokenizer_file(text_files[0].with_name("bpe_300.json"))
-    questions = read_questions(text_files[0].with_name("questions.jsonl"), tokenizer, 64)
+    questions = questions_for(text_files, shape)
     weights, cpu = GPT2(shape).state_dict(), torch.device("cpu")
-    assert answer(weights, SimpleNamespace(shape=shape), questions, cpu, lambda: 15) is None
+    assert answer(weights, SimpleNamespace(shape=shape), questions, cpu, is_stopped=lambda: 15) is None
     found = answer(weights, SimpleNamespace(shape=shape), questions, cpu)
     assert found["num_questions"] == 20 and set(found["accuracy"]) == {"by_sum", "by_character", "by_token"}
+
+
+def test_each_rank_answers_a_share_of_them(text_files, monkeypatch):
+    shape = ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=301, max_position_embeddings=64)
+    questions = questions_for(text_files, shape)
+    monkeypatch.setattr(multiple_choice, "LOGITS_BYTES", 3 * 64 * 301 * 4)  # three endings at once, or some more
+    weights, shares, number_of_rounds = GPT2(shape).state_dict(), [], []
+
+    def rounds(number: int) -> range:
+        number_of_rounds.append(number)
+        return range(number)
+
+    def gathered(mine: dict) -> list[dict]:
+        shares.append(mine)
+        return shares
+
+    monkeypatch.setattr(process_group, "gather_objects", gathered)
+    for rank in range(3):
+        monkeypatch.setattr(process_group, "place", lambda rank=rank: (rank, 3))
+        with contextlib.suppress(KeyError):  # until the last rank has answered, some are missing
+            found = answer(weights, SimpleNamespace(shape=shape), questions, torch.device("cpu"), rounds)
+    assert sum(map(len, shares)) == 40 == len({place for share in shares for place in share})
+    assert len(set(number_of_rounds)) == 1 and min(map(len, shares)) > 5
+    model = GPT2(shape)
+    model.load_state_dict(weights)
+    assert found["accuracy"] == accuracies(questions, ending_nats(model, questions))
 
 
 @pytest.mark.launches

@@ -69,8 +69,8 @@ class Training:
         "(default: do not)",
         WORK, type=positive, metavar="VALIDATIONS", resume=Resume.FREE, compared_as="optimizer_steps")
     eval_multiple_choice: str | None = flag(
-        "at each validation also answer the questions of this file, in HellaSwag's form; rank 0 does so in fp32 on its "
-        "device, with a copy of the weights, while the others wait; see docs/inference.md (default: none)",
+        "at each validation also answer the questions of this file, in HellaSwag's form; each rank reads a share of them "
+        "in fp32, with a whole copy of the weights; see docs/inference.md (default: none)",
         EXECUTION, metavar="FILE.jsonl", resume=Resume.FREE, names_arm=False)
     eval_only: bool = flag(
         "validate the weights of --init_from without training. If they are a run's, its sequence length, token files, "

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from testbed.distributed.tensors import RanksDiffer, first_difference, hashes_of
 from testbed.errors import InputError, first_line
 
 ASK_EVERY_S = 2.0
+Held = TypeVar("Held")
 Result = TypeVar("Result")
 NCCL_SPARE_S = 30.0  # its timeout ends a process without a word, so the watchdog must be earlier
 # Of a collective until ranks train; rendezvous.py finds dead ranks of this machine sooner.
@@ -220,6 +221,27 @@ def gather_on_rank_0(mine: object) -> list:
     everyone: list = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
     dist.gather_object(mine, everyone or None)
     return everyone
+
+
+def place() -> tuple[int, int]:
+    """Return this rank's number and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def from_rank_0(held: Held) -> Held:
+    """Return rank 0's Python object on every rank. All ranks call it."""
+    box = [held]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+@torch.no_grad()
+def broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the numbers that rank 0 has, in place. All ranks call it, with tensors of the same sizes."""
+    if dist.is_initialized():
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 def start_on_rank_0(work: Callable[[], Result]) -> Future[Result] | None:

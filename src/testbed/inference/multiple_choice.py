@@ -10,7 +10,7 @@ its tokens (what llm.c and nanoGPT's descendants call `acc_norm`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,61 @@ from testbed.inference.perplexity import LOGITS_BYTES, token_nats
 from testbed.inference.questions import Question
 from testbed.io import open_regular
 from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 WAYS = ("by_sum", "by_character", "by_token")  # of comparing endings
 
 
-@torch.no_grad()
+Place = tuple[int, int]  # of an ending: question, and number within it
+
+
 def ending_nats(
     model: GPT2, questions: Sequence[Question], progress: Callable[[int], Any] = lambda number: None
 ) -> list[list[float]]:
     """Return minus the log-likelihood of each ending after its context, in nats, by question.
 
-    Rows of a forward pass are of neighbouring lengths and filled up behind, which causal attention does not see.
-
     Args:
         progress: called with the number of endings just read.
     """
-    model.eval()
-    device = model.wte.weight.device
+    found: dict[Place, float] = {}
+    for batch in batches_of(questions, model.shape):
+        found |= nats_of_batch(model, questions, batch)
+        progress(len(batch))
+    return by_question(questions, found)
+
+
+def batches_of(questions: Sequence[Question], shape: ModelShape) -> list[list[Place]]:
+    """Return which endings go through the model together: of neighbouring lengths, the longest first."""
     places = [(at, number) for at, question in enumerate(questions) for number in range(len(question.endings))]
     places.sort(key=lambda place: len(questions[place[0]].endings[place[1]].token_ids))
-    found = [[0.0] * len(question.endings) for question in questions]
+    batches = []
     while places:
         longest = len(questions[places[-1][0]].endings[places[-1][1]].token_ids)
-        most = max(1, LOGITS_BYTES // (longest * model.shape.padded_vocab_size * 4))
-        batch, places = places[-most:], places[:-most]
-        rows = [questions[at].endings[number] for at, number in batch]
-        ids = torch.tensor([[*row.token_ids, *[0] * (longest - len(row.token_ids))] for row in rows], device=device)
-        for (at, number), row, of_row in zip(batch, rows, token_nats(model, ids), strict=True):
-            end = len(row.token_ids) - 1
-            found[at][number] = float(of_row[end - row.scored : end].sum())
-        progress(len(batch))
+        most = max(1, LOGITS_BYTES // (longest * shape.padded_vocab_size * 4))
+        batches.append(places[-most:])
+        places = places[:-most]
+    return batches
+
+
+@torch.no_grad()
+def nats_of_batch(model: GPT2, questions: Sequence[Question], batch: Sequence[Place]) -> dict[Place, float]:
+    """Return minus the log-likelihoods of these endings. Rows are filled up behind, which causal attention does not
+    see.
+    """
+    model.eval()
+    rows = [questions[at].endings[number] for at, number in batch]
+    longest = max(len(row.token_ids) for row in rows)
+    filled = [[*row.token_ids, *[0] * (longest - len(row.token_ids))] for row in rows]
+    ids = torch.tensor(filled, device=model.wte.weight.device)
+    found = {}
+    for place, row, of_row in zip(batch, rows, token_nats(model, ids), strict=True):
+        end = len(row.token_ids) - 1
+        found[place] = float(of_row[end - row.scored : end].sum())
     return found
+
+
+def by_question(questions: Sequence[Question], found: Mapping[Place, float]) -> list[list[float]]:
+    return [[found[at, number] for number in range(len(each.endings))] for at, each in enumerate(questions)]
 
 
 def multiple_choice(path: Path, questions: Sequence[Question], nats: Sequence[Sequence[float]]) -> dict[str, Any]:

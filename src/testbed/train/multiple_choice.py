@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.data.tokenizer_file import load_tokenizer
+from testbed.distributed import process_group
 from testbed.errors import InputError
-from testbed.inference.multiple_choice import accuracies, ending_nats
+from testbed.inference.multiple_choice import Place, accuracies, batches_of, by_question, nats_of_batch
 from testbed.inference.questions import Question, read_questions
 from testbed.model.gpt2 import GPT2
 
@@ -42,38 +44,46 @@ def questions_of(checked: CheckedRun, tokenizer_text: str | None) -> list[Questi
     return read_questions(Path(path), tokenizer, checked.settings.shape.max_position_embeddings, FLAG)
 
 
-class _Interrupted(Exception):
-    """The run is asked to stop."""
-
-
 def answer(
-    state_dict: dict[str, torch.Tensor],
+    weights: dict[str, torch.Tensor],
     settings: RunSettings,
     questions: list[Question],
     device: torch.device,
+    rounds: Callable[[int], Iterable[int]] = range,
     is_stopped: Callable[[], object] = lambda: False,
 ) -> dict[str, Any] | None:
     """Return the `multiple_choice` field of a validation: the accuracy of a model with these weights, in fp32.
 
-    PyTorch's generators are left as they were: the run trains as it would without.
+    All ranks call it, and each reads its share of the endings. PyTorch's generators are left as they were: the run
+    trains as it would without.
 
     Args:
-        is_stopped: asked after each batch; once it is true, nothing is returned.
+        weights: the whole model's on rank 0; the others receive them.
+        rounds: yields the numbers of rounds, of how many there are. In each every rank reads one batch.
+        is_stopped: asked by all ranks before each round; once it is true, nothing is returned.
     """
-
-    def look(_: int) -> None:
+    start_s, (rank, world_size) = time.perf_counter(), process_group.place()
+    model = _model_on_every_rank(weights, settings, device)
+    batches = batches_of(questions, settings.shape)
+    mine: dict[Place, float] = {}
+    for number in rounds(math.ceil(len(batches) / world_size)):
         if is_stopped():
-            raise _Interrupted
+            return None
+        for batch in batches[number * world_size + rank : number * world_size + rank + 1]:  # none in the last round
+            mine |= nats_of_batch(model, questions, batch)
+    found = {place: nats for of_rank in process_group.gather_objects(mine) for place, nats in of_rank.items()}
+    accuracy = accuracies(questions, by_question(questions, found))
+    return {"num_questions": len(questions), "accuracy": accuracy, "seconds": time.perf_counter() - start_s}
 
-    start_s = time.perf_counter()
-    with torch.random.fork_rng(devices=[]):  # the initial weights are drawn
+
+def _model_on_every_rank(weights: dict[str, torch.Tensor], settings: RunSettings, device: torch.device) -> GPT2:
+    generators = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=generators), device:  # the initial weights are drawn
         model = GPT2(settings.shape)
-    model.load_state_dict(state_dict)
-    try:
-        found = accuracies(questions, ending_nats(model.to(device), questions, look))
-    except _Interrupted:
-        return None
-    return {"num_questions": len(questions), "accuracy": found, "seconds": time.perf_counter() - start_s}
+    if weights:
+        model.load_state_dict(weights)
+    process_group.broadcast(model.parameters())
+    return model
 
 
 def in_words(found: dict[str, Any]) -> str:

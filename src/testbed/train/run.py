@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class TrainingRun:
     checkpoints: CheckpointWriter
     ending: RunEnding
     tokenizer_text: str | None  # rank 0: the file of the data's BPE
-    questions: list[Question]  # rank 0: of --eval_multiple_choice
+    questions: list[Question]  # of --eval_multiple_choice
     best_val_loss: float
     validations_since_best: int
     is_validated: bool  # after `first_step`
@@ -213,8 +214,8 @@ def agree_on_start(
     """Check the data, find the checkpoint and claim the run's folder. All ranks call it.
 
     Returns:
-        How the run begins, as rank 0 decided; the weights of --init_from (None: none, or there is a checkpoint); on
-        rank 0 the questions of --eval_multiple_choice.
+        How the run begins, as rank 0 decided; the weights of --init_from (None: none, or there is a checkpoint); the
+        questions of --eval_multiple_choice.
     """
     settings = checked.settings
     check_same_data(checked)
@@ -237,7 +238,7 @@ def agree_on_start(
         if refusal is not None:
             raise Refused(refusal)
     checked.train_file.data_sha256, checked.val_file.data_sha256 = start.sha256["train"], start.sha256["val"]
-    return start, weights, questions
+    return start, weights, process_group.from_rank_0(questions)
 
 
 def check_same_flags(mine: str | None) -> None:
@@ -446,12 +447,16 @@ def validate(run: TrainingRun, step: int) -> int:
     """
     if run.settings.training.max_val_steps == 0:
         return 0
+
+    def stops() -> int:
+        return run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device))
+
     run.report.keep_timed_collectives()
     start_s = time.perf_counter()
     watchdog.enter("validation")
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0
     for index in run.report.console.batches(len(run.validation), "validation"):
-        if stop := run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device)):
+        if stop := stops():
             return stop
         with named_range("val/batch", run.clock.emits_nvtx):
             result = run.strategy.evaluate(run.validation.of_batch(index))
@@ -462,8 +467,9 @@ def validate(run: TrainingRun, step: int) -> int:
     run.report.memory(step)
     answers = None
     if run.settings.training.eval_multiple_choice is not None:
-        answers = answer_questions(run)
-        if stop := run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device)):
+        weights, rounds = run.strategy.full_state_dict(), partial(run.report.console.batches, what="multiple choice")
+        answers = answer(weights, run.settings, run.questions, run.device, rounds, stops)
+        if stop := stops():
             return stop
     seconds = time.perf_counter() - start_s
     run.validations_since_best += 1
@@ -476,18 +482,6 @@ def validate(run: TrainingRun, step: int) -> int:
             process_group.by_rank_0(lambda: run.export(state_dict, run.directory / run_folder.BEST))
     run.report.validation(step, loss, num_tokens, run.validation.num_sequences, seconds, answers)
     return 0
-
-
-def answer_questions(run: TrainingRun) -> dict[str, Any] | None:
-    """Let rank 0 answer the questions of --eval_multiple_choice with the whole weights. All ranks call it.
-
-    Returns:
-        The `multiple_choice` field of the validation on rank 0; None on the others, and where the run is to stop.
-    """
-    weights = run.strategy.full_state_dict()
-    return process_group.by_rank_0(
-        lambda: answer(weights, run.settings, run.questions, run.device, lambda: run.signals.number)
-    )
 
 
 def finish(run: TrainingRun) -> None:
