@@ -214,7 +214,7 @@ def _without_sizes(name: str, item: Reported) -> str:
     if item.form != ROW:
         return name
     sizes = {item.world_size, item.global_batch_size, item.micro_batch_size, int(item.settings.get(BATCH) or 0)}
-    number = re.compile(r"(?i)(?<!zero)(?<!stage)[-_ ](\d{1,9})(k?)\b")
+    number = re.compile(r"(?i)(?<!zero)(?<!stage)[-_ ](\d{1,9})(k?)\b(?: ?(?:gpu|device|rank)s?\b)?")
     return number.sub(lambda n: "" if int(n[1]) * (1024 if n[2] else 1) in sizes else n[0], name)
 
 

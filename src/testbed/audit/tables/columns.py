@@ -95,7 +95,7 @@ _KNOWN: dict[str, tuple[str, str | list[str]]] = {
     "tflops": ("number", "tflops, tflop/s, tflops/gpu, tflop/s/gpu, tflops/s/gpu, tflops/s"),
     "speedup": ("factor", "speedup, speed up, relative speed, rel speed, relative throughput, relative, gain, x, "
                 "acceleration, faster by, rel. speedup, rel. speed, rel speedup, speed ratio, rel., rel, ratio, "
-                "relative performance, relative training speed, speedup factor, rel. throughput, factor"),
+                "relative performance, relative training speed, speedup factor, rel. throughput"),
     "efficiency": ("share", "efficiency, scaling efficiency, parallel efficiency, eff., eff, scaling eff., "
                    "scaling eff, parallel eff, weak scaling efficiency, strong scaling efficiency"),
     "val_loss": ("number", "val loss, val. loss, test loss, bpb, val bpb, bits/byte"),
@@ -363,7 +363,11 @@ def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str
     """Return the quantity of a column, by its heading, or by its figures where the other columns leave no doubt."""
     quantity, name = quantity_of(heading), _canonical(heading)[0]
     is_of_one = bool(known & {*RESULTS, "devices", "nodes"}) and re.match(r"(?:vs\.?|versus|relative to) ", name)
-    if quantity is None and (is_of_one or name in ("speed", "training speed", "scaling")) and _are_factors(cells):
+    if (
+        quantity is None
+        and (is_of_one or name in ("speed", "training speed", "scaling", "factor"))
+        and _are_factors(cells)
+    ):
         return "speedup"
     if (
         name in ("speed", "training speed")
@@ -471,7 +475,7 @@ def _rows_of(columns: Sequence[Column], num_rows: int) -> list[str]:
     if not columns:
         return [""] * num_rows
     rows = (" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True))
-    return [multiplied(english(row)) for row in rows]
+    return [multiplied(english(re.sub(r"_(?=\d)", " ", row))) for row in rows]  # AGNews_4 GPUs
 
 
 def quantity_of(heading: str) -> str | None:

@@ -22,7 +22,8 @@ _MARK = r"\[#\w{1,20}\]_?|\[\^\w{1,20}\]|\[\d{1,2}\]|\[[a-e]\]|\([a-e*†‡]\)|
 _NOTE = re.compile(rf"\s*(?:\.\. )?(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)")
 _ESTIMATED = (
     r"(?:expected|projected|predicted|estimate[sd]?|extrapolat(?:ed|ions?)|placeholders?|simulat(?:ed|or|ions?)"
-    r"|theoretical(?! (?:peak|max\w*|FLOP|(?:\w+ )?performance))|projections?|forecasts?|roofline|calculator"
+    r"|theoretical(?! (?:peak|max\w*|FLOP|(?:\w+ )?performance))"
+    r"|projections?(?! (?:layer|head|weight|kernel|matri|benchmark))|forecasts?|roofline|calculator"
     r"|spread ?sheet|(?:cost|performance|analytical) model)"
 )
 _FIGURES = r"(?:times?|speed-?ups?|throughput|benchmarks?|values|results|numbers|figures|rows?|data|table)"

@@ -462,6 +462,8 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
         yield replace(pair.finds(Rule.STEP_CLOCK, FAILS, said), runs=(pair.claim.names[1],))
     elif gain.value < SLOWER and gain.high <= 1:
         said = f"more {what} were slower: {said} on {many:,} {what} against {few:,}"
+        if not any(pair.grid.column(name) for name in POWERS):  # nothing but the heading says what the figures are
+            said += ", unless the column has efficiencies"
         yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain.value / added:.0%} efficiency")
 
 

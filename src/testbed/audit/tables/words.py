@@ -93,8 +93,9 @@ FORMS = {
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
         STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|(?<!qkv )(?<!linear )(?<!output )(?<!input )(?<!random )(?<!up )"
-        r"(?<!down )(?<!gate )project(?:ed|ion)|predict(?:ed|ion)|estimat(?:ed?|ion)|theoretical|extrapolat(?:ed|ion)"
-        r"|simulat(?:ed|or|ion)|modell?ed|TBD|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
+        r"(?<!down )(?<!gate )project(?:ed|ion(?! (?:layer|head|weight|kernel|matri|benchmark)))|predict(?:ed|ion)"
+        r"|estimat(?:ed?|ion)|theoretical|extrapolat(?:ed|ion)|simulat(?:ed|or|ion)|modell?ed"
+        r"|TBD|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
         r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
         r"|targeted|(?:cost|performance|analytic(?:al)?) model|(?<=is )(?:stale|outdated)|back[- ]of[- ]the[- ]envelope"
         r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:data|spec) ?sheet"
