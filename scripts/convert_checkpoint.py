@@ -4,6 +4,7 @@
     python scripts/convert_checkpoint.py --from nanoGPT/out/ckpt.pt --to checkpoint/from_nanogpt
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to gpt2_124M.bin           # llm.c, fp32
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to ckpt.pt                 # with AdamW's state
+    python scripts/convert_checkpoint.py --from llm.c/log124M/model_00010000.bin --to checkpoint/from_llmc
     python scripts/convert_checkpoint.py --from checkpoint/baseline --to further/universal --deepspeed
     python src/gpt2.py --init_from ckpt.pt                                     # trains the weights further, in any form
 
@@ -11,9 +12,10 @@ A .pt is nanoGPT's, a .bin llm.c's, a folder with zero/ a universal checkpoint o
 wrote, copy the model's config.json). Any other name is a folder with config.json and model.safetensors, as runs of this
 program and transformers write it, or a run's checkpoint, DIR/checkpoints/step_N.
 
-AdamW's state goes with the weights between a run's checkpoint, a universal one, nanoGPT's file, and a folder, which
-keeps it as a checkpoint of this program. Of a run's folder the newest checkpoint is read, weights and state; for a
-.bin, which holds no state, the weights of the run's end.
+AdamW's state goes with the weights between all forms. A folder keeps it as a checkpoint of this program. llm.c keeps
+it beside a model whose name says its step: state_00010000_00000.bin, and one of each further rank, beside
+model_00010000.bin. A .bin of another name has the weights alone. Of a run's folder the newest checkpoint is read,
+weights and state; for weights alone, those of the run's end.
 
 Exit code: 0 converted; 1 it could not be written; 2 what was typed cannot be used.
 """
@@ -28,7 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.initial_file import SUFFIXES
+from testbed.config.initial_file import SUFFIXES, llmc_states, llmc_step
 from testbed.config.initial_shape import is_universal
 from testbed.errors import InputError, say
 from testbed.program import program
@@ -70,8 +72,9 @@ def main() -> int:
         raise InputError(f"--from and --to are both {source}; name two")
     if any((to / name).exists() for name in (METRICS, EFFECTIVE_CONFIG)):
         raise InputError(f"--to {to} is the folder of a run, whose record is of its own weights; name another")
-    if to.exists() and not arguments.overwrite and not (to.is_dir() and not any(to.iterdir())):
-        raise InputError(f"--to {to} exists; give --overwrite, or another name")
+    there = next((path for path in (to, *llmc_states(to)) if path.exists()), None)
+    if there and not arguments.overwrite and not (to.is_dir() and not any(to.iterdir())):
+        raise InputError(f"--to {to}: {there} exists; give --overwrite, or another name")
     if not to.absolute().parent.is_dir():
         raise InputError(f"--to {to}: there is no folder {to.absolute().parent}; make it first")
     if arguments.bf16 and to.suffix.lower() != ".bin":
@@ -81,7 +84,13 @@ def main() -> int:
     check_deepspeed(to, arguments.deepspeed)
     from testbed.checkpoint.formats import kind_of, notes_on, read_checkpoint, write_checkpoint
 
-    found = read_checkpoint(source, f"--from {source}", with_optimizer=to.suffix.lower() != ".bin")
+    step = llmc_step(to)
+    found = read_checkpoint(source, f"--from {source}", with_optimizer=to.suffix.lower() != ".bin" or step is not None)
+    if found.optimizer and step not in (None, found.optimizer.step):
+        way_out = f"name it model_{found.optimizer.step:08d}.bin"
+        raise InputError(
+            f"--to {to} says step {step}, and --from {source} is of step {found.optimizer.step}; {way_out}"
+        )
     write_checkpoint(to, found, arguments.bf16, arguments.deepspeed)
     shape = found.shape
     say(

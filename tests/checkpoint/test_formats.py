@@ -31,7 +31,8 @@ from testbed.optim.optimizer import parameter_groups
 
 SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=16, vocab_size=300, max_position_embeddings=24)
 PROGRAM = "scripts/convert_checkpoint.py"
-FORMS = ("ckpt.pt", "model.bin", "folder", "universal")
+LLMC = "model_00000005.bin"
+FORMS = ("ckpt.pt", LLMC, "folder", "universal")
 STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 QKV = "transformer.h.0.attn.c_attn.weight"
 
@@ -77,10 +78,8 @@ def test_every_form_becomes_every_other_bit_for_bit(tmp_path, ours, first, secon
     found = read_checkpoint(write(tmp_path / first, ours), "it")
     again = read_checkpoint(write(tmp_path / "b" / second, found), "it")
     assert same(found, ours) and same(again, ours)
-    assert (again.optimizer is None) == ("model.bin" in (first, second))
-    if again.optimizer:
-        assert again.optimizer.step == 5
-        assert "universal" in (first, second) or again.optimizer.rates == ours.optimizer.rates
+    assert again.optimizer.step == 5
+    assert {first, second} & {LLMC, "universal"} or again.optimizer.rates == ours.optimizer.rates
     if {first, second} <= {"folder", "universal"}:
         assert (again.tokenizer, again.end_of_text_id) == ("bpe:300", 299)
 
@@ -153,6 +152,55 @@ def test_what_llmc_reads_computes_the_same_and_its_bf16_is_rounded_once(tmp_path
     write_checkpoint(path, ours, is_bf16=True)
     found = read_checkpoint(path, "it")
     assert all(torch.equal(found.weights[key], ours.weights[key].bfloat16().float()) for key in ours.weights)
+    assert found.optimizer is None, "its name says no step"
+
+
+def of_ranks(
+    path: Path, ours: Checkpoint, ranks: int, is_sharded: bool = True, has_weights: bool = True, order: bytes = b""
+) -> Path:
+    """Write what as many ranks of train_gpt2.cu save after training in bf16, spelled from it alone: `gpt2_update` for
+    the parts of ZeRO 1, `save_state` for the file."""
+    write_checkpoint(path, ours, is_bf16=True)
+    whole = np.fromfile((first := path.with_name("state_00000005_00000.bin")), "<f4")[256:].reshape(3, -1)
+    c, p, layers, header = SHAPE.embedding_size, SHAPE.max_position_embeddings, SHAPE.num_layers, np.zeros(256, "<i4")
+    sizes = [384 * c, p * c, c, c, 3 * c * c, 3 * c, c * c, c, c, c, 4 * c * c, 4 * c, 4 * c * c, c, c, c]
+    for rank in range(ranks):
+        parts, at = [], 0
+        for number, size in enumerate(sizes):
+            for _ in range(layers if 2 <= number <= 13 else 1):
+                own = (
+                    slice(at + rank * size // ranks, at + (rank + 1) * size // ranks)
+                    if is_sharded
+                    else slice(at, at + size)
+                )
+                parts.append(whole[: 3 if has_weights else 2, own])
+                at += size
+        assert at == whole.shape[1]
+        header[:6], header[10] = (20240527, 1, ranks, rank, has_weights, bool(order)), 5
+        file = first.with_name(f"state_00000005_{rank:05d}.bin")
+        file.write_bytes(header.tobytes() + np.concatenate(parts, 1).tobytes() + order)
+    return path
+
+
+SHUFFLED = struct.pack("<Q3iQ7i", 3, 2, 0, 1, 7, *range(7)) + bytes(2520)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_sharded", "order"), [(1, False, SHUFFLED), (2, True, b""), (4, True, SHUFFLED), (3, False, b"")]
+)
+def test_the_ranks_of_llmc_become_one_state_and_its_weights_are_the_fp32_ones(tmp_path, ours, ranks, is_sharded, order):
+    path = of_ranks(tmp_path / LLMC, ours, ranks, is_sharded, order=order)
+    found = read_checkpoint(path, "it")
+    assert same(found, ours) and found.optimizer.rates == Rates(3e-4, 0.9, 0.95, 1e-8, 0.0)
+    assert "is that of step 5, in state_00000005_00000.bin; it has no rates" in found.notes[0]
+    of_ranks(path, ours, ranks, is_sharded, has_weights=False, order=order)
+    found, rounded = read_checkpoint(path, "it"), {key: each.bfloat16().float() for key, each in ours.weights.items()}
+    assert same(found, dataclasses.replace(ours, weights=rounded)), "-w 0: there are no others"
+    write(path, ours)
+    assert [each.name for each in sorted(tmp_path.iterdir())] == ["DONE_00000005", LLMC, "state_00000005_00000.bin"]
+    write(path, dataclasses.replace(ours, optimizer=None))
+    assert [each.name for each in tmp_path.iterdir()] == [LLMC], "no state of what was there before"
+    assert read_checkpoint(path, "it").optimizer is None
 
 
 def test_nanogpt_and_the_run_go_on_from_each_others_file(tmp_path, ours):
@@ -312,7 +360,35 @@ def changed_state(change) -> Callable[[Path, Checkpoint], Path]:
     return made
 
 
+def changed_rank(change: Callable[[Path], object], rank: int = 1) -> Callable[[Path, Checkpoint], Path]:
+    """A model that two ranks trained, of which one's state is changed."""
+
+    def made(folder: Path, ours: Checkpoint) -> Path:
+        path = of_ranks(folder / LLMC, ours, 2)
+        write_checkpoint(folder / "model.bin", ours)
+        path.write_bytes((folder / "model.bin").read_bytes())  # its weights in fp32
+        change(folder / f"state_00000005_{rank:05d}.bin")
+        return path
+
+    return made
+
+
+def put_number(place: int, number: float, kind: str = "<i4") -> Callable[[Path], object]:
+    """Write a number over the one at this place of a file, of four bytes each."""
+    return lambda path: np.memmap(path, kind, "r+").__setitem__(place, number)
+
+
 LEFT_OUT = {
+    "a missing rank": (changed_rank(Path.unlink), "state_00000005_00001.bin cannot be read (No such file"),
+    "no rank 0": (changed_rank(Path.unlink, 0), "state_00000005_00000.bin cannot be read"),
+    "no state of llm.c": (changed_rank(put_number(0, 7)), "state_00000005_00001.bin is no state of llm.c"),
+    "another rank": (changed_rank(put_number(3, 0)), "says another rank or step"),
+    "another step of llm.c": (changed_rank(put_number(10, 6), 0), "says another rank or step"),
+    "cut off": (changed_rank(lambda path: path.write_bytes(path.read_bytes()[:-4])), "what one of 2 ranks has"),
+    "no order": (changed_rank(put_number(5, 1), 0), "what one of 2 ranks has"),
+    "minus one rank": (changed_rank(put_number(2, -1), 0), "what one of -1 ranks has"),
+    "NaN of llm.c": (changed_rank(put_number(300, np.nan, "<f4")), "exp_avg of"),
+    "NaN in fp32": (changed_rank(put_number(-1, np.nan, "<f4")), "the fp32 of ln_f.bias"),
     "one group": (changed_state(lambda held: held["param_groups"].pop()), "the two that nanoGPT makes"),
     "no moment": (changed_state(lambda held: held["state"][0].clear()), "wte.weight is missing, in exp_avg"),
     "no state": (changed_state(lambda held: held["state"].pop(0)), "is not AdamW's of this model"),
@@ -391,11 +467,17 @@ def test_the_program_converts_and_refuses(tmp_path, ours):
     assert not (tmp_path / "universal" / "zero" / "old").exists()
     done = convert("folder", "second", "--deepspeed")
     assert done.returncode == 0 and "names another checkpoint: load this one with tag='second'" in done.stdout
-    assert convert("folder", "model.bin", "--bf16").returncode == 0
+    done = convert("folder", "model.bin", "--bf16")
+    assert done.returncode == 0 and "such as model_00005000.bin alone" in done.stdout
+    done = convert("universal", LLMC)
+    assert done.returncode == 0 and "takes the learning rate (-l) and the weight decay" in done.stdout, done.stderr
+    (tmp_path / LLMC).unlink()
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
     for source, to, more, said in (
         ("folder", "model.bin", "", "exists; give --overwrite"),
         ("folder", "folder", "", "are both"),
+        ("folder", LLMC, "", "state_00000005_00000.bin exists; give --overwrite"),
+        ("folder", "model_00000007.bin", "", "says step 7, and --from"),
         ("folder", "no/a.pt", "", "there is no folder"),
         ("folder", "b.pt", "--bf16", "--bf16 is for a .bin"),
         ("none.pt", "c.pt", "", "--from"),

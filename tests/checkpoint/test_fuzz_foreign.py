@@ -21,6 +21,7 @@ from testbed.checkpoint.adamw_state import AdamWState, Rates
 from testbed.checkpoint.formats import Checkpoint, read_checkpoint, write_checkpoint
 from testbed.config.initial_file import shape_of_file
 from testbed.data.tokenizer import TiktokenTokenizer
+from testbed.errors import InputError
 from testbed.inference.questions import read_questions
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -51,6 +52,12 @@ def converts(name: str) -> Any:
                 write_checkpoint(Path(made) / to, found)
 
     return read
+
+
+def read_state_of_llmc(folder: Path) -> None:
+    found = read_checkpoint(folder / "model_00000003.bin", "it")
+    if found.optimizer is None:
+        raise InputError((*found.notes, "there is none")[0])
 
 
 def written(name: str) -> Any:
@@ -90,7 +97,7 @@ def broken_content(draw, content: bytes) -> bytes:
 def broken_header(content: bytes) -> Any:
     """llm.c's: one of its numbers is another."""
     numbers = st.sampled_from([-1, 0, 1, 3, 5, 7, 20, 2**16, 2**31 - 1, -(2**31)])
-    places = st.lists(st.tuples(st.integers(0, 8), numbers), min_size=1, max_size=2)
+    places = st.lists(st.tuples(st.integers(0, 10), numbers), min_size=1, max_size=2)
 
     def made(changes: list[tuple[int, int]]) -> bytes:
         header = np.frombuffer(content[:1024], "<i4").copy()
@@ -134,6 +141,13 @@ READERS = {
     "ckpt.pt of nanoGPT": Reader(written("ckpt.pt"), "ckpt.pt", converts("ckpt.pt"), broken=broken_bytes),
     "content of ckpt.pt": Reader(written("ckpt.pt"), "ckpt.pt", converts("ckpt.pt"), broken=broken_content),
     "model.bin of llm.c": Reader(written("model.bin"), "model.bin", converts("model.bin"), broken=broken_header),
+    "state of llm.c": Reader(
+        written("model_00000003.bin"),
+        "state_00000003_00000.bin",
+        read_state_of_llmc,
+        broken=broken_header,
+        is_named=False,
+    ),
     "universal checkpoint": Reader(
         lambda folder: write_checkpoint(folder / "start", checkpoint(), is_universal_wanted=True),
         "start/zero/transformer.h.0.ln_1.weight/fp32.pt",

@@ -10,32 +10,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.nn import functional as F
 
 from testbed.checkpoint import adamw_state
 from testbed.checkpoint.adamw_state import EMBEDDING, AdamWState, expected, fitted, unpadded
 from testbed.checkpoint.folders import checkpoint_in, is_own, remove, replacing_folder, step_folders, tokenizer_of_saved
+from testbed.checkpoint.llmc import read_llmc, write_llmc
 from testbed.checkpoint.of_run import read_state, write_state
 from testbed.checkpoint.universal import LATEST, read_universal, write_universal
 from testbed.checkpoint.weights import read_initial_weights, write_config, write_weights
 from testbed.config.initial_file import (
-    BF16,
-    FP32,
     GELUS,
-    HEADER_INTS,
-    MAGIC,
+    LLMC,
     NANOGPT,
     SUFFIXES,
     is_file_of_another,
-    llmc_header,
+    llmc_step,
     nanogpt_shape,
     tokenizer_of_shape,
 )
@@ -52,12 +47,6 @@ FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
 GPT2_END = 50256
 _EARLIER = "optimizer.safetensors"
 COMPILED = "_orig_mod."  # before each name where nanoGPT compiled the model
-# llm.c, train_gpt2.py, `write_tensors`: these in this order, those of blocks for all layers one after another
-_OF_BLOCK = tuple(
-    f"{layer}.{kind}"
-    for layer in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    for kind in ("weight", "bias")
-)
 
 
 @dataclass(frozen=True)
@@ -106,7 +95,11 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
         if kind in (FOLDER, DEEPSPEED):
             return _read_folder(path, name, with_optimizer)
         with open_regular(path) as file:
-            found = _read_nanogpt(file, name, with_optimizer) if kind == NANOGPT else _read_llmc(file, name)
+            if kind == NANOGPT:
+                found = _read_nanogpt(file, name, with_optimizer)
+            else:
+                weights, shape, optimizer, note = read_llmc(file, path, name, with_optimizer)
+                found = Checkpoint(weights, shape, notes=(note,) if note else (), optimizer=optimizer)
     except OSError as error:
         raise InputError(f"{name} cannot be read ({error.strerror or error})") from None
     for key, tensor in found.weights.items():
@@ -136,8 +129,7 @@ def write_checkpoint(
             with replacing(path) as temporary:
                 torch.save(_as_nanogpt(checkpoint), temporary)
         else:
-            with replacing(path) as temporary, temporary.open("wb") as file:
-                file.writelines(_as_llmc(checkpoint, is_bf16))
+            write_llmc(path, checkpoint.weights, checkpoint.shape, checkpoint.optimizer, is_bf16)
     except (RuntimeError, CheckpointException) as error:
         if "inline_container" not in str(error):
             raise
@@ -244,7 +236,15 @@ def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
 
 def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
     """Return what somebody who has converted should know."""
-    notes, kind = list(checkpoint.notes), kind_of(to)
+    notes, kind, state = list(checkpoint.notes), kind_of(to), checkpoint.optimizer
+    if kind == LLMC:
+        if llmc_step(to) is None:
+            notes.append("AdamW's state lies beside a model whose name says its step, such as model_00005000.bin alone")
+        elif state:
+            notes.append(
+                "llm.c has betas of 0.9 and 0.95 and an eps of 1e-8, takes the learning rate (-l) and the weight decay "
+                "(-c) of its command line, and reads its data from the beginning, in their order"
+            )
     if kind == NANOGPT:
         notes += [
             GELUS,
@@ -280,40 +280,3 @@ def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
         "best_val_loss": 1e9,
         "config": {},
     }
-
-
-def _read_llmc(file: BinaryIO, name: str) -> Checkpoint:
-    """Read a model of llm.c (train_gpt2.py, `write_model`; train_gpt2.cu, `gpt2_build_from_checkpoint`)."""
-    header = llmc_header(file, name)
-    shape, padded, width = header.shape, header.padded, header.width
-    channels, vocabulary, layers = shape.embedding_size, shape.vocab_size, shape.num_layers
-    sizes, order = expected(shape), _llmc_order(layers)
-    counts = [padded * channels if key == EMBEDDING else sizes[key].numel() for key in order]
-    # private pages: the ranks of a host share what they only read, and nothing is written to the file
-    numbers = np.memmap(file, "<f4" if width == 4 else "<i2", "c", offset=4 * HEADER_INTS)
-    mapped = torch.from_numpy(numbers) if width == 4 else torch.from_numpy(numbers).view(torch.bfloat16)
-    weights = {}
-    for key, part in zip(order, mapped.split(counts), strict=True):
-        tensor = part.float()  # fp32 stays mapped
-        if key == EMBEDDING:
-            rows = tensor.view(padded, channels)[:vocabulary]
-            weights[key] = F.pad(rows, (0, 0, 0, shape.padded_vocab_size - vocabulary))
-        else:
-            weights[key] = tensor.view(sizes[key].shape)
-    return Checkpoint({key: weights[key] for key in sizes}, shape)
-
-
-def _as_llmc(checkpoint: Checkpoint, is_bf16: bool) -> Iterator[bytes]:
-    shape = checkpoint.shape
-    header = np.zeros(HEADER_INTS, "<i4")
-    sizes = (shape.max_position_embeddings, shape.vocab_size, shape.num_layers, shape.num_heads, shape.embedding_size)
-    header[:8] = MAGIC, BF16 if is_bf16 else FP32, *sizes, shape.padded_vocab_size
-    yield header.tobytes()
-    for key in _llmc_order(shape.num_layers):
-        tensor = checkpoint.weights[key].contiguous()  # the padding of the embedding is zeros there too
-        yield (tensor.bfloat16().view(torch.int16) if is_bf16 else tensor).numpy().tobytes()
-
-
-def _llmc_order(layers: int) -> list[str]:
-    blocks = [f"h.{layer}.{key}" for key in _OF_BLOCK for layer in range(layers)]
-    return ["wte.weight", "wpe.weight", *blocks, "ln_f.weight", "ln_f.bias"]

@@ -7,6 +7,7 @@ checkpoint/formats.py.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import struct
 from dataclasses import dataclass
@@ -36,11 +37,24 @@ class LlmcHeader:
     shape: ModelShape
     padded: int  # rows of its embedding
     width: int  # bytes of a number
+    count: int  # of all numbers
 
 
 def is_file_of_another(path: Path) -> bool:
     """Return whether a path names a file of nanoGPT or llm.c: by its ending, unless a folder has that name."""
     return path.suffix.lower() in SUFFIXES and not path.is_dir()
+
+
+def llmc_step(path: Path) -> int | None:
+    """Return the step in the name of a model of llm.c, such as model_00010000.bin; None: it says none."""
+    found = re.fullmatch(r"model_([0-9]{8})\.bin", path.name)
+    return int(found[1]) if found else None
+
+
+def llmc_states(path: Path) -> list[Path]:
+    """Return what ranks of llm.c keep beside a model of that step, such as state_00010000_00003.bin."""
+    step = llmc_step(path)
+    return [] if step is None else sorted(path.parent.glob(f"state_{step:08d}_*.bin"))
 
 
 def as_a_folder(path: Path) -> tuple[str, Path]:
@@ -99,10 +113,11 @@ def llmc_header(file: BinaryIO, name: str) -> LlmcHeader:
     if not vocabulary <= padded < vocabulary + (1 << 16):
         raise InputError(f"{name} pads {vocabulary:,} tokens to {padded:,}")
     width, num_bytes = 4 if header[1] == FP32 else 2, os.fstat(file.fileno()).st_size
-    needed = 4 * HEADER_INTS + width * (shape.num_parameters + (padded - vocabulary) * channels)
+    count = shape.num_parameters + (padded - vocabulary) * channels
+    needed = 4 * HEADER_INTS + width * count
     if num_bytes != needed:  # before anything of that size is made
         raise InputError(f"{name} has {num_bytes:,} bytes, its header needs {needed:,}")
-    return LlmcHeader(shape, padded, width)
+    return LlmcHeader(shape, padded, width, count)
 
 
 def checked_shape(name: str, numbers: tuple[Any, ...]) -> ModelShape:
