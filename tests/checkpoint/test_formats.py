@@ -468,7 +468,7 @@ def test_the_program_converts_and_refuses(tmp_path, ours):
     done = convert("folder", "second", "--deepspeed")
     assert done.returncode == 0 and "names another checkpoint: load this one with tag='second'" in done.stdout
     done = convert("folder", "model.bin", "--bf16")
-    assert done.returncode == 0 and "such as model_00005000.bin alone" in done.stdout
+    assert done.returncode == 0 and "only beside a model whose name says its step" in done.stdout
     done = convert("universal", LLMC)
     assert done.returncode == 0 and "takes the learning rate (-l) and the weight decay" in done.stdout, done.stderr
     (tmp_path / LLMC).unlink()

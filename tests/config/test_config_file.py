@@ -158,6 +158,13 @@ compile = False
 """
 
 
+def test_what_a_config_of_nanogpt_asks_for_in_vain_is_said(tmp_path, token_files):
+    for name, text, is_said in (("a.py", "bias = False", True), ("a.json", "{}", False)):
+        (tmp_path / name).write_text(text)
+        notes = checked_run(token_files, "--config", str(tmp_path / name)).notes
+        assert bool(notes) == is_said and ("`bias`, `wandb_project`" in "".join(notes)) == is_said
+
+
 def test_a_config_of_nanogpt_means_the_same_here(tmp_path):
     path = tmp_path / "train_words.py"
     path.write_text(NANOGPT)

@@ -239,7 +239,7 @@ def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
     notes, kind, state = list(checkpoint.notes), kind_of(to), checkpoint.optimizer
     if kind == LLMC:
         if llmc_step(to) is None:
-            notes.append("AdamW's state lies beside a model whose name says its step, such as model_00005000.bin alone")
+            notes.append("AdamW's state is written only beside a model whose name says its step: model_00005000.bin")
         elif state:
             notes.append(
                 "llm.c has betas of 0.9 and 0.95 and an eps of 1e-8, takes the learning rate (-l) and the weight decay "

@@ -143,9 +143,8 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     )
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given, typed=asked.typed))
     _check_measuring(settings)
-    return CheckedRun(
-        asked, settings, train_file, val_file, notes=(*_note_on_fine_tuning(settings), *_note_on_gelu(settings))
-    )
+    notes = (*_note_on_fine_tuning(settings), *_note_on_nanogpt(settings, asked.values["config"]))
+    return CheckedRun(asked, settings, train_file, val_file, notes=notes)
 
 
 def has_torch(at_least: tuple[int, int]) -> bool:
@@ -259,11 +258,15 @@ def _check_validations(settings: RunSettings) -> None:
         )
 
 
-def _note_on_gelu(settings: RunSettings) -> tuple[str, ...]:
-    """Return a line where the weights are nanoGPT's."""
+def _note_on_nanogpt(settings: RunSettings, config: str | None) -> tuple[str, ...]:
+    """Return a line where the weights or the file of --config are nanoGPT's."""
     path = Path(settings.model.init_from)
-    is_nanogpts = is_file_of_another(path) and SUFFIXES[path.suffix.lower()] == NANOGPT
-    return (f"note: {GELUS}",) if is_nanogpts else ()
+    if is_file_of_another(path) and SUFFIXES[path.suffix.lower()] == NANOGPT:
+        return (f"note: {GELUS}",)
+    if config and Path(config).suffix.lower() == ".py":
+        taken = "this GPT-2 has biases and the tanh form of GELU, nanoGPT's no biases by default and the exact GELU"
+        return (f"note: `bias`, `wandb_project` and `wandb_run_name` of --config {config} are not taken; {taken}",)
+    return ()
 
 
 def _check_measuring(settings: RunSettings) -> None:
