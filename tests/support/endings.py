@@ -111,6 +111,7 @@ def ending_of(files, *flags: str) -> run_ending.RunEnding:
     ending = object.__new__(run_ending.RunEnding)
     ending.settings = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1)).settings
     ending.launch, ending.recorder = Launch(0, 0, 1, 1), None
+    ending.checkpoints = ending.trackers = None
     ending.ranks = OtherRanks(ending.launch, 60, ending.end_from_thread)
     ending.signals = SimpleNamespace(agreed=0, number=0)
     return ending

@@ -20,10 +20,12 @@ from support.programs import python_command, write_token_files
 from testbed.analysis.runs.verify import verify
 from testbed.checkpoint.folders import CheckpointFailed
 from testbed.distributed import watchdog
-from testbed.distributed.signals import stop_of
+from testbed.distributed.signals import RunStopped, stop_of
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 from testbed.run_folder import marks
 from testbed.train import console, reasons
+from testbed.train import ending as run_ending
+from testbed.train.reasons import TrainingDiverged
 
 
 @pytest.mark.launches
@@ -221,13 +223,28 @@ def test_an_exit_of_a_library_ends_the_run_as_failed(files, code, monkeypatch):
     """exit() called from inside training is a failure of the run, whatever its code."""
     ending, marked = ending_of(files), []
     ending.signals = SimpleNamespace(agreed=0, number=0, defer=lambda: None)
-    ending.checkpoints = None
     monkeypatch.setattr(ending, "mark_failed", lambda reason, **_: marked.append(reason))
     monkeypatch.setattr(ending, "_leave", lambda code: code)
     with ending:
         raise SystemExit(code)
     assert ending.exit_code == 1
     assert marked == [f"RuntimeError: something called exit({code!r}) before the run's end"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(None, 0), (TrainingDiverged("the loss of step 3 is nan"), 1), (RunStopped("terminated (SIGTERM)", 143), 143)],
+)
+def test_trackers_get_the_exit_code_of_the_run(files, error, code, monkeypatch):
+    ending, told = ending_of(files), []
+    ending.signals = SimpleNamespace(agreed=0, number=0, defer=lambda: None)
+    ending.trackers = SimpleNamespace(close=told.append, may_hold_up_exit=False)
+    monkeypatch.setattr(ending, "mark_failed", lambda reason, **_: None)
+    monkeypatch.setattr(run_ending, "ignore_signals_until_exit", lambda: None)
+    with ending:
+        if error is not None:
+            raise error
+    assert told == [ending.exit_code] == [code]
 
 
 @pytest.mark.launches

@@ -20,7 +20,7 @@ from support.endings import ENDLESS, FAILED, PREEMPTED, ending_of, flags_of, ran
 from support.programs import PROGRAM, REPOSITORY
 from support.settings import typed
 
-from testbed.config.check import has_torch
+from testbed.config.check import has_version
 from testbed.data.token_file import sidecar_path
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
@@ -70,7 +70,7 @@ def test_a_rank_that_fails_is_named_by_the_one_that_waits(files, tmp_path):
 
 @pytest.mark.launches
 @pytest.mark.slow
-@pytest.mark.skipif(not has_torch((2, 12)), reason="torchrun has --shutdown-timeout since PyTorch 2.12")
+@pytest.mark.skipif(not has_version("torch", (2, 12)), reason="torchrun has --shutdown-timeout since PyTorch 2.12")
 def test_the_documented_torchrun_restarts_without_a_rank_and_saves_on_sigusr1(files, tmp_path):
     """Rank 1 is killed: all start again from the last checkpoint. Then SIGUSR1 to the launcher, which passes it on."""
     guide = (REPOSITORY / "docs" / "faults.md").read_text(encoding="utf-8")

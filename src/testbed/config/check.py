@@ -33,7 +33,7 @@ from testbed.config.schedule import (
     peak_learning_rate,
 )
 from testbed.config.settings import CheckedRun, Origin, Plan, RunSettings
-from testbed.config.tracker_names import check_installed, trackers_of
+from testbed.config.tracker_names import WANDB, check_installed, trackers_of
 from testbed.config.trained_run import as_trained
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch, refuse, threads_per_rank
@@ -44,7 +44,7 @@ from testbed.io import SOURCE, cannot_become_a_folder
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
 LONGEST_REFUSAL = 8000  # characters: --deepspeed_config names all that it cannot take at once
-OLDEST_TORCH = (2, 11)  # as in pyproject.toml
+OLDEST_TORCH, OLDEST_WANDB = (2, 11), (0, 31)  # as in pyproject.toml
 
 
 def check_command_line(arguments: list[str], planner: Planner | None = None) -> tuple[CheckedRun, Launch]:
@@ -100,7 +100,7 @@ def _resolve_resumed(asked: ParsedFlags, file: Path, launch: Launch) -> CheckedR
 
 def _resolve(asked: ParsedFlags, launch: Launch) -> CheckedRun:
     """Fill in the settings, with those of DeepSpeed's file."""
-    if not has_torch(OLDEST_TORCH):
+    if not has_version("torch", OLDEST_TORCH):
         oldest, found = ".".join(map(str, OLDEST_TORCH)), importlib.metadata.version("torch")
         raise InputError(f"PyTorch {found} is too old: {oldest} or newer is needed; pip install 'torch>={oldest}'")
     _check_ranks(asked.values["run_type"], launch)
@@ -147,10 +147,10 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     return CheckedRun(asked, settings, train_file, val_file, notes=notes)
 
 
-def has_torch(at_least: tuple[int, int]) -> bool:
-    """Return whether PyTorch is of this version or newer. Where it has no number or is not installed, assume so."""
+def has_version(package: str, at_least: tuple[int, int]) -> bool:
+    """Return whether it is of this version or newer. Where it has no number or is not installed, assume so."""
     try:
-        numbers = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch") or "")
+        numbers = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(package) or "")
     except importlib.metadata.PackageNotFoundError:
         return True
     return numbers is None or (int(numbers[1]), int(numbers[2])) >= at_least
@@ -281,4 +281,10 @@ def _check_measuring(settings: RunSettings) -> None:
         )
     if settings.compute.matmul == "fp8" and importlib.util.find_spec("torchao") is None:
         raise InputError("--matmul fp8 needs the package torchao; install it with pip install -e '.[fp8]'")
-    check_installed(trackers_of(measuring.track, measuring.tensorboard))
+    trackers = trackers_of(measuring.track, measuring.tensorboard)
+    check_installed(trackers)
+    if WANDB in trackers and not has_version(WANDB, OLDEST_WANDB):
+        raise InputError(
+            f"--track wandb needs wandb {'.'.join(map(str, OLDEST_WANDB))} or newer: of a resumed offline run an older "
+            "one uploads each start over the one before; pip install -U wandb"
+        )

@@ -15,7 +15,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from testbed.metrics.world_step import WorldStep
 
 PROJECT = "gpt2-testbed"
-FLUSH_S = 5  # what a run that dies loses of TensorBoard at most
+FLUSH_S = 5  # what a run that is killed loses of TensorBoard and W&B at most
 CLOSE_S, LEAVE_S = 30.0, 5.0  # that the end of a run, and of a start that is stopped or fails, wait for all trackers
 HANGING_S = 30.0  # a call of a library that has taken so long hangs, and no end waits for it
 MOST_WAITING = 100_000  # rows that a tracker has not taken yet; one that is further behind gets no more
@@ -47,6 +47,7 @@ class TrackedRun:
         folder: of what the others write without a server.
         first_step: optimizer steps done by earlier starts.
         config: flags, and facts of the machine.
+        files: to attach to a run that ended well, those that exist.
     """
 
     run_id: str
@@ -55,11 +56,12 @@ class TrackedRun:
     folder: Path
     first_step: int
     config: dict[str, Any]
+    files: tuple[Path, ...]
 
 
 class Tracker(Protocol):
     def log(self, rows: Sequence[Row]) -> None: ...
-    def close(self, files: Sequence[Path], is_complete: bool) -> None: ...
+    def close(self, files: Sequence[Path], exit_code: int) -> None: ...
 
 
 class _TensorBoard:
@@ -75,14 +77,11 @@ class _TensorBoard:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
 
-    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+    def close(self, files: Sequence[Path], exit_code: int) -> None:
         self._writer.close()
 
 
 class _Wandb:
-    """Online a resumed run goes on in the same one. Offline each start is a run of its own in one group: of two folders
-    with one id an upload would keep the last alone."""
-
     def __init__(self, run: TrackedRun):
         import wandb
         from requests.utils import get_netrc_auth
@@ -93,16 +92,21 @@ class _Wandb:
         run.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=run.run_id if mode == "online" else f"{run.run_id}-{run.first_step}",
+            id=run.run_id,
             name=run.name,
-            group=run.run_id,
-            resume="allow" if mode == "online" else None,
+            resume="allow",  # offline too: each start has a folder, and `wandb sync` puts one behind the other
             dir=str(run.folder),
             config=run.config,
             mode=mode,  # type: ignore[arg-type]  # as the variable says it
             # of a machine and its user nothing but what the run's own files say
             settings=wandb.Settings(
-                silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False
+                silent=True,
+                console="off",
+                x_disable_stats=True,
+                x_disable_meta=True,
+                disable_git=True,
+                save_code=False,
+                x_transaction_log_flush_interval=FLUSH_S,
             ),
         )
         # an axis of its own: wandb's own step never goes back, and a resumed run trains steps again
@@ -112,10 +116,10 @@ class _Wandb:
         for step, values in rows:
             self._run.log({WANDB_STEP: step, **values})
 
-    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+    def close(self, files: Sequence[Path], exit_code: int) -> None:
         for file in files:
             self._run.save(str(file), base_path=str(file.parent), policy="now")
-        self._run.finish(exit_code=0 if is_complete else 1)
+        self._run.finish(exit_code=exit_code)
 
 
 class _Mlflow:
@@ -138,10 +142,10 @@ class _Mlflow:
         tags = {"testbed.run_id": run.run_id, "mlflow.runName": run.name}
         made = known[0] if known else self._client.create_run(experiment, tags=tags)
         self._id = made.info.run_id
-        if made.data.params:
+        if made.data.params:  # which cannot change: they stay those of the first start
             self._client.update_run(self._id, status="RUNNING")
             return
-        parameters = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in run.config.items()]
+        parameters = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in _flat(run.config).items()]
         for start in range(0, len(parameters), 100):  # as many as it takes at once
             self._client.log_batch(self._id, params=parameters[start : start + 100])
 
@@ -152,10 +156,18 @@ class _Mlflow:
         metrics = [Metric(name, value, now_ms, step) for step, values in rows for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)  # it takes 1,000 at once
 
-    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+    def close(self, files: Sequence[Path], exit_code: int) -> None:
         for file in files:
             self._client.log_artifact(self._id, str(file))
-        self._client.set_terminated(self._id, "FINISHED" if is_complete else "KILLED")
+        self._client.set_terminated(self._id, {0: "FINISHED", 1: "FAILED"}.get(exit_code, "KILLED"))
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return {"env.torch_version": ...} of {"env": {"torch_version": ...}}: MLflow's parameters are text."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 class _Trackio:
@@ -177,7 +189,7 @@ class _Trackio:
         for step, values in rows:
             self._library.log(values, step=step)
 
-    def close(self, files: Sequence[Path], is_complete: bool) -> None:
+    def close(self, files: Sequence[Path], exit_code: int) -> None:
         for file in files:
             self._library.save(str(file), project=PROJECT)
         self._library.finish()
@@ -192,12 +204,6 @@ OPENERS: dict[str, Callable[[TrackedRun], Tracker]] = {
 LIBRARIES = {TENSORBOARD: "torch.utils.tensorboard", WANDB: "wandb", MLFLOW: "mlflow.tracking", TRACKIO: "trackio"}
 
 
-@dataclass(frozen=True)
-class _End:
-    files: Sequence[Path]
-    is_complete: bool
-
-
 class _Channel(threading.Thread):
     """Hands rows to one tracker. `failure`: why it takes no more."""
 
@@ -205,7 +211,7 @@ class _Channel(threading.Thread):
         super().__init__(name=f"tracker {name}", daemon=True)  # a process does not wait for a server that hangs
         self.tracker_name, self._run = name, run
         self.failure: str | None = None
-        self._rows: queue.Queue[Row | _End] = queue.Queue()
+        self._rows: queue.Queue[Row | int] = queue.Queue()  # an exit code is the last
         self._call_s = math.inf  # when the library was called that has not returned; inf: it waits for rows
 
     def put(self, row: Row) -> None:
@@ -213,8 +219,8 @@ class _Channel(threading.Thread):
             self.failure = f"{MOST_WAITING:,} rows wait for it"
         self._rows.put(row)
 
-    def end(self, files: Sequence[Path], is_complete: bool) -> None:
-        self._rows.put(_End(files, is_complete))
+    def end(self, exit_code: int) -> None:
+        self._rows.put(exit_code)
 
     def wait(self, until_s: float) -> None:
         """Wait until all rows are taken, at most until then, and for no call that hangs."""
@@ -231,13 +237,24 @@ class _Channel(threading.Thread):
                 self._call_s = time.monotonic()
                 while len(items) < MOST_AT_ONCE and not self._rows.empty():
                     items.append(self._rows.get())
-                end = next((item for item in items if isinstance(item, _End)), None)
+                end = next((item for item in items if isinstance(item, int)), None)
                 if rows := [item for item in items if isinstance(item, tuple)]:
                     tracker.log(rows)
             self._call_s = time.monotonic()
-            tracker.close(end.files, end.is_complete)
+            files = [file for file in self._run.files if file.exists()] if end == 0 else []
+            tracker.close(files, end)
         except BaseException as error:  # whatever a library or a server does, also exit(), ends no training
             self.failure = first_line(error)
+
+
+@contextlib.contextmanager
+def _trackio_dir(run: TrackedRun) -> Iterator[None]:
+    """Name trackio's folder where it looks for it, when it is imported. A variable that the user has set is theirs."""
+    is_theirs = "TRACKIO_DIR" in os.environ
+    os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute() / "trackio"))
+    yield
+    if not is_theirs:
+        del os.environ["TRACKIO_DIR"]  # of processes that this one starts
 
 
 class Trackers:
@@ -248,10 +265,8 @@ class Trackers:
         names = trackers_of(settings.measuring.track, settings.measuring.tensorboard) if is_writer else ()
         self._channels = [_Channel(name, run) for name in names]
         self._is_closed = self._has_failed = False
-        if TRACKIO in names:  # it looks there when it is imported
-            os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute() / "trackio"))
         for name, channel in zip(names, self._channels, strict=True):
-            with contextlib.suppress(Exception):  # the thread meets it again, and says it
+            with contextlib.suppress(Exception), _trackio_dir(run):  # the thread meets it again, and says it
                 importlib.import_module(LIBRARIES[name])  # seconds that no step owes
             channel.start()
 
@@ -300,19 +315,16 @@ class Trackers:
                 "training_metrics.json has every row"
             )
 
-    def close(self, files: Sequence[Path] = (), is_complete: bool = False) -> None:
-        """Wait until the trackers have all rows, at most CLOSE_S, or LEAVE_S of a run that is not complete, and not for
-        one that hangs. Only the first call does something.
-
-        Args:
-            files: to attach, those that exist.
+    def close(self, exit_code: int) -> None:
+        """Wait until the trackers have all rows and the run's exit code, at most CLOSE_S, or LEAVE_S of a run that did
+        not end well, and not for one that hangs. Only the first call does something.
         """
         if self._is_closed:
             return
         self._is_closed = True
         for channel in self._channels:
-            channel.end([file for file in files if file.exists()], is_complete)
-        until_s = time.monotonic() + (CLOSE_S if is_complete else LEAVE_S)
+            channel.end(exit_code)
+        until_s = time.monotonic() + (LEAVE_S if exit_code else CLOSE_S)
         for channel in self._channels:
             channel.wait(until_s)
             if channel.is_alive():

@@ -114,24 +114,26 @@ class RunEnding:
         self.signals.defer()
         self.ranks.end_startup_watch()
         watchdog.end(is_good=exit_code == 0)
-        if self.trackers is not None:
-            self.trackers.close()
         empty_streams()
         has_joined = torch.distributed.is_initialized()
-        if has_joined or self.launch.is_distributed:
-            if has_joined and exit_code == 0:
-                with contextlib.suppress(Exception):  # all is written, whatever becomes of the other ranks now
-                    process_group.wait_for_everyone()
-                    process_group.stop_process_group()
-                    if self.recorder is not None:
-                        self.recorder.note_process_group_ended()
-            empty_streams()
-            os._exit(exit_code)
-        if self.trackers is not None and self.trackers.may_hold_up_exit:
-            empty_streams()
+        if has_joined and exit_code == 0:
+            with contextlib.suppress(Exception):  # all is written, whatever becomes of the other ranks now
+                process_group.wait_for_everyone()
+                process_group.stop_process_group()
+                if self.recorder is not None:
+                    self.recorder.note_process_group_ended()
+        self._close_trackers(exit_code)
+        empty_streams()
+        may_hang = self.trackers is not None and self.trackers.may_hold_up_exit
+        if has_joined or self.launch.is_distributed or may_hang:
             os._exit(exit_code)
         ignore_signals_until_exit()
         return exit_code
+
+    def _close_trackers(self, exit_code: int) -> None:
+        """Let the trackers take what is left, and with exit code 0 the run's files, which are closed by now."""
+        if self.trackers is not None:
+            self.trackers.close(exit_code)
 
     def reason_and_code(self, error: Exception | RunStopped) -> tuple[str, int]:
         """Return one sentence for what ended the run, and the exit code. Prints the traceback of a fault."""
@@ -153,11 +155,17 @@ class RunEnding:
         words = f"; {missing}" if missing else ""
         reason = f"{stop.reason}; {self.ranks.waited()}{words}" if self.ranks.directory else stop.reason
         self.mark_failed(reason, has_waited=True)
+        self._close_trackers(stop.exit_code)
 
     def end_from_thread(self, reason: str) -> None:
         """Mark the run as failed and end the process, from a thread that watches the other ranks."""
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
-        end_process(lambda: self.mark_failed(reason, has_waited=True), exit_code)
+
+        def leave_mark() -> None:
+            self.mark_failed(reason, has_waited=True)
+            self._close_trackers(exit_code)
+
+        end_process(leave_mark, exit_code)
 
 
 def empty_streams() -> None:

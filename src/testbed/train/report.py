@@ -31,8 +31,6 @@ from testbed.train import validated_text
 from testbed.train.console import Console
 from testbed.train.multiple_choice import in_words
 
-ATTACHED = (run_folder.METRICS, run_folder.EFFECTIVE_CONFIG, run_folder.LAUNCHER)  # files that a tracker keeps
-
 
 @dataclass
 class Report:
@@ -183,8 +181,3 @@ class Report:
             self.console.say(line)
         marker = self.recorder.close(sample)
         self.console.say(f"{self.recorder.closing_words()}\n{marker}")  # older launchers look for the marker
-
-    def end_tracking(self) -> None:
-        """Let the trackers take what is left and the files of the run. No other rank waits for it."""
-        directory = self.recorder.directory
-        self.trackers.close([directory / name for name in ATTACHED], is_complete=True)

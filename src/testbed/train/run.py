@@ -66,6 +66,7 @@ from testbed.train.report import Report
 from testbed.train.validated_text import bytes_per_token
 
 Weights = dict[str, torch.Tensor]
+ATTACHED = (run_folder.METRICS, run_folder.EFFECTIVE_CONFIG, run_folder.LAUNCHER)  # files that a tracker keeps
 
 
 @dataclass
@@ -393,6 +394,7 @@ def _begin_trackers(
         folder=directory / run_folder.TRACKERS,
         first_step=first_step,
         config={**facts["settings"], **{name: facts[name] for name in ("git_commit", "env", "host", "hardware")}},
+        files=tuple(directory / name for name in ATTACHED),
     )
     return Trackers(settings, tracked, is_writer=is_writer, say=console.say)
 
@@ -506,4 +508,3 @@ def finish(run: TrainingRun) -> None:
         report.close(*sampled)
     process_group.wait_for_everyone()
     run.strategy.close()
-    report.end_tracking()
