@@ -39,8 +39,30 @@ def test_one_run_from_every_format_and_from_flags(token_files, tmp_path, suffix)
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", 'track = ["tensorboard", "mlflow"]\n'),
+        ("a.yaml", "track: [tensorboard, mlflow]\n"),
+        ("a.yml", "track:\n  - tensorboard\n  - 'mlflow'\n"),
+        ("a.json", '{"track": ["tensorboard", "mlflow"]}'),
+        ("b.json", '{"track": "tensorboard, mlflow"}'),
+    ],
+)
+def test_a_flag_of_several_words_takes_a_list(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert parse_command_line(["--config", str(tmp_path / name)]).values["track"] == "tensorboard,mlflow"
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        ("a.json", '{"track": ["comet"]}', "track cannot be 'comet' ('comet' is not one of tensorboard, "),
+        ("a.yaml", "track: []\n", "track cannot be '' ('' names no tracker"),
+        ("a.yaml", "track: [[mlflow]]\n", "track is a section or a list"),
+        ("a.yaml", "track: {mlflow: true}\n", "track is a section or a list"),
+        ("a.yaml", "track: [" + "mlflow, " * 17 + "]\n", "track is a section or a list"),
+        ("a.json", '{"track": ["mlflow", 3]}', "track is a section or a list"),
+        ("a.toml", 'train_data_path = ["a.bin", "b.bin"]\n', "train_data_path is a section or a list"),
         ("a.toml", "learning_rate = \n", "is not TOML that can be read"),
         ("a.toml", "[model]\nnum_layers = 2\n", "model is a section or a list"),
         ("a.toml", "seed = 1\nseed = 2\n", "is not TOML that can be read"),

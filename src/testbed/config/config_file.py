@@ -17,6 +17,7 @@ from testbed.errors import InputError, one_line
 from testbed.io import parse_json, read_whole
 
 _MOST_BYTES = 1 << 16  # of what a person writes; a parser takes hours and all the memory for what a disk holds
+_MOST_WORDS = 16  # of a list in YAML
 # YAML 1.2, 10.3.2: what plain words mean
 _PLAIN = {"~": None, "": None} | {
     form(word): value
@@ -54,7 +55,8 @@ def read_config(path: Path, name: str, typed: Mapping[str, Any]) -> Any:
 def _flat_yaml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
     """Return names and values of a YAML mapping. InputError where it is something else, or has a name twice.
 
-    Nothing is constructed and no alias is followed, so that a file can neither run code nor grow.
+    Nothing is constructed, and of what aliases name at most a few words are copied, so that a file can neither run code
+    nor grow.
     """
     import yaml  # a tenth of a second that only such a file costs
 
@@ -72,11 +74,11 @@ def _flat_yaml(text: str, _: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"line {key.start_mark.line + 1} has no name before its colon")
         if key.value in found:
             raise InputError(f"{key.value!r} stands there twice; keep one")
-        is_plain = isinstance(value, yaml.ScalarNode) and value.style is None
-        if not isinstance(value, yaml.ScalarNode):
-            found[key.value] = [...]  # the caller says what it thinks of sections and lists
-        else:
-            found[key.value] = _PLAIN.get(value.value, value.value) if is_plain else value.value
+        if isinstance(value, yaml.ScalarNode):
+            found[key.value] = _PLAIN.get(value.value, value.value) if value.style is None else value.value
+        else:  # the caller says what it thinks of sections and lists
+            words = value.value if isinstance(value, yaml.SequenceNode) and len(value.value) <= _MOST_WORDS else [None]
+            found[key.value] = [word.value if isinstance(word, yaml.ScalarNode) else ... for word in words]
     return found
 
 

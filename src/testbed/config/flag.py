@@ -55,6 +55,7 @@ class Flag:
         help: ends with the default; "%(default)s" stands for it.
         type: text to value, raises argparse.ArgumentTypeError. None: text, or a switch if the default is False.
         const: value of the bare flag.
+        takes_several: words with commas between them, which a file may hold as a list.
         also: older spellings.
         spelled: spelling in --help, if not --name.
         of_one_start: it belongs to one start of the run: neither --config files nor records hold it.
@@ -78,6 +79,7 @@ class Flag:
     choices: Sequence[Any] | None = None
     const: Any = None
     metavar: str | None = None
+    takes_several: bool = False
     also: tuple[str, ...] = ()
     spelled: str | None = None
     filled: Filled = Filled.KEPT

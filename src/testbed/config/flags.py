@@ -115,6 +115,8 @@ def _read_config_file(path: Path, typed: Mapping[str, Any]) -> tuple[dict[str, A
         flag = FLAGS[name]
         if flag.of_one_start:
             raise InputError(f"--config {path}: {name} is for one start alone; type it as --{name}")
+        if flag.takes_several and isinstance(value, list) and all(isinstance(word, str) for word in value):
+            value = ",".join(value)
         if isinstance(value, dict | list):
             raise InputError(
                 f"--config {path}: {name} is a section or a list; write each flag by itself, with one value"

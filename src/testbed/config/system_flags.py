@@ -205,7 +205,7 @@ class Measuring:
         "send loss, gradient norm, learning rate, tokens, step time and tokens/s of each step, validation losses, flags and "
         "files to these, with commas: tensorboard, wandb, mlflow, trackio. Without credentials or an address they write "
         "into DIR/tensorboard and DIR/trackers (default: none)",
-        OUTPUT, type=tracker_names, metavar="NAMES")
+        OUTPUT, type=tracker_names, metavar="NAMES", takes_several=True)
     sample_prompt: str = flag(
         "prompt of the text generated at the end (default: %(default)r)",
         OUTPUT, default="import ", metavar="TEXT")
