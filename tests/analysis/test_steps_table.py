@@ -20,7 +20,11 @@ def saved(folder, metrics):
 def test_every_step_is_a_row_of_a_frame(tmp_path):
     metrics = example_metrics()
     frame = testbed.load_run(saved(tmp_path, metrics)).steps
-    assert list(frame.columns) == ["step", "loss", "grad_norm", "step_time_s", "train_time_s", "is_warmup"]
+    columns = ["step", "tokens", "loss", "grad_norm", "learning_rate", "step_time_s", "train_time_s", "is_warmup"]
+    assert list(frame.columns) == columns
+    per_step = metrics["training_config"]["global_batch_size"] * metrics["training_config"]["seq_len"]
+    assert frame["tokens"].tolist() == [row["step"] * per_step for row in metrics["steps"]]
+    assert frame["learning_rate"].tolist() == [row["lr"] for row in metrics["steps"]]
     assert frame["step"].tolist() == [row["step"] for row in metrics["steps"]]
     assert frame["loss"].tolist() == [row["loss"] for row in metrics["steps"]]
     assert frame["train_time_s"].iloc[-1] == pytest.approx(sum(row["step_time_s"] for row in metrics["steps"]))

@@ -104,6 +104,8 @@ class Run:
     train_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
     train_losses: np.ndarray = field(default_factory=lambda: np.array([]))
     grad_norms: np.ndarray = field(default_factory=lambda: np.array([]))  # before clipping; NaN where fp16 overflowed
+    learning_rates: np.ndarray = field(default_factory=lambda: np.array([]))
+    train_tokens: np.ndarray = field(default_factory=lambda: np.array([], dtype=int))  # so far
     epoch_losses: tuple[Point, ...] = ()  # means over an epoch, at its end: all that v1 and 2.0 record
     validation_losses: tuple[Point, ...] = ()
 
@@ -129,13 +131,15 @@ class Run:
     def steps(self) -> Any:
         """Return every optimizer step as a row of a pandas.DataFrame; without pandas as a dict of arrays.
 
-        Columns: step; loss; grad_norm before clipping; step_time_s of the slowest rank; train_time_s, the seconds of
-        training at its end; is_warmup. Files before 2.1 lack some.
+        Columns: step; tokens so far; loss; grad_norm before clipping; learning_rate; step_time_s of the slowest rank;
+        train_time_s, the seconds of training at its end; is_warmup. Files before 2.1 lack some.
         """
         columns = {
             "step": self.train_steps,
+            "tokens": self.train_tokens,
             "loss": self.train_losses,
             "grad_norm": self.grad_norms,
+            "learning_rate": self.learning_rates,
             "step_time_s": self.all_step_times_s,
             "train_time_s": self.train_times_s,
             "is_warmup": self.is_warmup,
@@ -249,7 +253,9 @@ def _from_v22(path: Path, metrics: dict) -> Run:
     work = recorded_work(config, settings)
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
-    work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
+    tokens_per_step = config["global_batch_size"] * config["seq_len"]
+    work["tokens"] = len(rows) * tokens_per_step
+    steps = np.array([row["step"] for row in rows], dtype=int)
     evaluations = metrics["evaluations"]
     threads, devices = hardware["cpu_threads_per_rank"], hardware.get("num_devices", world_size)
     device = (hardware["gpu_name"] or "CUDA device") if on_cuda else f"CPU ({threads} thread{'s' * (threads > 1)})"
@@ -279,10 +285,12 @@ def _from_v22(path: Path, metrics: dict) -> Run:
         all_step_times_s=times,
         slowest_rank_times_s=np.array([max(row["per_rank_step_time_s"]) for row in rows], dtype=float),
         mean_phases_s=_mean_phases(rows),
-        train_steps=np.array([row["step"] for row in rows], dtype=int),
+        train_steps=steps,
+        train_tokens=steps * tokens_per_step,
         train_times_s=times.cumsum(),
         train_losses=np.array([row["loss"] for row in rows], dtype=float),
         grad_norms=np.array([row["grad_norm"] for row in rows], dtype=float),
+        learning_rates=np.array([row["lr"] for row in rows], dtype=float),
         validation_losses=tuple(
             Point(row["step"], row["train_time_s"], row["val_loss"], row["elapsed_s"]) for row in evaluations
         ),
