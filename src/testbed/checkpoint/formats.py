@@ -45,7 +45,6 @@ from testbed.run_folder import CHECKPOINTS, TOKENIZER, is_converted
 
 FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
 GPT2_END = 50256
-_EARLIER = "optimizer.safetensors"
 COMPILED = "_orig_mod."  # before each name where nanoGPT compiled the model
 
 
@@ -176,8 +175,6 @@ def _read_folder(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
             raise InputError(f"{name}: {error}") from None
     else:
         weights = read_initial_weights(str(path.absolute()), shape, name) or {}  # a path is no "scratch"
-        if with_optimizer and (path / _EARLIER).exists():
-            note = f"{path / _EARLIER}, AdamW's state in the form of an earlier version, is not read: convert again"
     notes = (note,) if note else ()
     return Checkpoint(weights, shape, tokenizer_of_folder(path, name), *_of_tokens(path, name), notes, optimizer)
 

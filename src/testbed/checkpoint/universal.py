@@ -53,7 +53,8 @@ def read_universal(folder: Path, shape: ModelShape, with_optimizer: bool) -> tup
     if held < 4 * shape.num_parameters:  # before the model's names are made
         raise InputError(f"its weights have {held:,} bytes, its config.json needs {4 * shape.num_parameters:,}")
     ours = expected(shape)
-    if odd := {name for name in parameters if not _is_beside(name)} ^ ours.keys():
+    beside = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")  # the tied head, old masks
+    if odd := {name for name in parameters if not name.endswith(beside)} ^ ours.keys():
         raise InputError(f"the weight {one_line(min(odd), 80)} is missing, or none of the model in config.json")
     files = [path for key in ours if (path := parameters[key] / "step.pt").exists()]
     sizes, step = ({}, 0) if files else _of_stage_3(folder / _STATES)  # stage 3 writes none
@@ -82,10 +83,6 @@ def _of_stage_3(path: Path) -> tuple[dict[str, torch.Size], int]:
 def _our_name(name: str) -> str:
     """Return the name in `GPT2` of a parameter of ours, of transformers, or of either inside a wrapper."""
     return name.removeprefix("module.").removeprefix(PREFIX)
-
-
-def _is_beside(name: str) -> bool:
-    return name == "lm_head.weight" or name.endswith((".attn.bias", ".attn.masked_bias"))  # the tied head, old masks
 
 
 def _read(parameters: dict[str, Path], kind: str, ours: Tensors, shape: ModelShape, sizes: dict) -> Tensors:
@@ -134,7 +131,8 @@ def write_universal(folder: Path, weights: Tensors, state: AdamWState | None, sh
         OSError: the disk refuses.
     """
     if state is None:
-        state = AdamWState({moment: _zeros(weights) for moment in MOMENTS}, 0, Rates())
+        zeros = {key: torch.zeros_like(tensor) for key, tensor in weights.items()}
+        state = AdamWState(dict.fromkeys(MOMENTS, zeros), 0, Rates())
     for kind, tensors in {"fp32": weights, **state.moments}.items():
         for name, tensor in to_transformers(tensors, shape).items():
             place = folder / UNIVERSAL / name
@@ -155,10 +153,6 @@ def write_universal(folder: Path, weights: Tensors, state: AdamWState | None, sh
     engine["lr_scheduler"] = {"last_batch_iteration": state.step - 1, **of_torch}  # the first is DeepSpeed's own
     for name in ("mp_rank_00_model_states.pt", _STATES):  # of stages 1 and 2; of 3
         _save(engine, folder / name)
-
-
-def _zeros(weights: Tensors) -> Tensors:
-    return {key: torch.zeros_like(tensor) for key, tensor in weights.items()}
 
 
 def _save(content: Any, path: Path) -> None:

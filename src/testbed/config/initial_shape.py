@@ -12,8 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config.flag_types import LARGEST_COUNT
-from testbed.config.initial_file import MOST_PARAMETERS, is_file_of_another, shape_of_file, tokenizer_of_shape
+from testbed.config.initial_file import (
+    MOST_PARAMETERS,
+    checked_shape,
+    is_file_of_another,
+    shape_of_file,
+    tokenizer_of_shape,
+)
 from testbed.data.characters import tokenizer_json
 from testbed.data.token_file import TokenFile
 from testbed.errors import InputError
@@ -201,18 +206,14 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
     config, lead = _config_of_folder(folder, name), f"{name}: config.json does not describe a GPT-2:"
     if config.get("model_type") != "gpt2":
         raise InputError(f"{lead} its model_type is {reprlib.repr(config.get('model_type'))}, not gpt2")
-    numbers: dict[str, Any] = {name: config.get(name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    numbers["n_positions"] = config.get("n_positions", 1024)
-    for name, number in numbers.items():
-        if type(number) is not int or not 0 < number <= LARGEST_COUNT:
-            raise InputError(f"{lead} {name} is {reprlib.repr(number)}, not a whole number from 1 to {LARGEST_COUNT}")
-    for name, computed in _COMPUTED.items():
-        if config.get(name, computed[0]) not in computed:
+    for key, computed in _COMPUTED.items():
+        if config.get(key, computed[0]) not in computed:
             raise InputError(
-                f"{lead} its {name} is {reprlib.repr(config[name])}, but this program computes "
+                f"{lead} its {key} is {reprlib.repr(config[key])}, but this program computes "
                 f"{' or '.join(map(str, computed))}; the same weights would mean another model"
             )
-    return ModelShape(*numbers.values())
+    sizes = tuple(map(config.get, ("n_layer", "n_head", "n_embd", "vocab_size")))
+    return checked_shape(f"{name}: config.json", (*sizes, config.get("n_positions", 1024)))
 
 
 def is_universal(folder: Path) -> bool:
