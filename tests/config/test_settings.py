@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.programs import TINY_RUN, VOCABULARY, data_flags, write_token_files
-from support.settings import launch, refusal, settings_of, typed
+from support.settings import checked_run, launch, refusal, settings_of, typed
 
 from testbed.config.check import check_run
 from testbed.config.flags import build_parser, parse_command_line
@@ -334,6 +334,15 @@ def test_the_peak_from_scratch_is_said_unless_one_was_given(token_files, weights
     assert start(token_files, weights, "--learning_rate", "0.004").notes == ()
     assert start(token_files, weights, "--eval_only").notes == ()
     assert typed(["--model", "nano", "--seq_length", "32", *data_flags(token_files)]).notes == ()
+
+
+def test_a_run_that_validates_on_what_it_trains_on_says_so(token_files, tmp_path):
+    (tmp_path / "same.bin").symlink_to(token_files[0])
+    (tmp_path / "same.json").symlink_to(token_files[0].with_suffix(".json"))
+    for path in (token_files[0], tmp_path / "same.bin"):
+        (note,) = checked_run((token_files[0], path)).notes
+        assert note == f"warning: --val_data_path {path} is the training file: its loss is of text that was learned"
+    assert checked_run((token_files[0], token_files[0]), "--max_val_steps", "0").notes == ()
 
 
 def test_other_tokens_lead_to_the_weights_own_tokenizer(weights, tmp_path):

@@ -143,8 +143,12 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     )
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given, typed=asked.typed))
     _check_measuring(settings)
-    notes = (*_note_on_fine_tuning(settings), *_note_on_nanogpt(settings, asked.values["config"]))
-    return CheckedRun(asked, settings, train_file, val_file, notes=notes)
+    notes = (
+        *_note_on_fine_tuning(settings),
+        *_note_on_nanogpt(settings, asked.values["config"]),
+        *_note_on_one_file(settings, train_file, val_file),
+    )
+    return CheckedRun(asked, settings, train_file, val_file, notes)
 
 
 def has_version(package: str, at_least: tuple[int, int]) -> bool:
@@ -267,6 +271,14 @@ def _note_on_nanogpt(settings: RunSettings, config: str | None) -> tuple[str, ..
         taken = "this GPT-2 has biases and the tanh form of GELU, nanoGPT's no biases by default and the exact GELU"
         return (f"note: `bias`, `wandb_project` and `wandb_run_name` of --config {config} are not taken; {taken}",)
     return ()
+
+
+def _note_on_one_file(settings: RunSettings, train_file: TokenFile, val_file: TokenFile) -> tuple[str, ...]:
+    """Return a line where a run validates on what it trains on."""
+    does_both = not settings.training.eval_only and settings.training.max_val_steps != 0
+    if not does_both or train_file.path.resolve() != val_file.path.resolve():
+        return ()
+    return (f"warning: --val_data_path {val_file.path} is the training file: its loss is of text that was learned",)
 
 
 def _check_measuring(settings: RunSettings) -> None:
