@@ -59,10 +59,16 @@ class _Fake:
         self.closed = ([file.name for file in files], exit_code)
 
 
+def plant(monkeypatch, name: str, opener) -> None:
+    """Put a tracker in the place of a library, which need not be installed."""
+    monkeypatch.setitem(module.OPENERS, name, opener)
+    monkeypatch.setitem(module.LIBRARIES, name, "json")
+
+
 @pytest.fixture
 def fake(monkeypatch):
     made = []
-    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: made.append(_Fake(run)) or made[-1])
+    plant(monkeypatch, "wandb", lambda run: made.append(_Fake(run)) or made[-1])
     return made
 
 
@@ -107,7 +113,7 @@ def test_a_tracker_that_fails_is_one_warning_and_no_more(tmp_path, monkeypatch, 
         if place == "open"
         else lambda run: SimpleNamespace(**{"log": lambda rows: None, "close": fail, place: fail})
     )
-    monkeypatch.setitem(module.OPENERS, "mlflow", opener)
+    plant(monkeypatch, "mlflow", opener)
     said: list[str] = []
     trackers = started(["mlflow"], tracked(tmp_path), said.append)
     for _ in range(20):
@@ -120,7 +126,7 @@ def test_a_tracker_that_fails_is_one_warning_and_no_more(tmp_path, monkeypatch, 
 
 def test_a_tracker_that_hangs_costs_no_step_and_a_bounded_end(tmp_path, monkeypatch):
     release = threading.Event()
-    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: release.wait(60))
+    plant(monkeypatch, "wandb", lambda run: release.wait(60))
     monkeypatch.setattr(module, "LEAVE_S", 0.2)
     monkeypatch.setattr(module, "MOST_WAITING", 5050)
     for last, expected in ((5000, "did not take all rows in time"), (5100, "ended (5,050 rows wait for it)")):
@@ -137,7 +143,7 @@ def test_a_tracker_that_hangs_costs_no_step_and_a_bounded_end(tmp_path, monkeypa
 
 def test_no_end_waits_for_a_call_that_hung_before(tmp_path, monkeypatch):
     release, said = threading.Event(), []
-    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: release.wait(60))
+    plant(monkeypatch, "wandb", lambda run: release.wait(60))
     monkeypatch.setattr(module, "HANGING_S", 0.3)
     trackers = started(["wandb"], tracked(tmp_path), said.append)
     time.sleep(0.3)
@@ -157,7 +163,7 @@ def test_a_slow_tracker_that_works_is_waited_for(tmp_path, monkeypatch):
             taken.append(row)
 
     opened = SimpleNamespace(log=log, close=lambda files, exit_code: None)
-    monkeypatch.setitem(module.OPENERS, "wandb", lambda run: release.wait(60) and opened)
+    plant(monkeypatch, "wandb", lambda run: release.wait(60) and opened)
     monkeypatch.setattr(module, "HANGING_S", 1.0)
     trackers = started(["wandb"], tracked(tmp_path), said.append)
     train(trackers, last=150)
@@ -181,10 +187,34 @@ def test_a_wandb_that_overwrites_resumed_runs_is_refused(token_files, monkeypatc
     assert "--track wandb needs wandb 0.31 or newer" in refusal(token_files, "--track", "wandb")
 
 
+def test_no_tracker_begins_while_another_library_is_imported(tmp_path, monkeypatch):
+    """Two threads that import got `partially initialized module 'mlflow' has no attribute 'version'`."""
+    done = []
+    monkeypatch.setattr("importlib.import_module", lambda name: time.sleep(0.1) or done.append(name))
+    for name in ("wandb", "mlflow"):
+        plant(monkeypatch, name, lambda run, name=name: done.append(name) or _Fake(run))
+    started(["wandb", "mlflow"], tracked(tmp_path)).close(0)
+    assert done[:2] == ["json", "json"] and sorted(done[2:]) == ["mlflow", "wandb"]
+
+
+def test_a_library_that_cannot_be_imported_is_one_warning(tmp_path, monkeypatch, fake):
+    def fail(name):
+        raise AttributeError("a half of a library")
+
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    monkeypatch.setattr("importlib.import_module", fail)
+    said: list[str] = []
+    trackers = started(["wandb"], tracked(tmp_path), said.append)
+    train(trackers)
+    trackers.close(0)
+    assert len(said) == 1 and "ended (AttributeError: a half of a library)" in said[0] and fake == []
+    assert "TRACKIO_DIR" not in os.environ
+
+
 def test_the_variable_of_trackio_is_the_users_and_not_of_other_processes(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("importlib.import_module", lambda name: seen.append(os.environ["TRACKIO_DIR"]))
-    monkeypatch.setitem(module.OPENERS, "trackio", _Fake)
+    plant(monkeypatch, "trackio", _Fake)
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
     started(["trackio"], tracked(tmp_path)).close(0)
     assert seen == [str(tmp_path / "trackers" / "trackio")] and "TRACKIO_DIR" not in os.environ

@@ -80,7 +80,7 @@ def of_wandb(folder: Path) -> Stored:
                     found.setdefault(name, {})[step] = value
     assert [resumes for _, resumes in runs] == [True], "one run, in which `wandb sync` puts a start behind the other"
     files = sorted((folder / "trackers" / "wandb").glob("offline-run-*/files/*.json"))
-    attached = {path.name: path.read_text() for path in files}
+    attached = {path.name: path.read_text() for path in files if not path.is_symlink()}
     return found, config, attached
 
 

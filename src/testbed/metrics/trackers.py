@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,8 +118,9 @@ class _Wandb:
             self._run.log({WANDB_STEP: step, **values})
 
     def close(self, files: Sequence[Path], exit_code: int) -> None:
-        for file in files:
-            self._run.save(str(file), base_path=str(file.parent), policy="now")
+        folder = self._run.dir
+        for file in files:  # a copy: it would link to the run's own, which may be moved before the upload
+            self._run.save(shutil.copy(file, folder), base_path=folder, policy="now", glob=False)
         self._run.finish(exit_code=exit_code)
 
 
@@ -252,9 +254,11 @@ def _trackio_dir(run: TrackedRun) -> Iterator[None]:
     """Name trackio's folder where it looks for it, when it is imported. A variable that the user has set is theirs."""
     is_theirs = "TRACKIO_DIR" in os.environ
     os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute() / "trackio"))
-    yield
-    if not is_theirs:
-        del os.environ["TRACKIO_DIR"]  # of processes that this one starts
+    try:
+        yield
+    finally:
+        if not is_theirs:
+            del os.environ["TRACKIO_DIR"]  # of processes that this one starts
 
 
 class Trackers:
@@ -265,10 +269,15 @@ class Trackers:
         names = trackers_of(settings.measuring.track, settings.measuring.tensorboard) if is_writer else ()
         self._channels = [_Channel(name, run) for name in names]
         self._is_closed = self._has_failed = False
-        for name, channel in zip(names, self._channels, strict=True):
-            with contextlib.suppress(Exception), _trackio_dir(run):  # the thread meets it again, and says it
-                importlib.import_module(LIBRARIES[name])  # seconds that no step owes
-            channel.start()
+        for channel in self._channels:
+            try:
+                with _trackio_dir(run):
+                    importlib.import_module(LIBRARIES[channel.tracker_name])  # seconds that no step owes
+            except Exception as error:
+                channel.failure = first_line(error)
+        for channel in self._channels:  # after all imports: two threads that import can get halves of modules
+            if channel.failure is None:
+                channel.start()
 
     @property
     def may_hold_up_exit(self) -> bool:
