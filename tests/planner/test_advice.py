@@ -19,7 +19,7 @@ SAID = {
     "--model gpt2-large --gpu l4 --gpus 64 --gpus_per_node 2 --network 400gbit --seq_length 131072 "
     "--global_batch_size 32": "2 tensor x 8 context",
     f"{XL} h100 --gpus 16 --pipeline_stages 2 --zero_stage 1": "no run type has them all",
-    f"{GPT2} h100 --gpus 1 --tensor_parallel_size 4 --pipeline_stages 2": "size 4, which is for --run_type mesh",
+    f"{GPT2} h100 --gpus 1 --tensor_parallel_size 4 --pipeline_stages 2": "2 and --.* 4, which are for --run_type mesh",
     # also where one device has no room; with a price also where they are only as fast
     f"{XL} rtx4090 --gpus 24 --global_batch_size 8": r"With --gpus 8: 1\.\d+ times the tokens/s",
     f"{XL} rtx4090 --gpus 16 --gpus_per_node 4 --network 1gbit --tokens 10B --price_per_gpu_hour 1": r"With --gpus 4: "
@@ -39,8 +39,9 @@ SAID = {
     f"{LLAMA} v100,h100 --gpus 64 --matmul fp8": "v100-16gb *64   --matmul fp8: v100-16gb multiplies nothing in 8 bits",
     f"{GPT2} mi300x": "No published run on mi300x is known",
     "--model gpt2-medium --gpu v100 --gpus 8 --precision bf16": r"--precision fp16: [^$]*--compile off",
-    # a batch is small by the tokens of a data rank
+    # a batch is small where most of a step is paid once, however many tokens a data rank has
     f"{GPT2} h100-sxm --gpus 512 --global_batch_size 512": "The batch is too small for so many devices",
+    f"{LLAMA} b200 --gpus 512 --network 25gbit": r"too small for so many devices: 8,192 tokens .* least 1\.\d+ times",
     f"{GPT2} gb200 --gpus 128": r"--nnodes 32 --nproc-per-node 4 .*--compile o",
     # several kinds: what a plan of each would say
     f"{GPT2} t4,v100,h200 --gpus 8 --tokens 10B": "8 x t4: With --precision fp16: 5[^$]*"
@@ -57,8 +58,13 @@ SAID = {
     f"{XL} h100 --gpus 8 --mixed_precision native --top 0": r"Best: [^$]*not possible: ddp: --mixed_precision belongs",
     f"{LLAMA} rtx4090,h100-sxm --gpus 16 --seq_length 8192 --mixed_precision native": "16 x rtx4090: Without "
     "--mixed_precision native there is room: mesh",
-    "--model llama3-405b --gpu h100 --gpus 4096 --seq_length 4096 --global_batch_size 64": ": 64 tokens a device. Take",
-    # offload where all else is tight
+    "--model llama3-405b --gpu h100 --gpus 4096 --seq_length 4096 --global_batch_size 64": ": 64 tokens a device. With",
+    # a kernel of an older device: no ring, but keys and values of the whole sequence
+    f"{GPT2} t4 --gpus 16 --gpus_per_node 4 --seq_length 131072 --global_batch_size 4": r"Best: mesh \d+ context(?s:.*)"
+    "--context_parallel_method allgather",
+    # offload where all else is tight, also with fp16 on top
+    "--model gpt2-large --gpu t4 --gpus 1 --precision fp32": r"With --precision fp16 and --run_type optimized and "
+    "--offload optimizer there is room: ZeRO-",
     f"{LLAMA} b200 --gpus 1 --seq_length 16384": "--offload optimizer there is room: ZeRO-",
     # a batch that gives the ranks work only where they share sequences
     f"{LLAMA} rtx4090 --gpus 64 --global_batch_size 4": r"Best: mesh .*\d context",
@@ -94,7 +100,8 @@ REFUSED = {
     f"{XL} a10g --gpus 1": "With --run_type optimized and --offload optimizer there is room: ZeRO-",
     f"{GPT2} v100 --precision bf16 --compile on": "v100-16gb has no bf16",
     # kernels that PyTorch has from Ampere on: of a ring, and of fused attention in bf16
-    f"{GPT2} v100 --seq_length 65536 --precision bf16 --run_type mesh --context_parallel_size 8": "v100-16gb has no fl",
+    f"{GPT2} v100 --seq_length 65536 --precision bf16 --run_type mesh --context_parallel_size 8 "
+    "--context_parallel_method ring": "v100-16gb has no fl",
     "--model gpt2-large --gpu t4 --gpus 8 --seq_length 8192 --precision bf16 --run_type fsdp": "does not fit on 8 x t4",
     f"{GPT2} v100 --mixed_precision native": "has no bf16; leave --mixed_precision out. Without --mixed",
     # a batch that does not divide, and then does not fit or need not be
@@ -109,6 +116,13 @@ REFUSED = {
     "--model gpt2-xl --gpu a100-80 --gpus 7 --run_type mesh": "mesh does on 7 devices what another .*is room: ",
     "--model gpt2 --num_layers 32 --num_heads 32 --embedding_size 4096 --gpus 1 --gpu a10g": "6 of .* tightly, and 7 w",
     f"{GPT2} h100 --gpus 8 --run_type mesh --pipeline_stages 8": "mesh does on 8 devices what another run type does",
+    # a typed flag that keeps all out on the asked devices, and not on fewer
+    "--num_layers 22 --num_heads 32 --embedding_size 2048 --ffn 5632 --kv_heads 4 --gated --gpu l4 --gpus 7 "
+    "--seq_length 65536 --run_type optimized --zero_stage 2": "With --gpus 4, without --run_type optimized and "
+    "--zero_stage 2 there is room: mesh",
+    # whether what has room is done in time
+    f"{XL} rtx-4090 --gpus 1 --tokens 1B --deadline 14d": "there is room: .*, within --deadline 14 days",
+    f"{XL} rtx-4090 --gpus 1 --tokens 1B --deadline 1d": "there is room: .*, longer than --deadline 24 hours",
     f"{LLAMA} h100 --gpus 2 --run_type baseline": "Without --run_type baseline there is room: [^P]*, tight$",
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"

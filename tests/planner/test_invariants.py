@@ -60,6 +60,7 @@ def test_an_answer_is_true_and_can_be_followed(number: int):
     for run in each if question.work is not None else ():
         assert read_back(run.job, run.machine, question.work) == run.job
     check_best(question, runs[0], hints)
+    check_ties(each)
     for hint in hints:
         follow_hint(words, hint, runs[0])
 
@@ -109,6 +110,12 @@ def check_best(question: Question, best: PlannedRun, hints: list[str]) -> None:
         other = question._without(name).fitting() if name not in STAYS else None
         if other and not other.is_tight and other.tokens_per_s > 1.001 * WORTH_SAYING * best.tokens_per_s:
             assert f"--{name}" in said
+
+
+def check_ties(each: list[PlannedRun]) -> None:
+    """By the ratios that the table prints, the first run may be as fast as every other one that has as much room."""
+    for run in each:
+        assert run.is_tight or not run.fits or each[0].is_tight or run.ratio_to(each[0])[2] >= 1
 
 
 def follow_hint(words: str, hint: str, best: PlannedRun) -> None:

@@ -139,7 +139,9 @@ def _options(
         widths = varied["tensor_parallel_size"]
         if per_node < MOST_CONTEXT:  # of small nodes, several share a sequence
             widths = [size for size in _divisors(devices)[1:] if size <= MOST_CONTEXT]
-        yield from _products(varied, devices, shape.num_layers, given, widths if is_long else [])
+        for mesh in _products(varied, devices, shape.num_layers, given, widths if is_long else []):
+            has_no_ring = mesh["context_parallel_size"] > 1 and machine.device.architecture in WITHOUT_FLASH
+            yield {"context_parallel_method": "allgather", **mesh} if has_no_ring else mesh
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):

@@ -27,7 +27,6 @@ UNITS = (
 GIVEN_UP = 1.05  # times the fastest estimate that the simplest run may take; more is too much for being simple
 NEAR_FULL = 0.05  # of the memory
 WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
-FEW_TOKENS, FEW_EACH, LOW_MFU = 8192, 512, 0.3  # of a step on one data rank, on a device, and of the peak
 PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
 BELOW_PEAK, UNEVEN = "kernels below peak", "uneven stages"
 LOSSES = {"elementwise": "memory traffic", "optimizer": "memory traffic", WITHIN: "network", BETWEEN: "network"}
@@ -249,12 +248,13 @@ def roomy_bytes(memory: MemoryEstimate, device: Device) -> float:
 def as_fast(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the runs that the estimate does not tell from the fastest; those that are tight only among each other.
 
-    Their ratio to the fastest may be 1, and is at most GIVEN_UP.
+    They take at most GIVEN_UP times as long as it, and their ratio to the fastest run of each strategy may be 1.
     """
     alike = [run for run in runs if run.fits and run.is_tight == runs[0].is_tight]
-    fastest = min(alike, key=lambda run: run.time.seconds)
-    ratios = {id(run): run.ratio_to(fastest) for run in alike}
-    return [run for run in alike if ratios[id(run)][0] <= GIVEN_UP and ratios[id(run)][1] <= 1]
+    least = min(run.time.seconds for run in alike)
+    near = sorted((run for run in alike if run.time.seconds <= GIVEN_UP * least), key=lambda run: run.time.seconds)
+    first = best_of_each(near)
+    return [run for run in near if all(run.ratio_to(other)[1] <= 1 for other in first)]
 
 
 def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstimate]]:
@@ -358,7 +358,7 @@ def _of_deadline(budget: Budget, days: Sequence[float]) -> str:
 def advice(runs: Sequence[PlannedRun]) -> list[str]:
     """Return what an experienced reader would object to in the first run, where it is true."""
     run = runs[0]
-    job, device, devices, said = run.job, run.machine.device, run.machine.devices, []
+    device, said = run.machine.device, []
     tight = [other for other in runs if other.is_tight and not run.is_tight]
     fastest = min(tight, key=lambda other: other.time.seconds, default=run)
     if run.is_near_full and not run.is_tight:
@@ -369,13 +369,6 @@ def advice(runs: Sequence[PlannedRun]) -> list[str]:
             f"{name_of(fastest.job)} would be {gain:.1f} times as fast and is tight: "
             "try whether it fits, with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
-    for ranks, most, place in ((job.layout.data, FEW_TOKENS, "on each data rank"), (devices, FEW_EACH, "a device")):
-        if devices > 1 and job.tokens_per_step <= most * ranks and run.mfu < LOW_MFU:
-            said.append(
-                f"The batch is too small for so many devices: {job.tokens_per_step / ranks:,.0f} tokens {place}. Take "
-                "a larger --global_batch_size or fewer devices"
-            )
-            break
     if device.kind == "cuda" and run.time.label.startswith("uncalibrated") and device.name not in _known_devices():
         said.append(f"No published run on {device.name} is known, so what it reaches of its peak is an estimate")
     return said

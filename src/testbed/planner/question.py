@@ -23,8 +23,8 @@ from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.candidates import possible, precision_of
 from testbed.planner.constants import Constants
 from testbed.planner.machines import check_whole_nodes
-from testbed.planner.plan import Budget, PlannedRun, name_of, plan, roomy_bytes, settings_of, three
-from testbed.planner.step_time import BETWEEN, WITHIN
+from testbed.planner.plan import Budget, PlannedRun, duration, name_of, plan, roomy_bytes, settings_of, three
+from testbed.planner.step_time import BETWEEN, WITHIN, step_time
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
 DEFAULT_WORK = {
@@ -53,6 +53,7 @@ OTHER_MODELS: dict[str, dict[str, Any]] = {
 OF_OTHERS = {"ffn": "ffn", "kv_heads": "kv_heads", "gated": "gated", "untied": "tied"}
 DIMENSIONS = {"num_layers": "layers", "num_heads": "heads", "embedding_size": "hidden", "vocab_size": "vocab"}
 WORTH_SAYING = 1.2  # times as fast
+LOW_MFU, LARGER, MUCH_FASTER = 0.3, 8, 1.5  # of the peak; times the batch that is tried there; times as fast with it
 MUCH = 0.3  # of a step
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
 STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
@@ -143,7 +144,8 @@ class Question:
 
     def hints(self, best: PlannedRun) -> list[str]:
         """Return what else to ask for, where it promises more."""
-        found = [*self._with_other_flags(best), self.with_batch_that_divides(best), self._with_fewer_devices(best)]
+        found = [self._with_larger_batch(best), *self._with_other_flags(best)]
+        found += [self.with_batch_that_divides(best), self._with_fewer_devices(best)]
         found += self.ways() if best.is_tight else []
         return [hint for hint in (*found, self._unused(best)) if hint]
 
@@ -173,7 +175,12 @@ class Question:
             f"{name_of(run.job)}, {settings_of(run.job)}, {three(run.time.seconds)} s a step{', tight' * run.is_tight}"
         )
         cost = self.budget.cost(run)
-        return words + (f", cost {three(cost)}" if cost is not None else "")
+        words += f", cost {three(cost)}" if cost is not None else ""
+        if self.budget.deadline is None:
+            return words
+        days = self.budget.days(run) or 0.0
+        meets = "within" if days <= self.budget.deadline else "longer than"
+        return words + f", {duration(days)}, {meets} --deadline {duration(self.budget.deadline)}"
 
     def _faster(self, other: Question, run: PlannedRun, best: PlannedRun) -> str:
         gain = three(run.tokens_per_s / best.tokens_per_s)
@@ -185,7 +192,7 @@ class Question:
         asked, fastest = self, best
         while self.machine.devices <= MOST_TRIED:
             others = [asked._without(name) for name in asked.given if asked._may_slow_down(name)]
-            others += asked._in_fp16()
+            others += itertools.islice((other for other in asked._in_fp16() if other.fitting()), 1)
             if asked.given.get("matmul") == "fp8" and not asked.given.get("compile"):
                 others.append(asked._asked(compile=True))
             found = [(other, run) for other in others if (run := other.fitting()) and run.is_tight <= fastest.is_tight]
@@ -202,15 +209,14 @@ class Question:
         return name not in STAYS and not is_usual
 
     def _in_fp16(self) -> list[Question]:
-        """Return the question in fp16 on a device without native bf16: without native bf16 or a run type that exclude
-        it, and with a batch that divides, where it needs that. None of them where nothing fits."""
+        """Return the question in fp16 on a device without native bf16: as it is, with a batch that divides, and without
+        native bf16 or a run type, which may exclude fp16."""
         peaks = self.machine.device.peak_flops
         if self.given.get("precision") == "fp16" or "fp16" not in peaks or "bf16" in peaks:
             return []
         without = [self._without(*names) for names in ((), ("mixed_precision",), ("run_type",), STEPS_ASIDE)]
         batches = dict.fromkeys((None, self._dividing()))
-        asked = (other._asked(batch, precision="fp16") for other in without for batch in batches)
-        return [*itertools.islice((other for other in asked if other.fitting()), 1)]
+        return [other._asked(batch, precision="fp16") for other in without for batch in batches]
 
     def _dividing(self) -> int | None:
         """Return a batch near this one that divides among all devices; None where this one does."""
@@ -228,6 +234,27 @@ class Question:
         if found is None or found.tokens_per_s < GAIN * best.tokens_per_s:
             return None
         return self._faster(self._asked(batch), found, best)
+
+    def _with_larger_batch(self, best: PlannedRun) -> str | None:
+        """Return that the batch is too small, where the devices reach little of their peak, and a batch LARGER times as
+        large, of the same strategy, much more: most of the step is then paid once, however large the batch."""
+        job, machine = best.job, self.machine
+        if machine.devices == 1 or best.mfu >= LOW_MFU:
+            return None
+        larger = (
+            dataclasses.replace(job, accumulation=LARGER * job.accumulation),
+            dataclasses.replace(job, micro_batch=LARGER * job.micro_batch),
+        )
+        steps = [step_time(each, machine, self.constants) for each in larger if fits(memory_of(each), machine.device)]
+        gain = max((LARGER * best.time.seconds / step.seconds for step in steps), default=0.0)
+        if gain < MUCH_FASTER:
+            return None
+        each = three(job.tokens_per_step / machine.devices)
+        return (
+            f"The batch is too small for so many devices: {each} tokens a device. "
+            f"With {LARGER} times as many it is at least {three(gain)} times the tokens/s: take a larger "
+            "--global_batch_size, or fewer devices"
+        )
 
     def _with_fewer_devices(self, best: PlannedRun) -> str | None:
         """Return fewer devices that are faster, or as fast: where the network costs much of a step, one of them or
@@ -269,23 +296,29 @@ class Question:
             return None
         flags = " and ".join(_typed(name, self.given[name]) for name in asks if name in typed)
         owners = [name for name, entry in STRATEGIES.items() if typed <= entry.options.keys()]
-        whose = f", which is for --run_type {' and '.join(owners)}" if owners else ": no run type has them all"
+        are = "is" if len(typed) == 1 else "are"
+        whose = f", which {are} for --run_type {' and '.join(owners)}" if owners else ": no run type has them all"
         return f"The first run does without {flags}{whose}"
 
     def ways(self, may_be_tight: bool = False) -> list[str]:
         """Return which changes have room, the first of each kind: typed flags left out, as few as can be; DeepSpeed's
-        offload; and where the batch keeps every candidate out, another batch, or fewer devices."""
+        offload, also in fp16; and where the batch keeps every candidate out, another batch, or fewer devices. Where
+        none has, typed flags are left out on fewer devices."""
         if self.machine.devices > MOST_TRIED:
             return []
         typed = sorted(self.given, key=lambda name: name == "run_type")  # most wanted last
         left_out = [names for number in (1, 2) for names in itertools.combinations(typed, number)]
         kinds: list[Iterable[Question]] = [(self._without(*names) for names in left_out)]
         if self.machine.device.kind != "cpu" and not self.given.keys() & OFFLOADED.keys():
-            kinds.append([self._asked(None, **OFFLOADED)])
+            offloaded = [other._asked(None, **OFFLOADED) for other in (self, *self._in_fp16())]
+            kinds += [offloaded[:1], offloaded[1:]]
         if not self.runs[0] and self.global_batch % self.machine.devices:
             kinds += [map(self._asked, self._other_batches()), self._dividing_the_batch()]
-        found = [self._first_with_room(kind, may_be_tight) for kind in kinds]
-        return [f"{self._change_to(other)} there is room: {self._in_words(run)}" for other, run in filter(None, found)]
+        found = [*filter(None, (self._first_with_room(kind, may_be_tight) for kind in kinds))]
+        if not found and typed:
+            fewer = [self._without(*names).on(number) for number in self._fewer()[::-1] for names in left_out]
+            found = [*filter(None, [self._first_with_room(fewer, may_be_tight)])]
+        return [f"{self._change_to(other)} there is room: {self._in_words(run)}" for other, run in found]
 
     def _first_with_room(self, others: Iterable[Question], may_be_tight: bool) -> tuple[Question, PlannedRun] | None:
         """Return the first of other questions whose best run has room, else the first that fits, if that will do."""
