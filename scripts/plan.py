@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import not_negative, not_negative_number, positive, positive_number
+from testbed.config.flag_types import not_negative, not_negative_number, positive, positive_number, token_count
 from testbed.config.flags import add_flag
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
@@ -117,7 +117,7 @@ def _prices(text: str) -> tuple[float, ...]:
 
 
 def _add_budget(budget: argparse._ArgumentGroup) -> None:
-    budget.add_argument("--tokens", metavar="N", help="tokens to train on, such as 10B or 300e9")
+    budget.add_argument("--tokens", type=token_count, metavar="N", help="tokens to train on, such as 10B or 300e9")
     text = "price of a device and hour, in any currency; with several --gpu one for each"
     budget.add_argument("--price_per_gpu_hour", type=_prices, metavar="PRICE[,PRICE]", help=text)
     text = "time that the whole run may take, such as 3d or 36h; the answer says what costs least within it"
@@ -199,15 +199,16 @@ def _check_answer(arguments: argparse.Namespace) -> None:
 
 def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[list[Question], list[int]]:
     """Return the question for each kind of device, and numbers of devices. InputError names a flag that cannot be."""
-    from testbed.planner.amounts import deadline_of, numbers_of_sweep, tokens_of
+    from testbed.memory_model.devices import device_named
+    from testbed.planner.amounts import deadline_of, numbers_of_sweep
     from testbed.planner.automatic import constants_here
     from testbed.planner.constants import published_constants
-    from testbed.planner.machines import as_measured, machine_here, machine_named
+    from testbed.planner.machines import as_measured, machine_here, machine_of
     from testbed.planner.plan import Budget
     from testbed.planner.question import question
 
     budget = Budget(
-        tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
+        tokens=arguments.tokens,
         mtbf_hours=arguments.mtbf_hours,
         save_s=arguments.save_seconds,
         deadline=None if arguments.deadline is None else deadline_of(arguments.deadline),
@@ -215,7 +216,7 @@ def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[
     here = arguments.here or arguments.calibration is not None
     nodes = (arguments.gpus, arguments.gpus_per_node, arguments.network)
     kinds = arguments.gpu or (ANY_DEVICE,)  # for --check, which builds the same for all of them
-    machines = [machine_here(*nodes)] if here else [machine_named(kind, *nodes) for kind in kinds]
+    machines = [machine_here(*nodes)] if here else [machine_of(device_named(kind), *nodes) for kind in kinds]
     constants = constants_here(arguments.calibration) if here else published_constants()
     machines = [as_measured(machine, constants.calibration) for machine in machines]
     flags = {name: getattr(arguments, name) for name in (*FLAGS, *OF_OTHERS) if name in typed}

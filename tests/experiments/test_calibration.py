@@ -142,7 +142,7 @@ def test_links_between_nodes_are_added_to_the_file():
     def row(link: str, size: int, seconds: float) -> Timing:
         return Timing(operation="all_reduce", link=link, ranks=2, size=(size,), seconds=seconds)
 
-    calibration = Calibration(timings=(row(WITHIN, 100, 1e-5),))
+    calibration = Calibration(device=CPU, timings=(row(WITHIN, 100, 1e-5),))
     answer = {"timings": [row(BETWEEN, 100, 1e-4), row(BETWEEN, 10**6, 0.1)]}
     once = with_link(calibration, answer)
     twice = with_link(once, answer)

@@ -113,7 +113,7 @@ def test_a_block_with_a_gate_and_grouped_heads_keeps_what_the_formula_says(dtype
         block = GroupedSwiGLU()
         x = torch.empty(BATCH, SEQUENCE, CHANNELS, requires_grad=True) * 1
         found = saved_bytes(block, x, contextlib.nullcontext())
-    model = dataclasses.replace(job_for().model, kv_heads=HEADS // 2, ffn=3 * CHANNELS, mlp="swiglu", bias=False)
+    model = dataclasses.replace(job_for().model, kv_heads=HEADS // 2, ffn=3 * CHANNELS, gated=True)
     is_16_bit = dtype == torch.bfloat16
     job = job_for(model=model, precision="bf16" if is_16_bit else "fp32", has_16_bit_weights=is_16_bit)
     rotation = block.rotation.untyped_storage().nbytes()
@@ -124,6 +124,6 @@ def test_selective_attention_keeps_all_but_the_scores_and_a_fused_gate_less():
     eager = job_for(attention="eager", recompute="selective_attention")
     names = [tensor.name for tensor in kept_tensors(eager)]
     assert "scores" not in names and len(names) == len(list(block_tensors(eager))) - 1
-    gated = job_for(model=dataclasses.replace(eager.model, mlp="swiglu"))
+    gated = job_for(model=dataclasses.replace(eager.model, gated=True))
     fused = dataclasses.replace(gated, compiled=True)
     assert predicted(gated) - predicted(fused) == 4 * BATCH * SEQUENCE * gated.model.ffn

@@ -195,7 +195,7 @@ def test_zero_of_another_program_is_cut_by_tensor_and_pipeline_ranks_too():
 def test_a_pipeline_keeps_the_weights_that_fsdp_gathered():
     """torchtitan does not reshard under a pipeline: all blocks of a stage are gathered, not three."""
     llama = DenseModel(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256,
-                       seq_length=4096, tied=False, mlp="swiglu", bias=False, norm="rmsnorm")  # fmt: skip
+                       seq_length=4096, tied=False, gated=True)  # fmt: skip
     values = {"model": llama, "run_type": None, "stack": "pytorch/torchtitan", "precision": "bf16",
               "has_16_bit_weights": True, "micro_batch": 1, "accumulation": 8, "schedule": "1f1b"}  # fmt: skip
     plain = memory_of(job(**{**values, "schedule": None}, layout=Layout(data=8, zero_stage=3, shard=8)))

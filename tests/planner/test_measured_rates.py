@@ -16,7 +16,7 @@ from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.errors import InputError
 from testbed.experiments.calibration.sizes import CPU
 from testbed.experiments.calibration.work import FLAGS_OF_KIND, WITHIN, Setting
-from testbed.memory_model.devices import Link
+from testbed.memory_model.devices import Device, Link, device_named
 from testbed.memory_model.job import Job, Machine, job_of
 from testbed.model.shape import ModelShape
 from testbed.planner.calibration import (
@@ -29,7 +29,7 @@ from testbed.planner.calibration import (
 )
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants, calibrated_constants, constants_of_calibration
-from testbed.planner.machines import as_measured, machine_here, machine_named
+from testbed.planner.machines import as_measured, machine_here, machine_of
 from testbed.planner.measured_rates import Calibrated, MeasuredRates, Tables
 from testbed.planner.residuals import GROUPS, Residuals, kind_of
 from testbed.planner.step_time import StepTime, step_time
@@ -75,7 +75,8 @@ def made_up() -> Calibration:
         for kind in COLLECTIVES
     ]
     link = Link(name=WITHIN, latency_s=MESSAGE_S, bytes_per_s=LINK)
-    return Calibration(timings=tuple(timings), links=(link,), machine_facts=HERE)
+    device = Device(name="made up", memory_bytes=8e9, peak_flops={"fp32": 1e11}, memory_bytes_per_s=1e10)
+    return Calibration(device=device, timings=tuple(timings), links=(link,), machine_facts=HERE)
 
 
 def job_of_kind(setting: Setting, kind: str, ranks: int) -> Job:
@@ -283,7 +284,7 @@ def test_a_calibration_replaces_guesses_of_a_cpu_and_leaves_a_gpu_its_data_sheet
     assert machine.device.context_bytes == 3e8 and machine.within_node == measured.links[0]
     assert machine.device.peak_flops == measured.device.peak_flops
     assert machine.device.memory_bytes == guessed.device.memory_bytes
-    sheet = machine_named("h100-sxm", 8, None, None)
+    sheet = machine_of(device_named("h100-sxm"), 8, None, None)
     gpu = as_measured(sheet, measured)
     assert gpu.device.context_bytes == 3e8
     assert dataclasses.replace(gpu.device, context_bytes=sheet.device.context_bytes) == sheet.device

@@ -14,14 +14,15 @@ from support.programs import REPOSITORY, VOCABULARY, run_here, write_token_files
 from testbed.analysis.plan.picture import plan_figure
 from testbed.analysis.plan.tables import plan_text
 from testbed.errors import InputError
+from testbed.memory_model.devices import device_named
 from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.memory_model.memory import fits, memory_of
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import MODEL_SIZES
-from testbed.planner.amounts import numbers_of_sweep, tokens_of
+from testbed.planner.amounts import numbers_of_sweep
 from testbed.planner.candidates import possible
 from testbed.planner.constants import published_constants
-from testbed.planner.machines import machine_named
+from testbed.planner.machines import machine_of
 from testbed.planner.plan import (
     GIVEN_UP,
     Budget,
@@ -37,7 +38,7 @@ from testbed.planner.question import OTHER_MODELS, question
 from testbed.planner.step_time import StepTime, step_time
 
 PLAN = "scripts/plan.py"
-NODE = machine_named("h100-sxm", 8, None, None)
+NODE = machine_of(device_named("h100-sxm"), 8, None, None)
 XL = ["--model", "gpt2-xl", "--gpu", "h100-sxm"]
 GPT2 = DenseModel.of_gpt2(MODEL_SIZES["gpt2"], 1024)
 CONSTANTS = published_constants()
@@ -222,13 +223,6 @@ def test_a_sweep_that_is_no_list_is_refused(text):
         numbers_of_sweep(text)
 
 
-def test_tokens_are_read_as_people_write_them():
-    assert [tokens_of(text) for text in ("10B", "300e9", "2,000,000", "1.5m")] == [1e10, 3e11, 2e6, 1.5e6]
-    for text in ("", "B", "-1", "0", "1e999", "ten"):
-        with pytest.raises(InputError, match="--tokens"):
-            tokens_of(text)
-
-
 def test_the_program_prints_a_sentence_tables_and_commands(tmp_path):
     files = ["--json", tmp_path / "plan.json", "--picture", tmp_path / "plan.png"]
     done = run_here(PLAN, *XL, "--gpus", 8, "--tokens", "10B", "--price_per_gpu_hour", 3, "--mtbf_hours", 100, *files)
@@ -288,12 +282,12 @@ def test_another_model_is_planned_and_has_no_command():
         NODE, Budget(), CONSTANTS,
     )  # fmt: skip
     model = asked.other
-    assert (model.kv_heads, model.ffn, model.mlp, model.tied, model.layers) == (2, 5000, "swiglu", False, 6)
+    assert (model.kv_heads, model.ffn, model.gated, model.tied, model.layers) == (2, 5000, True, False, 6)
     jobs = [run.job for run in asked.runs[0]]
     assert {job.model for job in jobs} == {model} and {job.layout.tensor for job in jobs} == {1, 2}
     gpt2 = question({}, NODE, Budget(), CONSTANTS)
     untied = question({"untied": True}, NODE, Budget(), CONSTANTS)
-    assert gpt2.other is None and not untied.other.tied and untied.other.mlp == "gelu"
+    assert gpt2.other is None and not untied.other.tied and not untied.other.gated
 
 
 def test_sizes_of_other_models_are_those_of_their_papers():
@@ -306,6 +300,7 @@ def test_sizes_of_other_models_are_those_of_their_papers():
 
 
 BAD = {
+    "tokens in words": (["--gpu", "t4", "--tokens", "many"], "is not a number of tokens"),
     "a deadline in words": (["--gpu", "t4", "--tokens", "1B", "--deadline", "soon"], "write 3d, 36h or 90m"),
     "a deadline of nothing": (["--gpu", "t4", "--deadline", "3d"], "give --tokens"),
     "a price too many": (["--gpu", "t4,l4", "--tokens", "1B", "--price_per_gpu_hour", "1,2,3"], "3 prices"),

@@ -65,9 +65,7 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
     assert (plain.model.heads, plain.model.ffn, plain.model.vocab, plain.model.tied) == (12, 3072, 50304, True)
     assert (plain.precision, plain.recompute, plain.offload, plain.compiled) == ("bf16", "none", "none", False)
     gated = asked(model={**GPT2, "gated": True}).job.model
-    assert (gated.tied, gated.bias, gated.norm, gated.positions, gated.mlp) == (
-        False, False, "rmsnorm", "rope", "swiglu",
-    )  # fmt: skip
+    assert (gated.tied, gated.gated, gated.position_parameters, gated.norm_parameters) == (False, True, 0, gated.hidden)
     sharded = asked(layout={"shard": 8}).job.layout
     assert (sharded.zero_stage, sharded.shard) == (3, 8)
     assert asked(layout={"pipeline": 4, "virtual_stages": 2}).job.schedule == "interleaved_1f1b"

@@ -47,7 +47,8 @@ def positive_or_auto(text: str) -> int | str:
 
 
 def token_count(text: str) -> int:
-    """Return a number of tokens: 10B, 500M, 2.5e9, 1_000_000."""
+    """Return a number of tokens: 10B, 500M, 2.5e9, 1_000_000 or 1,000,000."""
+    text = text.replace(",", "")
     factor = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:].lower())
     try:
         number = Decimal(text[:-1] if factor else text) * (factor or 1)  # floats would round 16.1k up

@@ -66,10 +66,7 @@ def block_tensors(job: Job) -> Iterator[Saved]:
     """
     model, product, residual, linear = job.model, job.product_bytes, residual_bytes(job), _input_bytes(job)
     hidden, ffn, queries = model.hidden, model.ffn, model.heads * model.head_dim
-    statistics = 8 if model.norm == "layernorm" else 4
-    if engine_of(job) == "llm.c":
-        yield from _of_llm_c(job)
-        return
+    statistics = 4 if model.gated else 8
     is_joined = linear == product  # one tensor is both what attention made and what the projection reads
     yield Saved("norm 1 input", residual * hidden)
     yield Saved("norm statistics", 2 * statistics)
@@ -88,7 +85,7 @@ def block_tensors(job: Job) -> Iterator[Saved]:
         yield Saved("projection input", linear * queries, is_cut=True)
     yield Saved("norm 2 input", residual * hidden)
     yield Saved("mlp input", linear * hidden)
-    if model.mlp == "swiglu":
+    if model.gated:
         yield Saved("gate", product * ffn, is_cut=True)
         yield Saved("up", product * ffn, is_cut=True)
         if not (job.compiled or engine_of(job) == "megatron"):
@@ -130,15 +127,6 @@ def gradients_inside(job: Job) -> float:
     return max(2 * job.product_bytes * model.ffn, scores) + 2 * residual_bytes(job) * model.hidden
 
 
-def _of_llm_c(job: Job) -> Iterator[Saved]:
-    """Yield the buffers of llm.c's train_gpt2.cu. No copy of a GELU, which backward computes again."""
-    hidden = 2 * job.model.hidden
-    for name, channels in (("ln1", 1), ("qkvr", 3), ("atty", 1), ("residual2", 1), ("ln2", 1), ("residual3", 1)):
-        yield Saved(name, channels * hidden)
-    yield Saved("fch", 2 * job.model.ffn)
-    yield Saved("statistics", 16 + LSE * job.model.heads)
-
-
 def kept_tensors(job: Job) -> list[Saved]:
     """Return what one block keeps with the job's recomputation."""
     tensors = {tensor.name: tensor for tensor in block_tensors(job)}
@@ -166,7 +154,7 @@ def _of_expensive_operations(job: Job, tensors: dict[str, Saved]) -> Iterator[Sa
     if job.run_type is not None:
         yield tensors["qkv"]
         yield Saved("projection output", product * model.hidden)
-        yield Saved("mlp inside", product * model.ffn * (2 if model.mlp == "swiglu" else 1), is_cut=True)
+        yield Saved("mlp inside", product * model.ffn * (2 if model.gated else 1), is_cut=True)
     else:
         yield Saved("queries and values", product * (queries + keys), is_cut=True)
         yield Saved("mlp inside", product * model.ffn, is_cut=True)
@@ -178,15 +166,12 @@ def head_of(job: Job) -> Head:
     """Return what the logits take, in bytes per token and vocabulary entry.
 
     PyTorch: logits, their fp32 copy and its log-softmax in the forward pass; log-softmax, its gradient and the loss's
-    in the backward pass. Compiled, no log-softmax is written down; llm.c and fused losses turn the logits into their
-    gradient in place.
+    in the backward pass. Compiled, no log-softmax is written down; fused losses turn the logits into their gradient in
+    place.
     """
     logits, engine = job.product_bytes, engine_of(job)
-    # Transformer Engine's loss works in place on the logits, and so does llm.c's
-    if engine == "llm.c" or (engine == "megatron" and "bridge" in job.stack.lower()):
+    if engine == "megatron":  # Transformer Engine's loss works in place on the logits
         return Head(logits, logits, logits)
-    if engine == "megatron":  # its own softmax, in place on the fp32 copy, over the vocabulary of all tensor ranks
-        return Head(FP32, logits + FP32, logits + FP32)
     if "llm-foundry" in job.stack:  # a fused loss of the logits in 16 bits
         return Head(logits, logits, 2 * logits)
     if engine == "deepspeed" and job.run_type is None and keeps_16_bits(job):

@@ -44,16 +44,11 @@ def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
         yield from _of_deepspeed(job, held)
     elif shards_weights(job):
         yield from _of_fsdp(job, held)
-    elif engine == "megatron":
-        # Transformer Engine and Megatron-LM add gradients of weights into their main gradients and hand autograd an
-        # unused tensor for each shape of weight
-        unused = 2 * (held.block + held.table)
-        yield Buffer("unused gradients", unused, BACKWARD, 2 * held.table)
-    elif _is_ddp(job):
+    elif engine != "megatron" and _is_ddp(job):
         # src/gpt2.py's gradients are views of the buckets, which stay when the gradients are dropped
         moments = (*FORWARD, *(BACKWARD if job.run_type is None else ("backward",)))
         yield Buffer("ddp buckets", FP32 * held.elements, moments, BUCKET)
-    elif job.layout.data * job.layout.context > 1:
+    elif engine != "megatron" and job.layout.data * job.layout.context > 1:
         yield Buffer("averaged buckets", 2 * BUCKET, ("update",), BUCKET)
     if job.optimizer == "muon" and job.model.layers:
         largest = FP32 * job.model.hidden * job.model.ffn
@@ -94,7 +89,7 @@ def _gradients_of_tables(job: Job, held: Held) -> Iterator[Buffer]:
 
     A tied head's waits through the whole backward pass for the embedding's; both and their sum are alive at its end.
     """
-    if engine_of(job) in ("megatron", "llm.c") or not held.table:
+    if engine_of(job) == "megatron" or not held.table:
         return
     size = (2 if keeps_16_bits(job) else FP32) * held.table
     is_tied = job.model.tied and held.embeds and held.predicts

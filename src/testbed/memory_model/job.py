@@ -51,22 +51,16 @@ class DenseModel:
     vocab: int
     seq_length: int
     tied: bool = True  # one matrix is both embedding and head
-    mlp: str = "gelu"  # two matrices; "swiglu": three
-    positions: str = "learned"  # or "rope"
-    bias: bool = True
-    norm: str = "layernorm"  # gain and bias; "rmsnorm": gain only
+    gated: bool = False  # as Llama: SwiGLU, so three matrices in the MLP, RoPE, RMSNorm, no biases
     max_positions: int | None = None  # rows of the learned positions; None: as many as seq_length
 
     @classmethod
     def of_gpt2(cls, shape: ModelShape, seq_length: int) -> DenseModel:
         """Return what `src/gpt2.py` trains."""
-        return cls(
+        return cls.of_sizes(
             layers=shape.num_layers,
             hidden=shape.embedding_size,
             heads=shape.num_heads,
-            kv_heads=shape.num_heads,
-            head_dim=shape.embedding_size // shape.num_heads,
-            ffn=4 * shape.embedding_size,
             vocab=shape.padded_vocab_size,
             seq_length=seq_length,
             max_positions=shape.max_position_embeddings,
@@ -85,8 +79,9 @@ class DenseModel:
         vocab: int | None = None,
         gated: bool = False,
         tied: bool | None = None,
+        max_positions: int | None = None,
     ) -> DenseModel:
-        """Return a model like GPT-2, or, `gated`, like Llama: SwiGLU, RoPE, RMSNorm, no biases, a head of its own."""
+        """Return a model like GPT-2, or, `gated`, like Llama, which has a head of its own."""
         return cls(
             layers=layers,
             hidden=hidden,
@@ -97,17 +92,15 @@ class DenseModel:
             vocab=vocab or 50304,
             seq_length=seq_length,
             tied=not gated if tied is None else tied,
-            mlp="swiglu" if gated else "gelu",
-            positions="rope" if gated else "learned",
-            bias=not gated,
-            norm="rmsnorm" if gated else "layernorm",
+            gated=gated,
+            max_positions=max_positions,
         )
 
     @cached_property
     def block_matrix_parameters(self) -> int:
         """Elements of the matrices of one block: attention and MLP."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + (3 if self.mlp == "swiglu" else 2) * self.hidden * self.ffn
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
 
     @property
     def head_parameters(self) -> int:
@@ -128,24 +121,24 @@ class DenseModel:
     @property
     def norm_parameters(self) -> int:
         """Elements of one norm."""
-        return self.hidden * (2 if self.norm == "layernorm" else 1)
+        return self.hidden * (1 if self.gated else 2)
 
     @property
     def position_parameters(self) -> int:
         """Elements of the learned positions."""
-        return (self.max_positions or self.seq_length) * self.hidden if self.positions == "learned" else 0
+        return 0 if self.gated else (self.max_positions or self.seq_length) * self.hidden
 
     def block_shapes(self) -> list[tuple[int, ...]]:
         """Return the shape of each tensor of a block in the order of its passes, matrices as (outputs, inputs)."""
-        norm: list[tuple[int, ...]] = [(self.hidden,)] * (2 if self.norm == "layernorm" else 1)
+        norm: list[tuple[int, ...]] = [(self.hidden,)] * (1 if self.gated else 2)
         attention = [(self.head_dim * (self.heads + 2 * self.kv_heads), self.hidden)]
         attention += [(self.hidden, self.head_dim * self.heads)]
-        mlp = [(self.ffn, self.hidden)] * (2 if self.mlp == "swiglu" else 1) + [(self.hidden, self.ffn)]
+        mlp = [(self.ffn, self.hidden)] * (2 if self.gated else 1) + [(self.hidden, self.ffn)]
         shapes: list[tuple[int, ...]] = []
         for half in (attention, mlp):
             shapes += norm
             for outputs, inputs in half:
-                shapes += [(outputs, inputs), (outputs,)] if self.bias else [(outputs, inputs)]
+                shapes += [(outputs, inputs)] if self.gated else [(outputs, inputs), (outputs,)]
         return shapes
 
     def flops_per_token(self, *, is_whole: bool = False) -> int:

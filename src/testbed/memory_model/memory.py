@@ -158,7 +158,7 @@ def _states(job: Job, held: Held) -> dict[str, int]:
 def _alive_states(job: Job, states: Mapping[str, int]) -> Iterator[Buffer]:
     """Yield the model states with the moments in which they live."""
     # of earlier micro batches, or in a buffer for good
-    are_there_before = job.accumulation > 1 or engine_of(job) in ("megatron", "llm.c")
+    are_there_before = job.accumulation > 1 or engine_of(job) == "megatron"
     late = MOMENTS if are_there_before else ("backward end", "update")
     yield Buffer("weights", states["parameters"], MOMENTS, kind="weights")
     yield Buffer("gradients", states["gradients"], late, kind="gradients")

@@ -13,28 +13,27 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from testbed.memory_model.job import DenseModel, Job
-from testbed.memory_model.stages import Stage, even_stages, stages_of, stages_of_ranks
+from testbed.memory_model.job import DenseModel, Job, framework_of
+from testbed.memory_model.stages import Stage, stages_of, stages_of_ranks
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
 UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
 ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
 PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole in stage 3
-ENGINES = {"megatron": "megatron", "simumax": "megatron", "llm.c": "llm.c", "deepspeed": "deepspeed"}
 # of the repository's name -> bytes of Megatron's main gradients; the recipes of Megatron-Bridge reduce in 16 bits
 MAIN_GRADIENTS = {"megatron-bridge": 2, "": 4}
 FSDP_PROGRAMS = ("llm-foundry", "torchtitan")
 
 
 def engine_of(job: Job) -> str:
-    """Return which program's rules decide what a rank holds: "torch", "deepspeed", "megatron" or "llm.c"."""
+    """Return which program's rules decide what a rank holds: "torch", "deepspeed" or "megatron"."""
     if job.strategy is not None:
         return job.strategy.engine
-    for word, engine in ENGINES.items():
-        if word in job.stack.lower():
-            return engine
+    if framework_of(job.stack) == "megatron":
+        return "megatron"
     is_fsdp = any(word in job.stack.lower() for word in FSDP_PROGRAMS)
-    return "deepspeed" if job.layout.zero_stage in (1, 2) and not is_fsdp else "torch"
+    is_zero = "deepspeed" in job.stack.lower() or (job.layout.zero_stage in (1, 2) and not is_fsdp)
+    return "deepspeed" if is_zero else "torch"
 
 
 def main_gradient_bytes(job: Job) -> int:
@@ -80,7 +79,7 @@ class Held:
         model = self.model
         if not self.blocks:
             return 0
-        on_all = 2 * model.hidden * model.bias + 2 * model.norm_parameters
+        on_all = 2 * model.hidden * (not model.gated) + 2 * model.norm_parameters
         return part_of(model.block_parameters - on_all, self.tensor_ranks) + on_all
 
     @property
@@ -108,17 +107,15 @@ def whole(model: DenseModel, tensor_ranks: int = 1) -> Held:
 
 
 def held_by_rank(job: Job) -> tuple[Held, ...]:
-    """Return what each pipeline rank holds; src/gpt2.py balances stages by cost, other programs cut blocks evenly."""
+    """Return what each pipeline rank holds. Stages are balanced by cost, as src/gpt2.py cuts them."""
     layout = job.layout
     virtual = layout.virtual_stages if layout.pipeline > 1 else 1
-    return _held(job.model, layout.pipeline, virtual, layout.tensor, job.schedule, job.run_type is None)
+    return _held(job.model, layout.pipeline, virtual, layout.tensor, job.schedule)
 
 
 @lru_cache(4096)  # jobs that differ in batch, shards or recomputation hold the same
-def _held(
-    model: DenseModel, ranks: int, virtual: int, tensor_ranks: int, schedule: str | None, is_even: bool
-) -> tuple[Held, ...]:
-    stages = (even_stages if is_even else stages_of)(model, ranks * virtual)
+def _held(model: DenseModel, ranks: int, virtual: int, tensor_ranks: int, schedule: str | None) -> tuple[Held, ...]:
+    stages = stages_of(model, ranks * virtual)
     return tuple(Held(model, tuple(own), tensor_ranks) for own in stages_of_ranks(stages, ranks, schedule))
 
 

@@ -44,21 +44,6 @@ def stages_of(model: DenseModel, num_stages: int) -> tuple[Stage, ...]:
     )
 
 
-def even_stages(model: DenseModel, num_stages: int) -> tuple[Stage, ...]:
-    """Cut as Megatron-LM does: as many blocks in each stage, embedding and head at the ends on top.
-
-    Where blocks do not divide but would with two more, embedding and head count as a block each: 126 in 128 stages.
-    """
-    ends = 1 if model.layers % num_stages and (model.layers + 2) % num_stages == 0 else 0
-    pieces = model.layers + 2 * ends
-    cuts = [round(pieces * number / num_stages) - ends for number in range(num_stages + 1)]
-    cuts = [min(max(cut, 0), model.layers) for cut in cuts]
-    return tuple(
-        Stage(range(first, end), embeds=number == 0, predicts=number == num_stages - 1)
-        for number, (first, end) in enumerate(itertools.pairwise(cuts))
-    )
-
-
 def stages_of_ranks(stages: Sequence[Stage], ranks: int, schedule: str | None) -> list[list[Stage]]:
     """Return the stages of each pipeline rank: they go round the ranks, and in a zero-bubble schedule's V back."""
     held: list[list[Stage]] = [[] for _ in range(ranks)]

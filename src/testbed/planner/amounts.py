@@ -1,4 +1,4 @@
-"""Read tokens, times and lists of devices as people write them. No torch."""
+"""Read times and lists of devices as people write them. No torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ import re
 from testbed.errors import InputError
 from testbed.planner.machines import MOST_DEVICES
 
-SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 DAYS = {"d": 1.0, "h": 1 / 24, "m": 1 / 1440}
-
-
-def tokens_of(text: str) -> float:
-    """Return the number in `10B`, `300e9` or `2,000,000`. InputError names --tokens."""
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e\+?[0-9]{1,3})?)([kmbt]?)", text.strip().lower().replace(",", ""))
-    number = float(match[1]) * SUFFIXES[match[2]] if match else 0.0
-    if not 0 < number < float("inf"):
-        raise InputError(f"--tokens {text}: it is not a number of tokens above 0; write 10B, 300e9 or 2000000")
-    return number
 
 
 def deadline_of(text: str) -> float:

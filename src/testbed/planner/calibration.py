@@ -23,8 +23,7 @@ from testbed.memory_model.job import Job, Machine
 from testbed.typed_json import check, check_finite
 
 FORMAT = 2
-HERE = Device(name="this machine", memory_bytes=8e9, peak_flops={"fp32": 1e11}, memory_bytes_per_s=1e10)
-LOOPBACK = Link(name="loopback", latency_s=50e-6, bytes_per_s=2e9, source="an estimate")
+LOOPBACK = Link(name="loopback, an estimate", latency_s=50e-6, bytes_per_s=2e9)
 NAME = "calibration.json"
 CALIBRATION = Path("checkpoint") / NAME  # where scripts/plan.py --calibrate writes it
 Count = Annotated[int, Meta(ge=1)]
@@ -93,7 +92,7 @@ class Calibration:
         made: date, program and version, for the reader.
     """
 
-    device: Device = HERE
+    device: Device
     links: tuple[Link, ...] = ()
     backend: str = "gloo"
     timings: tuple[Timing, ...] = ()

@@ -10,6 +10,7 @@ from testbed.distributed.mesh import MeshSizes
 from testbed.memory_model.job import RECOMPUTE, Job, Machine
 
 FIRST_NODE = "$FIRST_NODE:29400"  # the reader's: a shell without it ends with torchrun's own sentence
+ALWAYS_SAID = ("zero_stage", "pipeline_schedule")  # also where they are the default
 _CHECKPOINTING = {recompute: flag for flag, recompute in RECOMPUTE.items()}
 
 
@@ -51,15 +52,12 @@ def arguments_of(job: Job, work: Sequence[str] = ()) -> list[str]:
         "mixed_precision": "native" if job.has_16_bit_weights and job.precision == "bf16" else "autocast",
     }
     flags |= {name: value for name, value in sizes.items() if name in own}
-    left_out: dict[str, object] = {"activation_checkpointing": "none", "offload": "none"}
-    left_out |= {"overlap_comm": "on", "mixed_precision": "autocast", "sequence_parallel": "off"}
-    left_out["context_parallel_method"] = "ring"
+    left_out: dict[str, object] = {name: default for name, default in own.items() if name not in ALWAYS_SAID}
+    left_out |= {"activation_checkpointing": "none", "shard_size": layout.data * layout.context}
     left_out["reshard_after_forward"] = "off" if layout.pipeline > 1 else "on"
-    left_out["reduce_bucket_size"] = f"{Job.bucket_elements:.0f}"
-    left_out["shard_size"] = layout.data * layout.context
     left_out["stages_per_rank"] = STAGES_PER_RANK.get(job.schedule or "", 1)
-    left_out |= {name: size for name, size in own.items() if name in mesh.flags() and size is not None}
-    words = [word for name, value in flags.items() if left_out.get(name) != value for word in (f"--{name}", str(value))]
+    typed = ((name, str(value)) for name, value in flags.items() if str(value) != str(left_out.get(name)))
+    words = [word for name, value in typed for word in (f"--{name}", value)]
     return [*words[:2], *work, *words[2:]]
 
 

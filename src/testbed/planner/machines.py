@@ -13,9 +13,9 @@ import psutil
 
 from testbed.distributed.launch import usable_cores
 from testbed.errors import InputError
-from testbed.memory_model.devices import Device, Link, device_named, network
+from testbed.memory_model.devices import Device, device_named, network
 from testbed.memory_model.job import Machine
-from testbed.planner.calibration import Calibration
+from testbed.planner.calibration import LOOPBACK, Calibration
 
 # FLOPs per cycle of a core: two units, each multiplies and adds a register of fp32
 PER_CYCLE = {"avx512f": 64, "avx2": 32, "asimd": 16}
@@ -24,24 +24,14 @@ MOST_DEVICES = 2**20  # above any machine
 CORE_BYTES_PER_S = 10e9  # an estimate; a calibration measures it
 ASSUMED_HERTZ = 2.5e9  # where the system does not say
 PROCESS_BYTES = 400 * 2**20  # of Python with PyTorch and DeepSpeed, a guess
-LOOPBACK = Link(name="loopback, an estimate", latency_s=50e-6, bytes_per_s=2e9)
 SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-
-
-def machine_named(gpu: str, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
-    """Return `gpus` devices of a kind (default: one node) in nodes of `per_node`, joined by a network.
-
-    Raises:
-        InputError: the device is unknown, the network has no speed, or the devices are not whole nodes.
-    """
-    return machine_of(device_named(gpu), gpus, per_node, link)
 
 
 def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Machine:
     """Return this computer's GPUs, or else its cores, one for each rank.
 
     Raises:
-        InputError: as `machine_named`.
+        InputError: as `machine_of`.
     """
     found = _gpus_here()
     if found:
@@ -96,7 +86,14 @@ def cpu_core(ranks: int) -> Device:
 
 
 def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
-    """Return devices of a kind in whole nodes, with the links of such nodes where no network is named."""
+    """Return devices of a kind in whole nodes, with the links of such nodes where no network is named.
+
+    Args:
+        gpus: devices in all (default: one node).
+
+    Raises:
+        InputError: the network has no speed, or the devices are not whole nodes.
+    """
     nodes_of = per_node or device.per_node
     devices = gpus or nodes_of
     if devices > MOST_DEVICES:

@@ -69,26 +69,21 @@ def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, f
     return both, {part: often.get(part, 0.0) * job.recompute_share * repeated[part] for part in repeated}
 
 
-# What activation checkpointing repeats of the forward pass. selective_op: torchtitan keeps every second matrix product.
-REPEATED: Mapping[str, Mapping[str, float]] = {
-    "full": dict.fromkeys(("products", "operands", "attention", "elementwise"), 1.0),
-    "selective_attention": {"attention": 1.0},
-    "selective_op": {"products": 0.5, "operands": 0.5, "elementwise": 1.0},
-}
-
-
 def repeated_shares(job: Job) -> Mapping[str, float]:
     """Return by part how much of a block's forward pass is computed again.
 
-    src/gpt2.py's selective checkpointing keeps all products of linear layers and fused attention. Its other kind
-    (non-reentrant) stops as soon as what backward needs is there, and nothing needs the block's last product.
+    selective_op keeps the products of linear layers and fused attention, selective_attention all but attention. Where
+    all is computed again, src/gpt2.py (non-reentrant) stops as soon as what backward needs is there, and nothing needs
+    the block's last product.
     """
-    if job.run_type is None or job.recompute == "none":
-        return REPEATED.get(job.recompute, {})
+    if job.recompute == "none":
+        return {}
+    if job.recompute == "selective_attention":
+        return {"attention": 1.0}
     if job.recompute == "selective_op":
         return {"elementwise": 1.0, "attention": float(job.attention == "eager")}
-    again = 1 - job.model.hidden * job.model.ffn / job.model.block_matrix_parameters
-    return {**REPEATED["full"], "products": again, "operands": again}
+    last = job.model.hidden * job.model.ffn / job.model.block_matrix_parameters if job.run_type is not None else 0.0
+    return {"products": 1 - last, "operands": 1 - last, "attention": 1.0, "elementwise": 1.0}
 
 
 def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, held: Held) -> dict[str, float]:

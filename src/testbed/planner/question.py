@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,19 +37,7 @@ WORK = (
     *("global_batch_size", "dropout", "optimizer", "attention"),
 )
 NOT_FIXED = (*dataclasses.asdict(MODEL_SIZES["gpt2"]), "model", "seq_length", "global_batch_size")  # ask
-# Dense models of others, which src/gpt2.py does not train: Touvron et al. 2023 (arXiv:2307.09288), Jiang et al. 2023
-# (arXiv:2310.06825), Grattafiori et al. 2024 (arXiv:2407.21783).
-_LLAMA_3 = {"kv_heads": 8, "vocab": 128256, "gated": True, "seq_length": 8192}
-_LLAMA_2 = {"vocab": 32000, "gated": True, "seq_length": 4096}
-OTHER_MODELS: dict[str, dict[str, Any]] = {
-    "llama2-7b": {**_LLAMA_2, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008},
-    "llama2-13b": {**_LLAMA_2, "layers": 40, "hidden": 5120, "heads": 40, "ffn": 13824},
-    "llama2-70b": {**_LLAMA_2, "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672, "kv_heads": 8},
-    "mistral-7b": {**_LLAMA_2, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "kv_heads": 8},
-    "llama3-8b": {**_LLAMA_3, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336},
-    "llama3-70b": {**_LLAMA_3, "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672},
-    "llama3-405b": {**_LLAMA_3, "layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248},
-}
+OTHER_MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_bytes())["models"]
 # flags of a plan -> what they change in a model
 OF_OTHERS = {"ffn": "ffn", "kv_heads": "kv_heads", "gated": "gated", "untied": "tied"}
 DIMENSIONS = {"num_layers": "layers", "num_heads": "heads", "embedding_size": "hidden", "vocab_size": "vocab"}

@@ -130,7 +130,7 @@ def layer_widths(job: Job) -> list[tuple[float, float]]:
     """Return inputs and outputs of each linear layer of a block, as one tensor rank has them."""
     model, tensor = job.model, job.layout.tensor
     heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    gates = 2 if model.mlp == "swiglu" else 1
+    gates = 2 if model.gated else 1
     return [
         (model.hidden, (heads + 2 * kv) / tensor),
         (heads / tensor, model.hidden),
@@ -159,7 +159,7 @@ def elementwise_bytes(job: Job) -> float:
     model, layout = job.model, job.layout
     across = layout.tensor if layout.sequence_parallel else 1
     kv = 2 * model.kv_heads * model.head_dim
-    inner = (24.0 if model.mlp == "swiglu" else 16.0) * model.ffn / layout.tensor
+    inner = (24.0 if model.gated else 16.0) * model.ffn / layout.tensor
     eager = 70.0 * model.hidden / across + 16.0 * (model.heads * model.head_dim + kv) / layout.tensor + inner
     return eager * job.product_bytes / 2 * (0.55 if _is_fused(job) else 1.0)
 
