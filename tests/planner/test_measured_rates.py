@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from testbed.planner.calibration import (
 )
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants, calibrated_constants, constants_of_calibration
+from testbed.planner.fit import Fit
 from testbed.planner.machines import as_measured, machine_here, machine_of
 from testbed.planner.measured_rates import Calibrated, MeasuredRates, Tables
 from testbed.planner.residuals import GROUPS, Residuals, kind_of
@@ -135,9 +137,9 @@ def test_factors_of_whole_steps_carry_over_to_other_sizes():
 
 def test_the_interval_widens_with_the_errors_of_steps_left_out():
     calibration = with_steps(TRUE)
+    draw = random.Random(0)
     noisy = [
-        dataclasses.replace(step, seconds=step.seconds * (1.2 if number % 2 else 0.85))
-        for number, step in enumerate(calibration.steps)
+        dataclasses.replace(step, seconds=step.seconds * math.exp(draw.gauss(0, 0.17))) for step in calibration.steps
     ]
     low, high = Calibrated.of(calibration).residuals.interval()
     low_noisy, high_noisy = Calibrated.of(dataclasses.replace(calibration, steps=tuple(noisy))).residuals.interval()
@@ -309,5 +311,5 @@ def test_shards_stay_in_a_node_and_their_copies_meet_once_a_step():
 def test_the_interval_leaves_one_error_in_twenty_out_at_each_end(errors, left_out):
     """Of n errors the k-th from each end, k = 0.05 (n + 1): a new step lies between them in 90 % of cases."""
     most = errors // 2
-    low, high = Residuals({}, tuple(place / 1000 for place in range(-most, most + 1))).interval()
+    low, high = Residuals(Fit([]), frozenset(), tuple(place / 1000 for place in range(-most, most + 1))).interval()
     assert (math.log(low), math.log(high)) == pytest.approx(((left_out - most) / 1000, (most - left_out) / 1000))

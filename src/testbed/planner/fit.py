@@ -1,11 +1,11 @@
 """Fit factors of a step's parts to measured steps, by numpy alone. No torch.
 
-A part's seconds from its rates are off by what no data sheet tells. Three things are fitted: how far each family of
-programs stays behind the formulas, and how far its attention kernels do; how large a share of its peak an architecture
-reaches in matrix products. Each factor is a random effect: normal in its logarithm, around 0, with the deviation below
-(Laird and Ware 1982, doi:10.2307/2529876). What was not seen keeps factor 1, and adds its deviation to the interval.
-The deviations are round numbers. Nothing is fitted for a strategy, a device or a network, so that rankings follow from
-the formulas.
+A part's seconds from its rates are off by what no data sheet tells. Of published runs three things are fitted: how far
+each family of programs stays behind the formulas, and how far its attention kernels do; how large a share of its peak
+an architecture reaches in matrix products. Nothing is fitted for a strategy, a device or a network, so that rankings
+follow from the formulas. Of a calibration's whole steps it is what residuals.py says. Each factor is a random effect:
+normal in its logarithm, around 0, with the deviation that it says (Laird and Ware 1982, doi:10.2307/2529876). What was
+not seen keeps factor 1, and adds its deviation to the interval. The deviations are round numbers.
 
 log t = log sum of parts x exp(sum of factors) + noise. Gauss-Newton steps on the posterior mode, where outliers weigh
 less (noise of Student's t, by reweighting; Lange et al. 1989, doi:10.2307/2290063). The factors are shrunk towards 1
@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,25 +34,31 @@ ROUNDS = 25
 TOLERANCE = 1e-7
 
 TOTAL = "total"  # the whole step, as a part
-# part -> standard deviation of its factor's logarithm before any row was seen
-DEVIATIONS = {TOTAL: 0.15, "products": 0.15, "attention": 0.2}
-SDPA, OF_SDPA = "PyTorch's scaled_dot_product_attention", ("pytorch", "pytorch/torchtitan")
-PART_PLACES = {part: place for place, part in enumerate((*PARTS, TOTAL))}
 
-Factor = tuple[str, str]  # a part, and what it is of, such as ("total", "megatron")
+
+class Factor(NamedTuple):
+    """A part, what its factor is of, and the deviation of the factor's logarithm before any row was seen."""
+
+    part: str
+    of: str
+    deviation: float
 
 
 def factors_of(job: Job, machine: Machine) -> tuple[Factor, ...]:
     """Return all factors of a job, whether fitted or not: of the family of programs, of the architecture's products,
-    and of the kernels of attention."""
+    and of the family's attention."""
     framework, device = framework_of(job.stack), machine.device
-    kernels = SDPA if framework in OF_SDPA else framework
-    return (TOTAL, framework), ("products", device.architecture or device.name), ("attention", kernels)
+    architecture = device.architecture or device.name
+    return (
+        Factor(TOTAL, framework, 0.15),
+        Factor("products", architecture, 0.15),
+        Factor("attention", framework, 0.2),
+    )
 
 
 @dataclass(frozen=True)
 class Nominal:
-    """A step by its rates alone, before any factor: seconds of each of PARTS, and the factors that concern it."""
+    """A step by its rates alone, before any factor: seconds of each part, and the factors that concern it."""
 
     seconds: np.ndarray
     factors: tuple[Factor, ...]
@@ -88,14 +95,16 @@ def measured(row: Row) -> Measured:
 
 
 class Fit:
-    """Factors fitted to rows; without any row all of them are 1."""
+    """Factors fitted to rows, whose seconds are of `parts`; without any row all of them are 1."""
 
-    def __init__(self, rows: Sequence[Measured]) -> None:
+    def __init__(self, rows: Sequence[Measured], parts: Sequence[str] = PARTS) -> None:
+        self.of_parts = {part: place for place, part in enumerate((*parts, TOTAL))}
         names = tuple(dict.fromkeys(factor for row in rows for factor in row.nominal.factors))
         self.places = {factor: place for place, factor in enumerate(names)}
-        self.variances = np.array([DEVIATIONS[part] ** 2 for part, _ in names])
+        self.variances = np.array([factor.deviation**2 for factor in names])
         self.values = np.zeros(len(names))
         self.gradient = np.zeros((len(rows), len(names)))
+        self.linear = np.zeros(len(rows))  # what the factors have to explain of the rows' logarithms
         self.spread = np.eye(len(rows))  # covariance of the rows' logarithms, under the factors' deviations
         if rows:
             self._solve(rows)
@@ -107,8 +116,8 @@ class Fit:
         member = np.zeros_like(self.gradient)  # whether a factor concerns a row
         for number, row in enumerate(rows):
             member[number, [self.places[factor] for factor in row.nominal.factors]] = 1.0
-        of_part = np.array([PART_PLACES[part] for part, _ in self.places])
-        selector = (of_part[:, None] == np.arange(len(PARTS) + 1)).astype(float)
+        of_part = np.array([self.of_parts[factor.part] for factor in self.places])
+        selector = (of_part[:, None] == np.arange(len(self.of_parts))).astype(float)
         for _ in range(ROUNDS):
             sums = (member * self.values) @ selector  # rows x parts, and the whole step
             parts = seconds * np.exp(sums[:, :-1])
@@ -119,7 +128,8 @@ class Fit:
             weight = (FREEDOM + 1) / (FREEDOM + (residual / noise) ** 2) / noise**2
             scaled = self.gradient * self.variances
             self.spread = scaled @ self.gradient.T + np.diag(1 / weight)
-            values = scaled.T @ np.linalg.solve(self.spread, residual + self.gradient @ self.values)
+            self.linear = residual + self.gradient @ self.values
+            values = scaled.T @ np.linalg.solve(self.spread, self.linear)
             moved = np.abs(values - self.values).max()
             self.values = values
             if moved < TOLERANCE:
@@ -127,12 +137,17 @@ class Fit:
 
     def parts(self, nominal: Nominal) -> tuple[np.ndarray, float]:
         """Return seconds by part with their factors, and the factor of the whole step; one not seen is 1."""
-        sums = np.zeros(len(PARTS) + 1)
+        sums = np.zeros(len(self.of_parts))
         for factor in nominal.factors:
             if factor in self.places:
-                sums[PART_PLACES[factor[0]]] += self.values[self.places[factor]]
+                sums[self.of_parts[factor.part]] += self.values[self.places[factor]]
         factors = np.exp(sums)
         return nominal.seconds * factors[:-1], float(factors[-1])
+
+    def left_out(self) -> np.ndarray:
+        """Return the logarithm of measured over predicted for each row, predicted from the others: the posterior is
+        taken as normal (Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, section 5.4.2)."""
+        return np.asarray(self._inverse @ self.linear / np.diag(self._inverse))
 
     @cached_property
     def _inverse(self) -> np.ndarray:
@@ -146,8 +161,8 @@ class Fit:
         known = np.zeros(len(self.values))
         variance = NOISE**2
         for factor in nominal.factors:
-            share = shares[PART_PLACES[factor[0]]]
-            variance += share**2 * DEVIATIONS[factor[0]] ** 2
+            share = shares[self.of_parts[factor.part]]
+            variance += share**2 * factor.deviation**2
             if factor in self.places:
                 known[self.places[factor]] = share
         with_rows = self.gradient @ (self.variances * known)
