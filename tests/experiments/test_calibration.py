@@ -24,10 +24,10 @@ from testbed.experiments.calibration.calibrate import (
     work_of,
 )
 from testbed.experiments.calibration.whole_steps import accepted_runs, time_steps
-from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Setting, Work
+from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting, Work
 from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.memory_model.job import job_of_settings
-from testbed.planner.calibration import OPERATIONS, Calibration, Timing, read_calibration
+from testbed.planner.calibration import BETWEEN, OPERATIONS, WITHIN, Calibration, Timing, read_calibration
 from testbed.planner.constants import constants_of_calibration
 from testbed.planner.residuals import kind_of
 from testbed.planner.step_time import step_time

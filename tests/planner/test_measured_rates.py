@@ -16,12 +16,14 @@ from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.errors import InputError
 from testbed.experiments.calibration.sizes import CPU
-from testbed.experiments.calibration.work import FLAGS_OF_KIND, WITHIN, Setting
+from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting
 from testbed.memory_model.devices import Device, Link, device_named
 from testbed.memory_model.job import Job, Machine, job_of
 from testbed.model.shape import ModelShape
 from testbed.planner.calibration import (
+    BETWEEN,
     COLLECTIVES,
+    WITHIN,
     Calibration,
     Timing,
     WholeStep,
@@ -190,20 +192,15 @@ def test_zero_3_gathers_large_tensors_once_in_a_micro_batch_and_small_ones_once_
     assert sent_by_both(job_of_kind(setting, "optimized 3", 2)) == pytest.approx(125.41e6, rel=0.03)
 
 
-def test_a_slow_link_makes_wait_and_a_token_bucket_saves_what_it_holds():
+def test_a_slow_link_makes_wait_for_the_rest():
     calibration = made_up()
     rates = MeasuredRates(Tables(calibration, 2), dict.fromkeys(GROUPS, 1.0))
     message = Traffic(kind="all_reduce", size=8e6, ranks=2, window=0.0)
-    assert rates.traffic_seconds(message, calibration.machine(2), 1.0) == (pytest.approx(MESSAGE_S + 8e6 / LINK), 0)
+    assert rates.traffic_seconds(message, calibration.machine(2)) == (pytest.approx(MESSAGE_S + 8e6 / LINK), 0)
     link = Link(name="slow", latency_s=0.0, bytes_per_s=1e7 / (1448 / 1514))
     slow = dataclasses.replace(calibration.machine(2), per_node=1, between_nodes=link)
-    work_s, wait_s = rates.traffic_seconds(message, slow, 1.0)
+    work_s, wait_s = rates.traffic_seconds(message, slow)
     assert work_s + wait_s == pytest.approx(0.8)
-    bucket = dataclasses.replace(slow, between_nodes=dataclasses.replace(link, burst_bytes=1e6))
-    saved_s = 0.1 * 1448 / 1514
-    assert rates.traffic_seconds(message, bucket, 1.0)[1] == pytest.approx(wait_s - saved_s, rel=0.05)
-    spread = dataclasses.replace(message, window=1.0, messages=40)
-    assert rates.traffic_seconds(spread, bucket, 1.0)[1] == 0
 
 
 def test_only_what_travels_in_the_background_is_hidden_on_a_cpu_and_all_of_it_on_a_gpu_with_streams():
@@ -214,7 +211,7 @@ def test_only_what_travels_in_the_background_is_hidden_on_a_cpu_and_all_of_it_on
     streams = dataclasses.replace(made_up(), backend="nccl", overlap=0.7)
     rates = MeasuredRates(Tables(streams, 2), dict.fromkeys(GROUPS, 1.0))
     assert rates.window(message) == rates.window(behind) == 0.7
-    work_s, wait_s = rates.traffic_seconds(message, streams.machine(2), 1.0)
+    work_s, wait_s = rates.traffic_seconds(message, streams.machine(2))
     assert work_s == 0 and wait_s == pytest.approx(MESSAGE_S + 8e6 / LINK)
 
 
@@ -291,6 +288,20 @@ def test_a_calibration_replaces_guesses_of_a_cpu_and_leaves_a_gpu_its_data_sheet
     assert gpu.device.context_bytes == 3e8
     assert dataclasses.replace(gpu.device, context_bytes=sheet.device.context_bytes) == sheet.device
     assert as_measured(sheet, None) is sheet
+
+
+def test_links_that_nodes_measured_together_replace_the_rate_of_the_network():
+    measured = made_up()
+    slow = Link(name=BETWEEN, latency_s=1.0, bytes_per_s=1e6)
+    rows = [dataclasses.replace(row, link=BETWEEN, seconds=1.0) for row in measured.timings if row.link]
+    measured = dataclasses.replace(
+        measured, links=(*measured.links, slow), timings=(*measured.timings, *rows), backend="nccl"
+    )
+    machine = as_measured(machine_of(device_named("h100-sxm"), 16, None, "400gbit"), measured)
+    assert machine.between_nodes == slow
+    rates = MeasuredRates(Tables(measured, 2), dict.fromkeys(GROUPS, 1.0))
+    crossing = Traffic(kind="all_reduce", size=8e6, ranks=2, stride=8)
+    assert rates.traffic_seconds(crossing, machine) == (0, pytest.approx(1.0))
 
 
 def test_shards_stay_in_a_node_and_their_copies_meet_once_a_step():

@@ -21,8 +21,8 @@ from testbed.memory_model.model_states import held_by_rank
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.collectives import Traffic, data_traffic, far_boundaries, pipeline_traffic
-from testbed.planner.constants import conformal_quantile, published_constants
-from testbed.planner.fit import Fit, Measured, Nominal, nominal_of
+from testbed.planner.constants import published_constants
+from testbed.planner.fit import Fit, Measured, Nominal, conformal_quantile, nominal_of
 from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, repeated_shares, step_parts
 from testbed.planner.rates import Rates, link_seconds, orthogonalisation_flops, weight_bytes
 from testbed.planner.step_time import BETWEEN, BUBBLE, step_time

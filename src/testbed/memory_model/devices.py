@@ -27,14 +27,12 @@ Rate = Annotated[float, Meta(gt=0)]
 class Link:
     """A way between two devices, per device and direction.
 
-    A message of S bytes takes latency_s + S / bytes_per_s. `burst_bytes` pass at once after a pause: a token bucket, as
-    in the network lab and in clouds.
+    A message of S bytes takes latency_s + S / bytes_per_s.
     """
 
     name: str
     latency_s: float
     bytes_per_s: Rate
-    burst_bytes: float = 0.0
     source: str = ""
 
 

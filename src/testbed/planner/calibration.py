@@ -24,6 +24,7 @@ from testbed.typed_json import check, check_finite
 
 FORMAT = 2
 LOOPBACK = Link(name="loopback, an estimate", latency_s=50e-6, bytes_per_s=2e9)
+WITHIN, BETWEEN = "within a node", "between nodes"  # names of links
 NAME = "calibration.json"
 CALIBRATION = Path("checkpoint") / NAME  # where scripts/plan.py --calibrate writes it
 Count = Annotated[int, Meta(ge=1)]
@@ -84,7 +85,7 @@ class Calibration:
 
     Attributes:
         device: one rank's share of the machine: name, memory, peak, bandwidth.
-        links: ways between two ranks; the first is the one within the machine, the others were slowed on purpose.
+        links: ways between two ranks, the first within the machine; BETWEEN where nodes were measured together.
         backend: of the collectives: "nccl" or "gloo".
         overlap: share of a collective that ran behind matrix products.
         memory: bytes that a rank holds before its model, by what is loaded: "plain", "deepspeed".
@@ -102,14 +103,10 @@ class Calibration:
     steps: tuple[WholeStep, ...] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
 
-    def machine(self, devices: int, link: str = "") -> Machine:
-        """Return so many ranks of this machine, joined by the link of that name."""
-        within = self.links[0] if self.links else LOOPBACK
-        between = next((one for one in self.links if one.name == link), within)
-        per_node = devices if between is within else 1
-        return Machine(
-            device=self.device, devices=devices, per_node=per_node, within_node=within, between_nodes=between
-        )
+    def machine(self, devices: int) -> Machine:
+        """Return so many ranks of this machine."""
+        link = self.links[0] if self.links else LOOPBACK
+        return Machine(device=self.device, devices=devices, per_node=devices, within_node=link, between_nodes=link)
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")

@@ -7,23 +7,19 @@ width of their intervals, made by score.py).
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from testbed.errors import InputError
+from testbed.io import holding_together
 from testbed.planner.calibration import Calibration, check_machine, read_calibration
 from testbed.planner.fit import Fit, measured
 from testbed.planner.measured_rates import Calibrated
 from testbed.planner.rows import own_rows
 
 SCORE_FILE = Path(__file__).parent / "published_score.json"
-COVERED = 0.9
 NORMAL_WIDTH = 1.645  # standard deviations on each side that hold 90 % of a normal distribution
 
 
@@ -51,7 +47,7 @@ class Constants:
 @cache
 def published_constants() -> Constants:
     """Return the constants of a machine that was not calibrated: data sheets and the project's published runs."""
-    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"] if SCORE_FILE.exists() else NORMAL_WIDTH
+    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"]
     fitted = [measured(row) for row in own_rows() if row.is_fitted]
     return Constants(fit=Fit(fitted), width=width, label=f"uncalibrated: data sheet and {len(fitted)} published runs")
 
@@ -67,29 +63,11 @@ def calibrated_constants(path: Path, here: Mapping[str, Any]) -> Constants:
     """
     calibration = read_calibration(path)
     check_machine(calibration, here, path)
-    try:
+    with holding_together(f"--calibration {path}"):
         return constants_of_calibration(calibration, path.name)
-    except InputError:
-        raise
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise InputError(
-            f"--calibration {path}: nothing can be computed from its numbers ({error}); make it again with "
-            "scripts/plan.py --calibrate"
-        ) from None
 
 
 def constants_of_calibration(calibration: Calibration, name: str = "calibration.json") -> Constants:
     """Return constants that predict from what was measured."""
     label = f"calibrated with {name}, {len(calibration.steps)} whole steps"
     return Constants(calibrated=Calibrated.of(calibration), label=label)
-
-
-def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Return the weighted 90 % conformal quantile. A new score, with the mean weight, counts as the largest."""
-    if not len(scores):
-        return math.inf
-    order = np.argsort(scores)
-    weight = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=float)
-    reached = np.cumsum(weight[order]) / (weight.sum() + weight.mean())
-    place = int(np.searchsorted(reached, COVERED))
-    return float(np.asarray(scores)[order[min(place, len(scores) - 1)]])

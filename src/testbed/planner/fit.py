@@ -32,6 +32,7 @@ WEAK = 2.0  # times the noise, of rows graded weak or flagged
 FREEDOM = 4.0  # degrees, of Student's t
 ROUNDS = 25
 TOLERANCE = 1e-7
+COVERED = 0.9  # of an interval
 
 TOTAL = "total"  # the whole step, as a part
 
@@ -168,3 +169,14 @@ class Fit:
         with_rows = self.gradient @ (self.variances * known)
         variance -= float(with_rows @ self._inverse @ with_rows) if len(with_rows) else 0.0
         return math.log(parts.sum() * of_whole), math.sqrt(max(variance, NOISE**2))
+
+
+def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """Return the weighted 90 % conformal quantile. A new score, with the mean weight, counts as the largest."""
+    if not len(scores):
+        return math.inf
+    order = np.argsort(scores)
+    weight = np.ones(len(scores)) if weights is None else np.asarray(weights, dtype=float)
+    reached = np.cumsum(weight[order]) / (weight.sum() + weight.mean())
+    place = int(np.searchsorted(reached, COVERED))
+    return float(np.asarray(scores)[order[min(place, len(scores) - 1)]])

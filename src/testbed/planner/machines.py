@@ -15,7 +15,7 @@ from testbed.distributed.launch import usable_cores
 from testbed.errors import InputError
 from testbed.memory_model.devices import Device, device_named, network
 from testbed.memory_model.job import Machine
-from testbed.planner.calibration import LOOPBACK, Calibration
+from testbed.planner.calibration import BETWEEN, LOOPBACK, WITHIN, Calibration
 
 # FLOPs per cycle of a core: two units, each multiplies and adds a register of fp32
 PER_CYCLE = {"avx512f": 64, "avx2": 32, "asimd": 16}
@@ -46,19 +46,21 @@ def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Ma
 def as_measured(machine: Machine, calibration: Calibration | None) -> Machine:
     """Return a machine with what a calibration measured of it in place of guesses.
 
-    On a GPU that is what a process holds before its model; its data sheet stays, which MFU is a share of.
+    On a GPU that is the link between nodes, and what a process holds before its model. Its data sheet stays, which MFU
+    is a share of.
     """
     if calibration is None:
         return machine
     held = max(calibration.memory.values(), default=machine.device.context_bytes)
-    device = replace(machine.device, context_bytes=held)
+    device, links = replace(machine.device, context_bytes=held), {link.name: link for link in calibration.links}
+    between = links.get(BETWEEN, machine.between_nodes)
     if device.kind != "cpu":
-        return replace(machine, device=device)
-    found, links = calibration.device, calibration.links
+        return replace(machine, device=device, between_nodes=between)
+    found, within = calibration.device, links.get(WITHIN, machine.within_node)
     device = replace(
         device, peak_flops=found.peak_flops, memory_bytes_per_s=found.memory_bytes_per_s, source=found.source
     )
-    return replace(machine, device=device, within_node=links[0] if links else machine.within_node)
+    return replace(machine, device=device, within_node=within, between_nodes=between)
 
 
 def cpu_core(ranks: int) -> Device:

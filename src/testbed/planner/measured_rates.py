@@ -147,7 +147,7 @@ class MeasuredRates(Rates):
             return self.calibration.overlap
         return 1.0 if traffic.in_background else 0.0
 
-    def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
+    def traffic_seconds(self, traffic: Traffic, machine: Machine) -> tuple[float, float]:
         calibration, crosses = self.calibration, traffic.crosses_nodes(machine)
         link = machine.between_nodes if crosses else machine.within_node
         measured = {each.link for each in self.tables.collectives}
@@ -165,14 +165,12 @@ class MeasuredRates(Rates):
         scale = share_sent(traffic.kind, traffic.ranks) / share_sent(traffic.kind, most)
         own = self.factors["communication"] * messages * scale * along(known, traffic.size / messages)
         waiting = 0.0
-        if not is_measured:  # a token bucket fills while a rank computes, and lets as much through at once
+        if not is_measured:
             rate = link.bytes_per_s * HEADERS
-            gaps = messages if traffic.window else 1.0
-            free = gaps * min(link.burst_bytes / rate, computing / gaps)
             takes_turns = calibration.backend == "gloo" and traffic.kind == "all_gather" and traffic.ranks == 2
             turns = GATHER_OF_TWO if takes_turns else 1.0
             sent = turns * traffic.moved(calibration.backend) / rate + messages * link.latency_s
-            waiting = max(0.0, sent - free - own)
+            waiting = max(0.0, sent - own)
         return (0.0, own + waiting) if calibration.backend == "nccl" else (own, waiting)
 
 

@@ -103,12 +103,11 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, held: Held) ->
         layers = min(held.blocks, job.offload_layers or held.blocks)
         kept = 34.0 * model.hidden * tokens * layers / tensor
         parts["offload"] = OFFLOAD_EXPOSED * kept / OFFLOAD_SPEED
-    computing = sum(parts.values())
     for part, traffic in (
         ("tensor links", tensor_traffic(job, held.blocks)),
         ("context links", context_traffic(job, held.blocks)),
     ):
-        parts[part] = sum(one.exposed * sum(rates.traffic_seconds(one, machine, computing)) for one in traffic)
+        parts[part] = sum(one.exposed * sum(rates.traffic_seconds(one, machine)) for one in traffic)
     parts["host"] = rates.host_seconds(held.blocks, sum(parts.values()), job)
     return parts
 
@@ -132,7 +131,7 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
     parts = {part: passes * seconds for part, seconds in slowest.items()}
     hidden = one_pass if job.overlap else 0.0
     parts["pipeline links"] = _pipeline_seconds(job, machine, rates, one_pass)
-    parts["data links"] = _data_seconds(job, machine, rates, one_pass, hidden)
+    parts["data links"] = _data_seconds(job, machine, rates, hidden)
     own = max(held.elements for held in ranks) / (job.layout.shard if job.layout.zero_stage else 1)
     if job.offload in ("optimizer", "parameters"):
         parts["offload"] = offloaded_seconds(job, machine, own, OFFLOAD_WINDOW * hidden)
@@ -148,22 +147,22 @@ def _pipeline_seconds(job: Job, machine: Machine, rates: Rates, one_pass: float)
     """Return seconds of a step for what pipeline ranks send each other. `one_pass`: of a micro batch's passes."""
     total = 0.0
     for traffic in pipeline_traffic(job):
-        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
+        busy, waiting = rates.traffic_seconds(traffic, machine)
         if traffic.kind != "p2p":
             total += busy + waiting
             continue
-        near = sum(rates.traffic_seconds(replace(traffic, ranks=2, stride=1), machine, one_pass)) - busy
+        near = sum(rates.traffic_seconds(replace(traffic, ranks=2, stride=1), machine)) - busy
         hops = [waiting if is_far else min(near, waiting) for is_far in far_boundaries(job, machine)]
         total += job.accumulation * traffic.times * busy
         total += exposed_hops_seconds(job, hops, rates.window(traffic) * one_pass)
     return total
 
 
-def _data_seconds(job: Job, machine: Machine, rates: Rates, one_pass: float, hidden: float) -> float:
+def _data_seconds(job: Job, machine: Machine, rates: Rates, hidden: float) -> float:
     """Return seconds of a step for the data ranks' collectives. `hidden`: of a micro batch that they can run behind."""
     total = 0.0
     for traffic in data_traffic(job):
-        busy, waiting = rates.traffic_seconds(traffic, machine, one_pass)
+        busy, waiting = rates.traffic_seconds(traffic, machine)
         window = rates.window(traffic) * traffic.window * hidden
         total += traffic.times * (busy + max(FLOOR * waiting, waiting - window))
     return total

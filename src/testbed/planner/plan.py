@@ -205,12 +205,13 @@ class Budget:
         return 1.0 if failures is None else failures.goodput
 
     def days(self, run: PlannedRun, step_s: float | None = None) -> float | None:
-        """Return the wall time of the whole run. `step_s`: an end of the interval in place of the estimate."""
-        if self.tokens is None:
-            return None
+        """Return the wall time of the whole run; None where failures never let it end. `step_s`: an end of the interval
+        in place of the estimate."""
         goodput = self.goodput(run)
+        if self.tokens is None or not goodput:
+            return None
         steps = math.ceil(self.tokens / run.job.tokens_per_step)
-        return steps * (step_s or run.time.seconds) / DAY_S / goodput if goodput else float("inf")
+        return steps * (step_s or run.time.seconds) / DAY_S / goodput
 
     def cost(self, run: PlannedRun, step_s: float | None = None) -> float | None:
         days = self.days(run, step_s)

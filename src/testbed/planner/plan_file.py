@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,13 +50,8 @@ def _run_record(run: PlannedRun, budget: Budget, work: Sequence[str] | None) -> 
         "parts_s": dict(run.time.parts),
         "tokens_per_s": run.tokens_per_s,
         "mfu": run.mfu,
-        "days": _finite(budget.days(run)),
-        "cost": _finite(budget.cost(run)),
+        "days": budget.days(run),
+        "cost": budget.cost(run),
         "goodput": budget.goodput(run),
         "limited_by": run.limited_by,
     }
-
-
-def _finite(number: float | None) -> float | None:
-    """Return a number as JSON can have it: None for a run that never ends, whose goodput is 0."""
-    return number if number is not None and math.isfinite(number) else None

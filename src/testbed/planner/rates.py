@@ -111,11 +111,8 @@ class Rates:
             kernels += SHARD_HOOKS
         return max(0.0, blocks * kernels * LAUNCH - computing)
 
-    def traffic_seconds(self, traffic: Traffic, machine: Machine, computing: float) -> tuple[float, float]:
-        """Return the seconds of a collective that nothing hides: the rank's own work, and what it waits for the link.
-
-        `computing`: of a micro batch's passes, among which its messages lie.
-        """
+    def traffic_seconds(self, traffic: Traffic, machine: Machine) -> tuple[float, float]:
+        """Return the seconds of a collective, hidden or not: the rank's own work, and what it waits for the link."""
         return 0.0, link_seconds(traffic, machine)
 
     def window(self, traffic: Traffic) -> float:
@@ -191,7 +188,7 @@ def _is_fused(job: Job) -> bool:
     return job.compiled or framework_of(job.stack) in FUSED
 
 
-def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> float:
+def link_seconds(traffic: Traffic, machine: Machine) -> float:
     """Return seconds of a collective: rings in which every device of a node uses its own way out."""
     near = machine.within_node
     crosses = traffic.crosses_nodes(machine)
@@ -201,7 +198,7 @@ def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> f
         speed = min(speed, machine.between_nodes.bytes_per_s * rings)
     latency = near.latency_s + _hops_s(traffic, machine, rings)
     messages = max(1.0, traffic.messages)
-    size = traffic.moved(backend) / messages
+    size = traffic.moved() / messages
     half = min(HALF_SIZE, HALF_TIME * speed)
     return messages * (latency + (size + half) / (LINK_SHARE * speed))
 

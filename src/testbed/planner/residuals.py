@@ -15,7 +15,7 @@ import numpy as np
 from testbed.config.run_types import REFERENCE
 from testbed.memory_model.job import Job
 from testbed.planner.calibration import Calibration
-from testbed.planner.fit import Factor, Fit, Measured, Nominal
+from testbed.planner.fit import Factor, Fit, Measured, Nominal, conformal_quantile
 
 # Group of a step's parts -> its factor before any whole step was seen, and the deviations of what is shared, and of a
 # run type's own. The host's work is partly in the measured operations, which were called by it too.
@@ -28,7 +28,6 @@ GROUPS = {
 }
 PLAIN = (REFERENCE, 1)
 STEP_NOISE = 0.03  # relative error of a whole step's median
-COVERED = 0.9  # of the interval
 FEWEST_FOR_INTERVAL = 10
 
 
@@ -50,12 +49,10 @@ class Residuals:
 
     def interval(self) -> tuple[float, float]:
         """Return factors to the ends of the 90 % interval: conformal (Vovk et al. 2005), the errors pooled."""
-        errors = sorted(self.errors)
-        if len(errors) < FEWEST_FOR_INTERVAL:
+        if len(self.errors) < FEWEST_FOR_INTERVAL:
             return 0.7, 1.4
-        rank = math.ceil((1 - COVERED) / 2 * (len(errors) + 1)) - 1
-        low, high = errors[max(rank, 0)], errors[min(len(errors) - 1 - rank, len(errors) - 1)]
-        return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
+        half = conformal_quantile([abs(error) for error in self.errors])
+        return math.exp(-half), math.exp(half)
 
 
 def kind_of(job: Job) -> str:

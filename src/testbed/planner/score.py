@@ -17,8 +17,8 @@ from testbed.errors import InputError
 from testbed.io import write_json
 from testbed.memory_model.devices import GIB
 from testbed.memory_model.memory import fits, memory_of
-from testbed.planner.constants import Constants, conformal_quantile, published_constants
-from testbed.planner.fit import Fit, measured
+from testbed.planner.constants import Constants, published_constants
+from testbed.planner.fit import Fit, conformal_quantile, measured
 from testbed.planner.rows import Row, read_rows
 from testbed.planner.step_time import step_time
 

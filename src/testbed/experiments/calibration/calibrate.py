@@ -20,11 +20,20 @@ from testbed.distributed.launch import Launch, read_launch, usable_cores
 from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure
 from testbed.experiments.calibration.sizes import BY_NAME
-from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Work
+from testbed.experiments.calibration.work import FLAGS_OF_KIND, Work
 from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.io import SOURCE, now_utc
 from testbed.memory_model.devices import Device, Link
-from testbed.planner.calibration import OPERATIONS, Calibration, check_machine, facts_here, from_json, read_calibration
+from testbed.planner.calibration import (
+    BETWEEN,
+    OPERATIONS,
+    WITHIN,
+    Calibration,
+    check_machine,
+    facts_here,
+    from_json,
+    read_calibration,
+)
 from testbed.sweep.request import facts_of_machine
 from testbed.sweep.runner import reason_of_failure
 

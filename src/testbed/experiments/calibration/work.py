@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.io import write_text
+from testbed.planner.calibration import WITHIN
 
-WITHIN, BETWEEN = "within a node", "between nodes"
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")
 FLAGS_OF_KIND = {
     **{name: ("--run_type", name) for name in ("baseline", "allreduce", "ddp", "fsdp")},
@@ -66,7 +66,7 @@ class Work:
         sizes: of everything that is measured, by name in sizes.BY_NAME.
         kinds: of runs whose whole steps are timed, from FLAGS_OF_KIND.
         first: number of the whole step to begin with; those before it come last.
-        link: between the ranks; BETWEEN: only collectives are timed.
+        link: between the ranks; "between nodes": only collectives are timed.
     """
 
     out: str

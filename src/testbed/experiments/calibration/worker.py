@@ -23,10 +23,10 @@ from testbed.distributed.launch import Launch, limit_gomp_spinning, read_launch,
 from testbed.experiments.calibration import collectives, operations
 from testbed.experiments.calibration.sizes import BY_NAME
 from testbed.experiments.calibration.whole_steps import accepted_runs, time_steps
-from testbed.experiments.calibration.work import BETWEEN, Work
+from testbed.experiments.calibration.work import Work
 from testbed.io import write_text
 from testbed.metrics import environment
-from testbed.planner.calibration import facts_here
+from testbed.planner.calibration import BETWEEN, facts_here
 
 
 def measure(work: Work, launch: Launch) -> dict[str, Any]:
