@@ -119,14 +119,14 @@ def test_more_devices_never_compute_longer(of: Job, kind: str, times: int):
     before, after = (
         step_parts(one, machine(one.layout.devices, kind), Rates(device_named(kind)))[0] for one in (of, more)
     )
-    for part in ("products", "operands", "attention", "elementwise", "head"):
+    for part in ("matrix products", "operands", "attention", "elementwise", "head"):
         assert after[part] <= before[part] * (1 + 1e-9)
 
 
 def test_matrix_products_take_their_flops_over_the_share_of_the_peak():
     parts, idle, uneven = step_parts(job(), machine(1), Rates(device_named("h100-sxm")))
     flops = 6 * 24 * 12 * 2048**2 * 4 * 2 * 1024
-    assert parts["products"] == pytest.approx(flops / (0.72 * 989.4e12))
+    assert parts["matrix products"] == pytest.approx(flops / (0.72 * 989.4e12))
     assert idle == uneven == 0
     assert parts["data links"] == parts["tensor links"] == 0
 
@@ -167,7 +167,7 @@ def test_what_is_computed_again_is_what_the_model_computes_again(checkpointing: 
     of_blocks = plain - 6 * 32 * MODEL_SIZES["nano"].embedding_size * 128  # the head, 64 tokens padded to 128
     own = replace(job(), run_type="ddp", recompute=RECOMPUTE[checkpointing])
     found = repeated_shares(own)
-    assert found.get("products", 0.0) == pytest.approx((again - plain) / (of_blocks / 3), abs=0.01)
+    assert found.get("matrix products", 0.0) == pytest.approx((again - plain) / (of_blocks / 3), abs=0.01)
     assert found.get("attention", 0.0) == (checkpointing == "block")
     plain, again = (products_of_a_step(each, SDPBackend.MATH)[torch.ops.aten.bmm] for each in ("none", checkpointing))
     eager = repeated_shares(replace(own, attention="eager"))["attention"]

@@ -52,7 +52,7 @@ def factors_of(job: Job, machine: Machine) -> tuple[Factor, ...]:
     architecture = device.architecture or device.name
     return (
         Factor(TOTAL, framework, 0.15),
-        Factor("products", architecture, 0.15),
+        Factor("matrix products", architecture, 0.15),
         Factor("attention", framework, 0.2),
     )
 

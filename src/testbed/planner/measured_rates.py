@@ -25,18 +25,6 @@ from testbed.planner.residuals import GROUPS, Residuals, fitted, kind_of
 FP32 = 4
 GATHER_OF_TWO = 1.5  # gloo's two ranks both send before they receive: measured over 100 Mbit/s, see docs/planner.md
 HEADERS = 1448 / 1514  # share of an Ethernet frame that is payload: IP and TCP headers take the rest
-GROUP_OF = {
-    "products": "compute",
-    "attention": "compute",
-    "head": "compute",
-    "elementwise": "elementwise",
-    "optimizer": "optimizer",
-    "host": "host",
-    "tensor links": "communication",
-    "data links": "communication",
-    "pipeline links": "communication",
-    "context links": "communication",
-}
 Times = list[tuple[tuple[float, ...], float]]  # size and seconds, the smallest first
 
 
@@ -196,8 +184,8 @@ class Calibrated:
             parts, idle, _ = step_parts(job, calibration.machine(job.layout.devices), rates)
             groups = {**dict.fromkeys(GROUPS, 0.0), "compute": idle}
             for part, seconds in parts.items():
-                if part in GROUP_OF:
-                    groups[GROUP_OF[part]] += seconds
+                group = "communication" if part.endswith("links") else part if part in GROUPS else "compute"
+                groups[group] += seconds
             return groups
 
         return cls(calibration, fitted(calibration, grouped), tables)

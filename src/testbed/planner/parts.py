@@ -36,7 +36,7 @@ OFFLOAD_WINDOW = 0.8  # share of a pass behind which weights come from the host,
 FLOOR = 0.05  # of a collective's time that nothing hides: the first and the last bucket
 
 PARTS = (
-    "products",
+    "matrix products",
     "operands",
     "attention",
     "elementwise",
@@ -58,9 +58,9 @@ def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, f
     forward, backward = (np.sum([layer[way] for layer in layers], axis=0) for way in (0, 1))
     attention, elementwise = rates.attention_seconds(job), rates.elementwise_seconds(job)
     products, operands = map(float, forward + backward)
-    both = {"products": products, "operands": operands, "attention": sum(attention), "elementwise": elementwise}
+    both = {"matrix products": products, "operands": operands, "attention": sum(attention), "elementwise": elementwise}
     repeated = {
-        "products": float(forward[0]),
+        "matrix products": float(forward[0]),
         "operands": float(forward[1]),
         "attention": attention[0],
         "elementwise": ELEMENTWISE_FORWARD * elementwise,
@@ -83,7 +83,7 @@ def repeated_shares(job: Job) -> Mapping[str, float]:
     if job.recompute == "selective_op":
         return {"elementwise": 1.0, "attention": float(job.attention == "eager")}
     last = job.model.hidden * job.model.ffn / job.model.block_matrix_parameters if job.run_type is not None else 0.0
-    return {"products": 1 - last, "operands": 1 - last, "attention": 1.0, "elementwise": 1.0}
+    return {"matrix products": 1 - last, "operands": 1 - last, "attention": 1.0, "elementwise": 1.0}
 
 
 def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, held: Held) -> dict[str, float]:

@@ -16,17 +16,6 @@ from testbed.planner.parts import PARTS, step_parts
 from testbed.planner.rates import Rates
 
 WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
-SHOWN = {  # under which name a part is shown; "... links" are named by the link that they cross
-    "products": "matrix products",
-    "operands": "matrix products",
-    "attention": "attention",
-    "elementwise": "elementwise",
-    "head": "head",
-    "optimizer": "optimizer",
-    "offload": "offload",
-    "stragglers": "stragglers",
-    "host": "host",
-}
 BUBBLE = "bubble"
 
 
@@ -67,9 +56,10 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     bubble = seconds * idle / whole
     taken = taken * ((seconds - bubble) / taken.sum())
     parts: dict[str, float] = {}
-    shown = {**SHOWN, **_links(job, machine)}
+    shown = {"operands": "matrix products", **_links(job, machine)}
     for part, took in zip(PARTS, taken, strict=True):
-        parts[shown[part]] = parts.get(shown[part], 0.0) + float(took)
+        name = shown.get(part, part)
+        parts[name] = parts.get(name, 0.0) + float(took)
     parts[BUBBLE] = bubble
     kept = {part: took for part, took in parts.items() if took > 0}
     return StepTime(kept, seconds, low, high, constants.label, seconds * uneven / whole)

@@ -12,8 +12,9 @@ from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.memory_model.job import Job
 from testbed.planner.choices import Choice
 from testbed.planner.command import command_of
+from testbed.planner.parts import PARTS
 from testbed.planner.plan import Budget, PlannedRun, duration, headline, name_of, settings_of, three
-from testbed.planner.step_time import BETWEEN, BUBBLE, SHOWN, WITHIN
+from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN
 
 MIB, GIB = 2**20, 2**30
 NOT_TRAINED = "src/gpt2.py trains GPT-2 alone: these are its strategies on another model, and no command starts them."
@@ -107,7 +108,7 @@ def memory_table(runs: Sequence[PlannedRun]) -> Table:
 
 def time_table(runs: Sequence[PlannedRun]) -> Table:
     """Return what the step is made of; a part that no run has is left out."""
-    names = dict.fromkeys([*SHOWN.values(), WITHIN, BETWEEN, BUBBLE, *_in_order(run.time.parts for run in runs)])
+    names = dict.fromkeys([*PARTS, WITHIN, BETWEEN, BUBBLE, *_in_order(run.time.parts for run in runs)])
     parts = [part for part in names if any(run.time.parts.get(part) for run in runs)]
     columns: dict[str, Callable[[PlannedRun], Cell]] = {"": _numbers(runs), "strategy": lambda run: name_of(run.job)}
     columns |= {part: _ms(part) for part in parts}
