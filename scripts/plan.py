@@ -276,13 +276,14 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     """Print the best run of each kind and number of devices, and which to take."""
     from testbed.analysis.document.terminal import table_lines
     from testbed.analysis.plan.tables import NOT_TRAINED, choices_table
-    from testbed.planner.choices import Choice, answers_of, caveats_of
+    from testbed.planner.choices import answers_of, caveats_of
 
     first = questions[0]
     several = len(questions) > 1
-    choices = [Choice.of(question, devices) for question in questions for devices in numbers]
+    choices = [question.on(devices) for question in questions for devices in numbers]
     batch = f"{first.global_batch:,} x {first.seq_length:,} tokens a step, {first.vocabulary}"
-    label = next((one.best.time.label for one in choices if not isinstance(one.best, str)), "no run is possible")
+    runs = [choice.fitting() for choice in choices]
+    label = next((best.time.label for best in runs if best is not None), "no run is possible")
     on = "every kind and number of devices" if several else "every number of devices"
     lead = first.model_name if several else f"{first.model_name} on {first.machine.device.name}"
     say(f"{lead}, {batch} on {on} ({label})\n")
@@ -293,7 +294,7 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     say("\n".join(table_lines(choices_table(choices))))
     if first.work is None:
         say(f"\n{NOT_TRAINED}")
-    return 2 if all(isinstance(choice.best, str) for choice in choices) else 0
+    return 0 if any(runs) else 2
 
 
 def check(question: Question) -> int:

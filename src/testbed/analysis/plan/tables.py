@@ -10,10 +10,10 @@ from testbed.analysis.document.model import Cell, Table, table_of
 from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.memory_model.job import Job
-from testbed.planner.choices import Choice
 from testbed.planner.command import command_of
 from testbed.planner.parts import PARTS
 from testbed.planner.plan import Budget, PlannedRun, duration, headline, name_of, settings_of, three
+from testbed.planner.question import Question
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN
 
 MIB, GIB = 2**20, 2**30
@@ -116,24 +116,28 @@ def time_table(runs: Sequence[PlannedRun]) -> Table:
     return table_of(runs, columns, text=("", "strategy"))
 
 
-def choices_table(choices: Sequence[Choice]) -> Table:
+def choices_table(choices: Sequence[Question]) -> Table:
     """Return a row for each kind and number of devices: its best run, or why there is none."""
     first: dict[str, PlannedRun] = {}  # of each kind of device
     for choice in choices:
-        if isinstance(choice.best, PlannedRun):
-            first.setdefault(choice.question.machine.device.name, choice.best)
+        if (best := choice.fitting()) is not None:
+            first.setdefault(choice.machine.device.name, best)
 
-    def of(cell: Callable[[PlannedRun, Budget], Cell]) -> Callable[[Choice], Cell]:
-        return lambda choice: "" if isinstance(choice.best, str) else cell(choice.best, choice.question.budget)
+    def of(cell: Callable[[PlannedRun, Budget], Cell]) -> Callable[[Question], Cell]:
+        return lambda choice: "" if (best := choice.fitting()) is None else cell(best, choice.budget)
+
+    def strategy(choice: Question) -> str:
+        best = choice.best()
+        return best if isinstance(best, str) else name_of(best.job)
 
     def efficiency(run: PlannedRun, budget: Budget) -> str:
         least = first[run.machine.device.name]
         return f"{run.tokens_per_s / run.machine.devices / (least.tokens_per_s / least.machine.devices):.0%}"
 
-    columns: dict[str, Callable[[Choice], Cell]] = {
-        "device": lambda choice: choice.question.machine.device.name if len(kinds) > 1 else UNKNOWN,
-        "devices": lambda choice: f"{choice.question.machine.devices:,}",
-        "strategy": lambda choice: choice.best if isinstance(choice.best, str) else name_of(choice.best.job),
+    columns: dict[str, Callable[[Question], Cell]] = {
+        "device": lambda choice: choice.machine.device.name if len(kinds) > 1 else UNKNOWN,
+        "devices": lambda choice: f"{choice.machine.devices:,}",
+        "strategy": strategy,
         "settings": of(lambda run, _: settings_of(run.job)),
         "step s": of(lambda run, _: three(run.time.seconds)),
         "90 %": of(lambda run, _: f"{three(run.time.low)} to {three(run.time.high)}"),
@@ -145,7 +149,7 @@ def choices_table(choices: Sequence[Choice]) -> Table:
         "goodput": of(lambda run, budget: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run):.1%}"),
         "costs most": of(lambda run, _: run.limited_by),
     }
-    kinds = {choice.question.machine.device.name for choice in choices}
+    kinds = {choice.machine.device.name for choice in choices}
     return table_of(choices, columns, text=("device", "strategy", "settings", "costs most"))
 
 
