@@ -6,11 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.model_states import TRANSIENT, count_before_updates, counts_of, live_tensors, published_zero_bytes
+from support.model_states import (
+    TRANSIENT,
+    UPDATE_COPY,
+    count_before_updates,
+    counts_of,
+    live_tensors,
+    published_zero_bytes,
+)
 
 from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.memory_model.model_states import (
-    UPDATE_COPY,
     Held,
     model_state_bytes,
     update_copy_bytes,

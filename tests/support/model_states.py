@@ -26,7 +26,6 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch, read_launch
 from testbed.memory_model.job import DenseModel, job_of_settings
 from testbed.memory_model.model_states import (
-    UPDATE_COPY,
     held_by_rank,
     model_state_bytes,
     part_of,
@@ -40,6 +39,7 @@ from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches
 
 SMALLEST_LISTED = 64 * 1024  # bytes; what is smaller and no model state is not worth a line
+UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
 TRANSIENT = "transient"  # what is alive and no model state
 Storages = dict[int, tuple[int, str]]  # address -> bytes, what it is
 CPU = torch.device("cpu")

@@ -17,11 +17,8 @@ from testbed.memory_model.job import DenseModel, Job, framework_of
 from testbed.memory_model.stages import Stage, stages_of, stages_of_ranks
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
-UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
 ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
 PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole in stage 3
-# of the repository's name -> bytes of Megatron's main gradients; the recipes of Megatron-Bridge reduce in 16 bits
-MAIN_GRADIENTS = {"megatron-bridge": 2, "": 4}
 FSDP_PROGRAMS = ("llm-foundry", "torchtitan")
 
 
@@ -37,8 +34,8 @@ def engine_of(job: Job) -> str:
 
 
 def main_gradient_bytes(job: Job) -> int:
-    """Return the bytes of an element of Megatron's main gradients."""
-    return next(size for name, size in MAIN_GRADIENTS.items() if name in job.stack.lower())
+    """Return the bytes of an element of Megatron's main gradients; the recipes of Megatron-Bridge reduce in 16 bits."""
+    return 2 if "megatron-bridge" in job.stack.lower() else FP32
 
 
 def shards_weights(job: Job) -> bool:

@@ -109,18 +109,13 @@ def pipeline_traffic(job: Job) -> list[Traffic]:
     across = layout.tensor if layout.sequence_parallel or layout.virtual_stages > 1 else 1
     size = _wide(job) * job.tokens_per_pass * model.hidden / across
     stride = layout.devices // layout.pipeline
-    found = [Traffic(kind="p2p", size=size, ranks=layout.pipeline, stride=stride, times=mean_hops(job))]
+    hops = 2.0 * (layout.pipeline * layout.virtual_stages - 1 - _is_v(job)) / layout.pipeline
+    found = [Traffic(kind="p2p", size=size, ranks=layout.pipeline, stride=stride, times=hops)]
     if model.tied and not _is_v(job):
         shards = layout.shard if layout.zero_stage == 3 else 1
         gradient = _gradient_width(job) * model.head_parameters / layout.tensor / shards
         found.append(Traffic(kind="all_reduce", size=gradient, ranks=2, stride=layout.devices // 2, window=0.0))
     return found
-
-
-def mean_hops(job: Job) -> float:
-    """Return how many activations and gradients a rank of a pipeline sends on average for one micro batch."""
-    layout = job.layout
-    return 2.0 * (layout.pipeline * layout.virtual_stages - 1 - _is_v(job)) / layout.pipeline
 
 
 def far_boundaries(job: Job, machine: Machine) -> list[bool]:

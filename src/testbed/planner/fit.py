@@ -34,13 +34,11 @@ ROUNDS = 25
 TOLERANCE = 1e-7
 COVERED = 0.9  # of an interval
 
-TOTAL = "total"  # the whole step, as a part
-
 
 class Factor(NamedTuple):
-    """A part, what its factor is of, and the deviation of the factor's logarithm before any row was seen."""
+    """The parts that a factor multiplies, what it is of, and its logarithm's deviation before any row was seen."""
 
-    part: str
+    parts: tuple[str, ...]
     of: str
     deviation: float
 
@@ -51,9 +49,9 @@ def factors_of(job: Job, machine: Machine) -> tuple[Factor, ...]:
     framework, device = framework_of(job.stack), machine.device
     architecture = device.architecture or device.name
     return (
-        Factor(TOTAL, framework, 0.15),
-        Factor("matrix products", architecture, 0.15),
-        Factor("attention", framework, 0.2),
+        Factor(PARTS, framework, 0.15),
+        Factor(("matrix products",), architecture, 0.15),
+        Factor(("attention",), framework, 0.2),
     )
 
 
@@ -99,9 +97,10 @@ class Fit:
     """Factors fitted to rows, whose seconds are of `parts`; without any row all of them are 1."""
 
     def __init__(self, rows: Sequence[Measured], parts: Sequence[str] = PARTS) -> None:
-        self.of_parts = {part: place for place, part in enumerate((*parts, TOTAL))}
         names = tuple(dict.fromkeys(factor for row in rows for factor in row.nominal.factors))
         self.places = {factor: place for place, factor in enumerate(names)}
+        self.step_parts = parts
+        self.reach = np.array([self._parts_of(factor) for factor in names]).reshape(len(names), len(parts))
         self.variances = np.array([factor.deviation**2 for factor in names])
         self.values = np.zeros(len(names))
         self.gradient = np.zeros((len(rows), len(names)))
@@ -117,15 +116,11 @@ class Fit:
         member = np.zeros_like(self.gradient)  # whether a factor concerns a row
         for number, row in enumerate(rows):
             member[number, [self.places[factor] for factor in row.nominal.factors]] = 1.0
-        of_part = np.array([self.of_parts[factor.part] for factor in self.places])
-        selector = (of_part[:, None] == np.arange(len(self.of_parts))).astype(float)
         for _ in range(ROUNDS):
-            sums = (member * self.values) @ selector  # rows x parts, and the whole step
-            parts = seconds * np.exp(sums[:, :-1])
-            whole = parts.sum(axis=1, keepdims=True)
-            residual = target - np.log(whole[:, 0]) - sums[:, -1]
-            shares = np.hstack([parts / whole, np.ones_like(whole)])
-            self.gradient = member * shares[:, of_part]
+            parts = seconds * np.exp((member * self.values) @ self.reach)
+            whole = parts.sum(axis=1)
+            residual = target - np.log(whole)
+            self.gradient = member * ((parts / whole[:, None]) @ self.reach.T)
             weight = (FREEDOM + 1) / (FREEDOM + (residual / noise) ** 2) / noise**2
             scaled = self.gradient * self.variances
             self.spread = scaled @ self.gradient.T + np.diag(1 / weight)
@@ -136,14 +131,14 @@ class Fit:
             if moved < TOLERANCE:
                 break
 
-    def parts(self, nominal: Nominal) -> tuple[np.ndarray, float]:
-        """Return seconds by part with their factors, and the factor of the whole step; one not seen is 1."""
-        sums = np.zeros(len(self.of_parts))
-        for factor in nominal.factors:
-            if factor in self.places:
-                sums[self.of_parts[factor.part]] += self.values[self.places[factor]]
-        factors = np.exp(sums)
-        return nominal.seconds * factors[:-1], float(factors[-1])
+    def _parts_of(self, factor: Factor) -> np.ndarray:
+        """Return 1 for each part that a factor multiplies, 0 for the others."""
+        return np.array([float(part in factor.parts) for part in self.step_parts])
+
+    def parts(self, nominal: Nominal) -> np.ndarray:
+        """Return seconds by part with their factors; one not seen is 1."""
+        known = [self.places[factor] for factor in nominal.factors if factor in self.places]
+        return np.asarray(nominal.seconds * np.exp(self.values[known] @ self.reach[known]))
 
     def left_out(self) -> np.ndarray:
         """Return the logarithm of measured over predicted for each row, predicted from the others: the posterior is
@@ -157,18 +152,17 @@ class Fit:
 
     def predict(self, nominal: Nominal) -> tuple[float, float]:
         """Return the logarithm of a step's time and its standard deviation; a factor not seen adds its own."""
-        parts, of_whole = self.parts(nominal)
-        shares = [*(parts / parts.sum()), 1.0]  # by how much the time's logarithm moves with a factor's
+        parts = self.parts(nominal)
         known = np.zeros(len(self.values))
         variance = NOISE**2
         for factor in nominal.factors:
-            share = shares[self.of_parts[factor.part]]
+            share = float(self._parts_of(factor) @ parts) / parts.sum()  # by how much the time's logarithm moves
             variance += share**2 * factor.deviation**2
             if factor in self.places:
                 known[self.places[factor]] = share
         with_rows = self.gradient @ (self.variances * known)
         variance -= float(with_rows @ self._inverse @ with_rows) if len(with_rows) else 0.0
-        return math.log(parts.sum() * of_whole), math.sqrt(max(variance, NOISE**2))
+        return math.log(parts.sum()), math.sqrt(max(variance, NOISE**2))
 
 
 def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:

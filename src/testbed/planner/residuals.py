@@ -44,7 +44,7 @@ class Residuals:
         """Return a kind's factors by group, on the nearest number of ranks; the plain program's where it has none."""
         known = [each for each in self.known if each[0] == kind] or [PLAIN]
         nearest = min(known, key=lambda each: abs(math.log(each[1] / ranks)))
-        seconds, _ = self.fit.parts(_nominal(dict.fromkeys(GROUPS, 1.0), *nearest))
+        seconds = self.fit.parts(_nominal(dict.fromkeys(GROUPS, 1.0), *nearest))
         return dict(zip(GROUPS, map(float, seconds), strict=True))
 
     def interval(self) -> tuple[float, float]:
@@ -80,7 +80,7 @@ def fitted(calibration: Calibration, grouped: Callable[[Job], dict[str, float]])
 
 def _nominal(seconds: dict[str, float], kind: str, ranks: int) -> Nominal:
     """Return a step's groups, and the factors that concern them."""
-    shared = [Factor(group, f"{ranks} ranks", spread) for group, (_, spread, _) in GROUPS.items()]
-    own = [Factor(group, f"{kind} on {ranks}", spread) for group, (*_, spread) in GROUPS.items()]
+    shared = [Factor((group,), f"{ranks} ranks", spread) for group, (_, spread, _) in GROUPS.items()]
+    own = [Factor((group,), f"{kind} on {ranks}", spread) for group, (*_, spread) in GROUPS.items()]
     usual = np.array([mean * seconds[group] for group, (mean, *_) in GROUPS.items()])
     return Nominal(usual, (*shared, *own))

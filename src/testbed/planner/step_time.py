@@ -49,7 +49,7 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
         low, high = (end * seconds for end in calibrated.residuals.interval())
     else:
         nominal = nominal_of(by_part, idle, job, machine)
-        taken, _ = constants.fit.parts(nominal)
+        taken = constants.fit.parts(nominal)
         log_time, deviation = constants.fit.predict(nominal)
         seconds, half = math.exp(log_time), constants.width * deviation
         low, high = math.exp(log_time - half), math.exp(log_time + half)
