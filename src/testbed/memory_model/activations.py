@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from testbed.memory_model.job import Job
-from testbed.memory_model.model_states import engine_of, shards_weights
+from testbed.memory_model.model_states import FP32, engine_of, shards_weights
 
-FP32 = 4
 LSE = 4  # the log of a query's softmax sum, fp32, all that fused attention keeps of its scores
 # bytes of what a matrix product keeps of its input, where the program quantises it first (Transformer Engine)
 QUANTISED = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5625, "fp4": 0.5625}

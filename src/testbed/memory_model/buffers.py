@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from testbed.memory_model.activations import keeps_16_bits
 from testbed.memory_model.job import Job
 from testbed.memory_model.model_states import (
+    BUCKET,
     FP32,
+    LIVE,
     Held,
     engine_of,
     keeps_table_whole,
@@ -18,7 +20,6 @@ from testbed.memory_model.model_states import (
     update_copy_bytes,
 )
 
-BUCKET = 25 * 2**20  # bytes of the buckets in which the strategies without DDP average over data ranks
 PREFETCH = 5e7  # elements of DeepSpeed's stage3_prefetch_bucket_size
 FORWARD = ("forward end", "loss")
 BACKWARD = ("backward", "backward end")
@@ -149,7 +150,7 @@ def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
         # of weights that are gathered, a rank's own part is copied; of gradients that are reduced, all
         copies = min(elements, PREFETCH) / job.layout.shard + min(elements, job.bucket_elements)
         yield Buffer("copies of what is gathered and reduced", width * copies, ("backward",), width * bucket)
-        yield Buffer("gathered weights", width * min(elements, 10**9), (*FORWARD, "backward"), width * held.table)
+        yield Buffer("gathered weights", width * min(elements, LIVE), (*FORWARD, "backward"), width * held.table)
     if stage == 1 and job.accumulation > 1:
         mine = model_state_bytes(job)["gradients"]
         yield Buffer("whole gradients", max(0, width * elements - mine), (*FORWARD, *BACKWARD), width * held.table)

@@ -18,6 +18,8 @@ from testbed.memory_model.stages import Stage, stages_of, stages_of_ranks
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
 ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
+LIVE = 10**9  # DeepSpeed's stage3_max_live_parameters: weights that stage 3 keeps gathered
+BUCKET = 25 * 2**20  # bytes of DDP's buckets, and of those in which other strategies average over data ranks
 PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole in stage 3
 FSDP_PROGRAMS = ("llm-foundry", "torchtitan")
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from testbed.memory_model.job import Job, Machine
-from testbed.memory_model.model_states import PERSISTENT, held_by_rank
+from testbed.memory_model.model_states import BUCKET, LIVE, PERSISTENT, held_by_rank
 
-DDP_BUCKET = 25 * 2**20  # bytes, its default
-LIVE = 10**9  # elements, DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance
 TENSORS_OF_BLOCK, ENDS = 12, 4  # four matrices with biases, two norms; two embeddings, the last norm
 
 
@@ -165,7 +163,7 @@ def data_traffic(job: Job) -> list[Traffic]:
     if sends == "tensors":
         return [reduce(size=gradients, window=0.0, messages=TENSORS_OF_BLOCK * max(1.0, blocks) + ENDS)]
     if sends == "buckets":
-        count = max(1, round(gradients / DDP_BUCKET))
+        count = max(1, round(gradients / BUCKET))
         last = min(gradients, max(gradients / count, _gradient_width(job) * model.head_parameters))  # ready last: tied
         found = reduce(size=gradients - last, window=2 / 3, messages=max(1, count - 1), in_background=True)
         return [*([found] if last < gradients else []), reduce(size=last, window=0.0, messages=1.0)]

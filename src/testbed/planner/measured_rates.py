@@ -16,13 +16,13 @@ import numpy as np
 
 from testbed.errors import InputError
 from testbed.memory_model.job import Job, Machine
+from testbed.memory_model.model_states import FP32
 from testbed.planner.calibration import COLLECTIVES, OPERATIONS, Calibration
 from testbed.planner.collectives import Traffic, share_sent
 from testbed.planner.parts import step_parts
 from testbed.planner.rates import Pass, Rates
 from testbed.planner.residuals import GROUPS, Residuals, fitted, kind_of
 
-FP32 = 4
 GATHER_OF_TWO = 1.5  # gloo's two ranks both send before they receive: measured over 100 Mbit/s, see docs/planner.md
 HEADERS = 1448 / 1514  # share of an Ethernet frame that is payload: IP and TCP headers take the rest
 Times = list[tuple[tuple[float, ...], float]]  # size and seconds, the smallest first

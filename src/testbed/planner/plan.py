@@ -12,7 +12,7 @@ from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.memory_model.model_states import FP32, MOMENTS, whole
-from testbed.planner.constants import Constants
+from testbed.planner.constants import NORMAL_WIDTH, Constants
 from testbed.planner.goodput import SAVED_PER_S, Failures
 from testbed.planner.rows import own_rows
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime, step_time
@@ -42,7 +42,6 @@ PART_ERRORS = {
 }
 OTHER_ERROR = 0.4  # of collectives, the host, stragglers, offloading
 FORGOTTEN = 0.02  # of a step: what the formulas know nothing of
-NINETY = 1.645  # standard deviations on each side that hold 90 % of a normal distribution
 # the simplest first: what a rank keeps, then what it sends
 KEEPS = ("whole", "shards", "parts", "stages", "axes")
 SENDS = ("nothing", "buckets", "tensors", "at_end", "zero", "shards")
@@ -150,7 +149,7 @@ class PlannedRun:
             for name in names
         ]
         errors = [share * PART_ERRORS.get(name, OTHER_ERROR) for share, name in zip(shares, names, strict=True)]
-        half = NINETY * math.hypot(FORGOTTEN, *errors) if self is not first else 0.0
+        half = NORMAL_WIDTH * math.hypot(FORGOTTEN, *errors) if self is not first else 0.0
         ratio = self.time.seconds / first.time.seconds
         return ratio, ratio * math.exp(-half), ratio * math.exp(half)
 

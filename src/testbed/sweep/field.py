@@ -18,8 +18,10 @@ from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError, counted
+from testbed.memory_model.devices import GIB
 from testbed.memory_model.memory import fits, memory_of, needs
 from testbed.planner.automatic import MESH, best_meshes, job_on
+from testbed.planner.candidates import MOST_TOKENS
 from testbed.planner.constants import Constants
 from testbed.planner.machines import as_measured, machine_here
 from testbed.planner.step_time import step_time
@@ -35,8 +37,6 @@ _ADDED: dict[str, Mapping[str, Sequence[str]]] = {
     "recompute": {"activation_checkpointing": ("selective", "block")},
 }
 MOST_MESHES = 3  # on one number of ranks
-GIB = 2**30
-MOST_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a micro batch that is tried: a pass is full long before
 
 
 @dataclass(frozen=True)
