@@ -196,7 +196,7 @@ def test_a_config_of_nanogpt_means_the_same_here(tmp_path):
         "--eval_every 1000 --save_every 1000 --max_val_steps 5 --steps_per_print 10 --weight_decay 0.1 "
         "--precision bf16 --compile off --num_layers 12 --num_heads 12 --embedding_size 768 --dropout 0 "
         "--learning_rate 6e-4 --adam_beta1 0.9 --adam_beta2 0.95 --max_grad_norm 1 --warmup_steps 2000 "
-        "--min_learning_rate 6e-5 --init_from scratch"
+        "--min_learning_rate 6e-5 --init_from scratch --gelu exact"
     ).split()
     of_file, of_flags = parse_command_line(["--config", str(path)]), parse_command_line(words)
     assert of_file.configured == of_flags.typed - {"config"}

@@ -103,7 +103,8 @@ def read_description(directory: Path) -> Checkpoint:
 
 def described_shape(checkpoint: Checkpoint) -> ModelShape:
     """Return the shape of a checkpoint's model. InputError: its description says none."""
-    return checked_shape(f"its {DESCRIPTION}", tuple(checkpoint.settings.get(key) for key in _SIZES))
+    held = checkpoint.settings
+    return checked_shape(f"its {DESCRIPTION}", tuple(map(held.get, _SIZES)), held.get("gelu", "tanh"))
 
 
 def tokenizer_of_saved(folder: Path, name: str) -> str | None:

@@ -25,7 +25,6 @@ from testbed.checkpoint.of_run import read_state, write_state
 from testbed.checkpoint.universal import LATEST, read_universal, write_universal
 from testbed.checkpoint.weights import read_initial_weights, write_config, write_weights
 from testbed.config.initial_file import (
-    GELUS,
     LLMC,
     NANOGPT,
     SUFFIXES,
@@ -203,7 +202,7 @@ def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint
     theirs = {key: tensor for key, tensor in theirs.items() if key not in passed_over}
     if not is_apart(theirs.values()):
         raise InputError(f"{name} has one tensor under the names of two weights")
-    held, weights, notes = set(theirs), {}, [GELUS]
+    held, weights, notes = set(theirs), {}, list[str]()
     try:
         for key, ours in expected(shape).items():
             if key not in theirs and key.endswith(".bias") and sizes.get("bias") is False:
@@ -234,6 +233,8 @@ def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
 def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
     """Return what somebody who has converted should know."""
     notes, kind, state = list(checkpoint.notes), kind_of(to), checkpoint.optimizer
+    if (own := {NANOGPT: "exact", LLMC: "tanh"}.get(kind, gelu := checkpoint.shape.gelu)) != gelu:
+        notes.append(f"{kind} computes the {own} form of GELU, and these weights are of the {gelu} one: other losses")
     if kind == LLMC:
         if llmc_step(to) is None:
             notes.append("AdamW's state is written only beside a model whose name says its step: model_00005000.bin")
@@ -244,7 +245,6 @@ def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
             )
     if kind == NANOGPT:
         notes += [
-            GELUS,
             "it holds no best_val_loss and no config: nanoGPT's first validation replaces the file, and its sample.py "
             "reads tokens as GPT-2's until checkpoint['config']['dataset'] names the folder of their meta.pkl",
         ]

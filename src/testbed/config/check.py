@@ -19,7 +19,6 @@ from testbed.config.compatibility import math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
 from testbed.config.flag_types import AUTO, MOST_THREADS
 from testbed.config.flags import ParsedFlags, parse_command_line, with_recorded_flags
-from testbed.config.initial_file import GELUS, NANOGPT, SUFFIXES, is_file_of_another
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import options_of_run_type, spread_over_ranks
 from testbed.config.resumed_folder import check_resumed
@@ -145,7 +144,7 @@ def _filled_in(asked: ParsedFlags, launch: Launch, deepspeed_file: DeepSpeedFile
     _check_measuring(settings)
     notes = (
         *_note_on_fine_tuning(settings),
-        *_note_on_nanogpt(settings, asked.values["config"]),
+        *_note_on_nanogpt(asked.values["config"]),
         *_note_on_one_file(settings, train_file, val_file),
     )
     return CheckedRun(asked, settings, train_file, val_file, notes)
@@ -262,15 +261,12 @@ def _check_validations(settings: RunSettings) -> None:
         )
 
 
-def _note_on_nanogpt(settings: RunSettings, config: str | None) -> tuple[str, ...]:
-    """Return a line where the weights or the file of --config are nanoGPT's."""
-    path = Path(settings.model.init_from)
-    if is_file_of_another(path) and SUFFIXES[path.suffix.lower()] == NANOGPT:
-        return (f"note: {GELUS}",)
-    if config and Path(config).suffix.lower() == ".py":
-        taken = "this GPT-2 has biases and the tanh form of GELU, nanoGPT's no biases by default and the exact GELU"
-        return (f"note: `bias`, `wandb_project` and `wandb_run_name` of --config {config} are not taken; {taken}",)
-    return ()
+def _note_on_nanogpt(config: str | None) -> tuple[str, ...]:
+    """Return a line where the file of --config is nanoGPT's."""
+    if not config or Path(config).suffix.lower() != ".py":
+        return ()
+    taken = f"`bias`, `wandb_project` and `wandb_run_name` of --config {config} are not taken"
+    return (f"note: {taken}; this GPT-2 has biases, nanoGPT's has none by default",)
 
 
 def _note_on_one_file(settings: RunSettings, train_file: TokenFile, val_file: TokenFile) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ checkpoint/formats.py.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -17,16 +18,12 @@ from typing import Any, BinaryIO
 
 from testbed.errors import InputError, one_line
 from testbed.io import open_regular
-from testbed.model.shape import ModelShape
+from testbed.model.shape import GELUS, ModelShape
 
 NANOGPT, LLMC = "nanoGPT", "llm.c"
 SUFFIXES = MappingProxyType({".pt": NANOGPT, ".bin": LLMC})
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
 GPT2_VOCABULARY = 50257
-GELUS = (
-    "nanoGPT computes the exact GELU, this program, transformers and llm.c GPT-2's tanh form: the same weights give "
-    "slightly different losses"
-)
 MAGIC, HEADER_INTS = 20240326, 256
 FP32, BF16 = 3, 5  # versions of llm.c's header
 _SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
@@ -95,7 +92,7 @@ def nanogpt_shape(content: Any, name: str) -> ModelShape:
     model, sizes = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
     if not isinstance(model, dict) or not isinstance(sizes, dict):
         raise InputError(f'{name} is no checkpoint of nanoGPT: it has no "model" and "model_args"')
-    shape = checked_shape(name, tuple(sizes.get(key) for key in _SIZES))
+    shape = checked_shape(name, tuple(sizes.get(key) for key in _SIZES), "exact")
     if shape.num_layers > len(model):
         fault = f"{len(model):,} tensors, which are too few for the {shape.num_layers:,} layers it says"
         raise InputError(f"{name} has {fault}")
@@ -120,11 +117,11 @@ def llmc_header(file: BinaryIO, name: str) -> LlmcHeader:
     return LlmcHeader(shape, padded, width, count)
 
 
-def checked_shape(name: str, numbers: tuple[Any, ...]) -> ModelShape:
+def checked_shape(name: str, numbers: tuple[Any, ...], gelu: Any = "tanh") -> ModelShape:
     """Return the shape with these sizes. InputError, which begins with `name`: there is no such model."""
-    if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers):
-        raise InputError(f"{name} does not say the sizes of a GPT-2: {one_line(repr(numbers), 100)}")
-    shape = ModelShape(*numbers)
+    if not all(type(number) is int and 0 < number < 1 << 31 for number in numbers) or gelu not in GELUS:
+        raise InputError(f"{name} does not say the sizes of a GPT-2: {one_line(repr((*numbers, gelu)), 100)}")
+    shape = dataclasses.replace(ModelShape(*numbers), gelu=gelu)
     if shape.embedding_size % shape.num_heads or shape.num_parameters > MOST_PARAMETERS:
         raise InputError(f"{name} does not say the sizes of a GPT-2 that can be: {shape.describe()}")
     return shape

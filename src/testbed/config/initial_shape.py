@@ -29,7 +29,7 @@ from testbed.run_folder import TOKENIZER
 UNIVERSAL = "zero"  # the folder in a universal checkpoint of DeepSpeed that holds its tensors
 # What the forward pass does whatever config.json says; first what it means where it does not say.
 _COMPUTED: dict[str, tuple[Any, ...]] = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names for the tanh form
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),  # two names for the tanh form; the exact one
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -115,7 +115,7 @@ def _overridden(size: ModelShape, values: Mapping[str, Any]) -> ModelShape:
     return ModelShape(**{name: values[name] or dimension for name, dimension in dataclasses.asdict(size).items()})
 
 
-def check_shape(shape: Mapping[str, int], seq_length: int) -> None:
+def check_shape(shape: Mapping[str, Any], seq_length: int) -> None:
     """Check that the dimensions fit together, and that sequences of `seq_length` fit into the model."""
     if shape["embedding_size"] % shape["num_heads"]:
         raise InputError(
@@ -213,7 +213,8 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
                 f"{' or '.join(map(str, computed))}; the same weights would mean another model"
             )
     sizes = tuple(map(config.get, ("n_layer", "n_head", "n_embd", "vocab_size")))
-    return checked_shape(f"{name}: config.json", (*sizes, config.get("n_positions", 1024)))
+    gelu = "exact" if config.get("activation_function") == "gelu" else "tanh"
+    return checked_shape(f"{name}: config.json", (*sizes, config.get("n_positions", 1024)), gelu)
 
 
 def is_universal(folder: Path) -> bool:

@@ -97,7 +97,7 @@ def _as_ours(written: dict[str, Any], typed: Mapping[str, Any]) -> dict[str, Any
     if said.get("init_from", "scratch") != "scratch":  # weights decide the shape
         left_out |= _OF_SHAPE
     else:
-        ours["max_position_embeddings"] = said.get("seq_length", theirs["block_size"])
+        ours |= {"max_position_embeddings": said.get("seq_length", theirs["block_size"]), "gelu": "exact"}
     if not theirs.pop("decay_lr"):
         left_out |= _OF_DECAY
         ours |= {"lr_schedule": "constant", "warmup_steps": 0}

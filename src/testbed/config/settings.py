@@ -85,10 +85,7 @@ class RunSettings(FlagGroups):
 
     @property
     def shape(self) -> ModelShape:
-        model = self.model
-        return ModelShape(
-            model.num_layers, model.num_heads, model.embedding_size, model.vocab_size, model.max_position_embeddings
-        )
+        return ModelShape(**{field.name: self.value(field.name) for field in dataclasses.fields(ModelShape)})
 
     @property
     def finds_micro_batch(self) -> bool:

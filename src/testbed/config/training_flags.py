@@ -20,7 +20,7 @@ from testbed.config.flag_types import (
     waiting_time,
 )
 from testbed.config.run_types import REFERENCE, STRATEGIES, WITH_AUTOMATIC_MICRO_BATCH
-from testbed.model.shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
+from testbed.model.shape import GELUS, LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
 
 WORK, PARALLELISM, EXECUTION, OUTPUT = Kind.WORK, Kind.PARALLELISM, Kind.EXECUTION, Kind.OUTPUT
 LR_SCHEDULES = {
@@ -111,6 +111,9 @@ class Model:
     max_position_embeddings: int = flag(
         "longest sequence of the model (default: the size's, 1024, and of a new model at least --seq_length)",
         WORK, type=positive, metavar="TOKENS", resume=Resume.NEVER, in_config="max_position_embeddings", is_task=True)
+    gelu: str = flag(
+        "form of GELU: GPT-2's, or the exact one, which nanoGPT computes (default: the weights', else tanh)",
+        WORK, choices=GELUS, metavar="tanh|exact", before="tanh", in_config="gelu", is_task=True)
     dropout: float = flag(
         "dropout probability (default: %(default)s)",
         WORK, type=fraction, default=0.0, metavar="P", in_config="dropout")

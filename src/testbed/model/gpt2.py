@@ -1,4 +1,4 @@
-"""GPT-2 as published (Radford et al. 2019): pre-LayerNorm blocks, learned positions, tanh GELU, tied head.
+"""GPT-2 as published (Radford et al. 2019): pre-LayerNorm blocks, learned positions, GELU, tied head.
 
 Module and parameter names are those of `transformers`, so weights go to and fro by name; only the matrices of the
 linear layers are transposed (theirs are Conv1D, ours nn.Linear). This file knows nothing of distribution.
@@ -67,11 +67,12 @@ class MLP(nn.Module):
 
     def __init__(self, shape: ModelShape):
         super().__init__()
+        self.approximate = "none" if shape.gelu == "exact" else shape.gelu
         self.c_fc = nn.Linear(shape.embedding_size, 4 * shape.embedding_size)
         self.c_proj = nn.Linear(4 * shape.embedding_size, shape.embedding_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
 
 
 class Block(nn.Module):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GELUS = ("tanh", "exact")  # GPT-2's, transformers' and llm.c's; nanoGPT's
 VOCABULARY_MULTIPLE = 128  # rows of the embedding are padded to this: matrix products like aligned sizes
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers that fix a GPT-2 model."""
+    """What fixes a GPT-2 model."""
 
     num_layers: int
     num_heads: int
     embedding_size: int
     vocab_size: int = 50257
     max_position_embeddings: int = 1024
+    gelu: str = "tanh"
 
     @property
     def padded_vocab_size(self) -> int:

@@ -60,6 +60,7 @@ class TrainingConfig(TypedDict):
     vocab_size: Annotated[Positive, "without padding"]
     max_position_embeddings: Positive
     num_parameters: Annotated[Positive, "all parameters: the tied embedding once, padding not counted"]
+    gelu: NotRequired[Annotated[str, '"tanh" or "exact" (older files: tanh)']]
     dropout: Annotated[
         Fraction,
         'probability; "scratch", a published model or a folder; attention kernel that trained, such as "sdpa flash" '
