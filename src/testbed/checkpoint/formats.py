@@ -245,7 +245,7 @@ def notes_on(checkpoint: Checkpoint, to: Path) -> tuple[str, ...]:
             )
     if kind == NANOGPT:
         notes += [
-            "it holds no best_val_loss and no config: nanoGPT's first validation replaces the file, and its sample.py "
+            "it holds no best_val_loss and no dataset: nanoGPT's first validation replaces the file, and its sample.py "
             "reads tokens as GPT-2's until checkpoint['config']['dataset'] names the folder of their meta.pkl",
         ]
     if kind == DEEPSPEED:
@@ -275,5 +275,5 @@ def _as_nanogpt(checkpoint: Checkpoint) -> dict[str, Any]:
         },
         "iter_num": state.step if state else 0,
         "best_val_loss": 1e9,
-        "config": {},
+        "config": {"gelu": shape.gelu},  # for the way back, as nanoGPT computes the exact one
     }

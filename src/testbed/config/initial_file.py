@@ -92,7 +92,9 @@ def nanogpt_shape(content: Any, name: str) -> ModelShape:
     model, sizes = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
     if not isinstance(model, dict) or not isinstance(sizes, dict):
         raise InputError(f'{name} is no checkpoint of nanoGPT: it has no "model" and "model_args"')
-    shape = checked_shape(name, tuple(sizes.get(key) for key in _SIZES), "exact")
+    config = content.get("config")  # of its train.py, which names no GELU; of convert_checkpoint.py
+    gelu = config.get("gelu", "exact") if isinstance(config, dict) else "exact"
+    shape = checked_shape(name, tuple(sizes.get(key) for key in _SIZES), gelu)
     if shape.num_layers > len(model):
         fault = f"{len(model):,} tensors, which are too few for the {shape.num_layers:,} layers it says"
         raise InputError(f"{name} has {fault}")
