@@ -33,8 +33,8 @@ DEFAULT_WORK = {
     "cpu": {"model": "nano", "seq_length": 128, "global_batch_size": 32},
 }
 WORK = (
-    *("model", "num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "gelu"),
-    *("seq_length", "global_batch_size", "dropout", "optimizer", "attention"),
+    *("model", "num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "seq_length"),
+    *("global_batch_size", "dropout", "optimizer", "attention"),
 )
 NOT_FIXED = (*dataclasses.asdict(MODEL_SIZES["gpt2"]), "model", "seq_length", "global_batch_size")  # ask
 OTHER_MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_bytes())["models"]
