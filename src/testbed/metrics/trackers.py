@@ -7,7 +7,6 @@ address each writes into the run's folder.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import math
@@ -16,7 +15,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -249,18 +248,6 @@ class _Channel(threading.Thread):
             self.failure = first_line(error)
 
 
-@contextlib.contextmanager
-def _trackio_dir(run: TrackedRun) -> Iterator[None]:
-    """Name trackio's folder where it looks for it, when it is imported. A variable that the user has set is theirs."""
-    is_theirs = "TRACKIO_DIR" in os.environ
-    os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute() / "trackio"))
-    try:
-        yield
-    finally:
-        if not is_theirs:
-            del os.environ["TRACKIO_DIR"]  # of processes that this one starts
-
-
 class Trackers:
     """All trackers that --track and --tensorboard name; none on other ranks than 0."""
 
@@ -269,12 +256,15 @@ class Trackers:
         names = trackers_of(settings.measuring.track, settings.measuring.tensorboard) if is_writer else ()
         self._channels = [_Channel(name, run) for name in names]
         self._is_closed = self._has_failed = False
+        theirs = os.environ.get("TRACKIO_DIR")  # which trackio reads when it is imported
+        os.environ["TRACKIO_DIR"] = theirs or str(run.folder.absolute() / "trackio")
         for channel in self._channels:
             try:
-                with _trackio_dir(run):
-                    importlib.import_module(LIBRARIES[channel.tracker_name])  # seconds that no step owes
+                importlib.import_module(LIBRARIES[channel.tracker_name])  # seconds that no step owes
             except Exception as error:
                 channel.failure = first_line(error)
+        if not theirs:  # and processes that this one starts should not
+            del os.environ["TRACKIO_DIR"]
         for channel in self._channels:  # after all imports: two threads that import can get halves of modules
             if channel.failure is None:
                 channel.start()
