@@ -171,12 +171,10 @@ def head_of(job: Job) -> Head:
     logits, engine = job.product_bytes, engine_of(job)
     if engine == "megatron":  # Transformer Engine's loss works in place on the logits
         return Head(logits, logits, logits)
-    if "llm-foundry" in job.stack:  # a fused loss of the logits in 16 bits
-        return Head(logits, logits, 2 * logits)
     if engine == "deepspeed" and job.run_type is None and keeps_16_bits(job):
         # models of transformers: the logits and their shifted copy stay, and the log-softmax is in 16 bits too
         return Head(3 * logits, 3 * logits, 4 * logits)
-    if job.compiled and job.run_type is not None:
+    if "llm-foundry" in job.stack or (job.compiled and job.run_type is not None):  # a fused loss in 16 bits
         return Head(logits, logits, 2 * logits)
     cast = logits if logits != FP32 else 0
     if job.strategy is not None and job.layout.tensor > 1:  # of logits that are cut over ranks: less their maximum

@@ -305,7 +305,10 @@ class Question:
             kinds += [map(self._asked, self._other_batches()), self._dividing_the_batch()]
         found = [*filter(None, (self._first_with_room(kind, may_be_tight) for kind in kinds))]
         if not found and typed:
-            fewer = [self._without(*names).on(number) for number in self._fewer()[::-1] for names in left_out]
+            numbers = [number for number in self._fewer()[::-1] if number.bit_count() == 1][:2]
+            free = self._first_with_room((self._without(*typed).on(number) for number in numbers), may_be_tight)
+            enough = [free[0].machine.devices] if free else []
+            fewer = (self._without(*names).on(number) for number in enough for names in left_out)
             found = [*filter(None, [self._first_with_room(fewer, may_be_tight)])]
         return [f"{self._change_to(other)} there is room: {self._in_words(run)}" for other, run in found]
 
