@@ -69,9 +69,9 @@ def _cut(costs: list[int], parts: int) -> list[tuple[int, int]]:
     # best[i]: for the first i pieces in the parts so far, (largest cost, sum of squares, where the parts begin)
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
     until = [0, *itertools.accumulate(costs)]
-    for _ in range(parts):
+    for part in range(parts):
         longer: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        for end in range(1, len(costs) + 1):
+        for end in range(part + 1, len(costs) - parts + part + 2):  # a piece for each part before and after
             for first in range(end - 1, -1, -1):
                 cost = until[end] - until[first]
                 if end in longer and cost > longer[end][0]:
