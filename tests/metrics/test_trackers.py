@@ -7,8 +7,10 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -221,6 +223,23 @@ def test_the_variable_of_trackio_is_the_users_and_not_of_other_processes(tmp_pat
     monkeypatch.setenv("TRACKIO_DIR", "theirs")
     started(["trackio"], tracked(tmp_path)).close(0)
     assert seen[1] == os.environ["TRACKIO_DIR"] == "theirs"
+
+
+@pytest.mark.slow
+def test_a_start_that_is_killed_leaves_no_half_of_mlflows_tables(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="pip install mlflow")
+    from mlflow.tracking import MlflowClient
+
+    with monkeypatch.context() as ends, pytest.raises(SystemExit):
+        ends.setattr(Path, "replace", lambda *_: sys.exit("killed"))
+        module._make_tables(tmp_path / "killed" / "mlflow.db")
+    assert not (tmp_path / "killed" / "mlflow.db").exists()
+    file = tmp_path / "trackers" / "mlflow.db"
+    file.parent.mkdir()
+    file.with_name("mlflow.db.making").write_bytes(b"a half")
+    module._make_tables(file)
+    assert list(file.parent.iterdir()) == [file]
+    assert MlflowClient(f"sqlite:///{file}").get_experiment_by_name("Default") is not None
 
 
 @pytest.mark.slow

@@ -107,21 +107,23 @@ def test_questions_are_answered_at_each_validation_and_training_is_the_same(rank
         shape = shape_of_folder(folder, "the run")
         model = GPT2(shape)
         model.load_state_dict(read_initial_weights(str(folder), shape))
-        read = questions_for(text_files, shape)
+        read = questions_for(text_files, longest=32)  # as TINY_RUN trains; the model has positions for more
+        longest = max(len(each.token_ids) for one in questions_for(text_files, 64) for each in one.endings)
+        assert min(shape.max_position_embeddings, longest) > 33
         rows = read_metrics(folder / "training_metrics.json")["evaluations"]
         assert [row["step"] for row in rows] == [2, 4]
         assert rows[-1]["multiple_choice"]["accuracy"] == accuracies(read, ending_nats(model, read))
         assert rows[-1]["multiple_choice"]["num_questions"] == len(read) == 20
 
 
-def questions_for(text_files, shape) -> list[Question]:
+def questions_for(text_files, longest: int) -> list[Question]:
     tokenizer = load_tokenizer_file(text_files[0].with_name("bpe_300.json"))
-    return read_questions(text_files[0].with_name("questions.jsonl"), tokenizer, shape.max_position_embeddings)
+    return read_questions(text_files[0].with_name("questions.jsonl"), tokenizer, longest)
 
 
 def test_questions_are_left_where_the_run_is_to_stop(text_files):
     shape = ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=301, max_position_embeddings=64)
-    questions = questions_for(text_files, shape)
+    questions = questions_for(text_files, 64)
     weights, cpu = GPT2(shape).state_dict(), torch.device("cpu")
     assert answer(weights, SimpleNamespace(shape=shape), questions, cpu, is_stopped=lambda: 15) is None
     found = answer(weights, SimpleNamespace(shape=shape), questions, cpu)
@@ -130,7 +132,7 @@ def test_questions_are_left_where_the_run_is_to_stop(text_files):
 
 def test_each_rank_answers_a_share_of_them(text_files, monkeypatch):
     shape = ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=301, max_position_embeddings=64)
-    questions = questions_for(text_files, shape)
+    questions = questions_for(text_files, 64)
     monkeypatch.setattr(multiple_choice, "LOGITS_BYTES", 3 * 64 * 301 * 4)  # three endings at once, or some more
     weights, shares, number_of_rounds = GPT2(shape).state_dict(), [], []
 

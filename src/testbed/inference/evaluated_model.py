@@ -94,7 +94,9 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     if data is None and not any(getattr(arguments, name) for name in others):
         raise InputError("nothing is left to measure; give --data_path, or leave --no-latency out")
     window = arguments.window or min(trained or positions, positions)
-    for warning in untrained_positions(f"--window {window} reads", window, trained) if data is not None else ():
+    for warning in (
+        untrained_positions(f"--window {window} reads", window, trained) if data or arguments.multiple_choice else ()
+    ):
         print(warning, flush=True)
     stride = arguments.stride or max(1, window // 2)
     if stride > window:
@@ -113,7 +115,7 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     questions: Sequence[Question] = ()
     if arguments.multiple_choice is not None:
         assert tokenizer is not None
-        questions = read_questions(arguments.multiple_choice, tokenizer, positions)
+        questions = read_questions(arguments.multiple_choice, tokenizer, window)
     return EvaluatedModel(flag, source, shape, data, sha256, tokenizer, window, stride, max_windows, out, questions)
 
 

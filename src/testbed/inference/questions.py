@@ -32,12 +32,12 @@ class Question:
     label: int
 
 
-def read_questions(path: Path, tokenizer: Tokenizer, positions: int, flag: str = "--multiple_choice") -> list[Question]:
+def read_questions(path: Path, tokenizer: Tokenizer, longest: int, flag: str = "--multiple_choice") -> list[Question]:
     """Return the questions of a file, tokenized. A context that leaves no room for an ending loses its beginning.
 
     Args:
         flag: which names the file.
-        positions: of the model.
+        longest: tokens that the model reads at once, which it should have been trained with.
 
     Raises:
         InputError: one sentence that begins with the flag and names the line: the file cannot be read, or a line is
@@ -51,7 +51,7 @@ def read_questions(path: Path, tokenizer: Tokenizer, positions: int, flag: str =
                 if len(line) == LONGEST_LINE:
                     raise InputError(f"{name} has {LONGEST_LINE:,} bytes or more; it must be {_FORM}")
                 if line.strip():
-                    found.append(_question(parse_json(line, name), name, tokenizer, positions))
+                    found.append(_question(parse_json(line, name), name, tokenizer, longest))
     except OSError as error:
         fault = f"{flag} {path} cannot be read ({error.strerror})"
         raise InputError(f"{fault}; name a .jsonl with one {_FORM} per line") from None
@@ -60,7 +60,7 @@ def read_questions(path: Path, tokenizer: Tokenizer, positions: int, flag: str =
     return found
 
 
-def _question(content: Any, name: str, tokenizer: Tokenizer, positions: int) -> Question:
+def _question(content: Any, name: str, tokenizer: Tokenizer, longest: int) -> Question:
     if not isinstance(content, dict):
         raise InputError(f"{name} is no {_FORM}")
     context, endings, label = (content.get(key) for key in ("ctx", "endings", "label"))
@@ -80,6 +80,6 @@ def _question(content: Any, name: str, tokenizer: Tokenizer, positions: int) -> 
     for ending, own in zip(endings, ids, strict=True):
         if not own or not before:
             raise InputError(f"{name}: {tokenizer.name} makes no token of the context or of an ending; leave it out")
-        token_ids = (before + own)[-(positions + 1) :]
+        token_ids = (before + own)[-(longest + 1) :]
         found.append(Ending(tuple(token_ids), min(len(own), len(token_ids) - 1), len(ending)))
     return Question(tuple(found), label)

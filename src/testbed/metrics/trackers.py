@@ -33,7 +33,7 @@ CLOSE_S, LEAVE_S = 30.0, 5.0  # that the end of a run, and of a start that is st
 HANGING_S = 30.0  # a call of a library that has taken so long hangs, and no end waits for it
 MOST_WAITING = 100_000  # rows that a tracker has not taken yet; one that is further behind gets no more
 MOST_AT_ONCE = 20  # rows that HANGING_S holds for together: a second and a half for each of them
-WANDB_STEP = "optimizer_step"
+WANDB_STEP, MLFLOW_FILE = "optimizer_step", "mlflow.db"
 LONGEST_PARAMETER = 6000  # characters: MLflow refuses more (mlflow.utils.validation.MAX_PARAM_VAL_LENGTH)
 Row = tuple[int, dict[str, float]]  # optimizer step, values by the names of metrics
 
@@ -123,15 +123,28 @@ class _Wandb:
         self._run.finish(exit_code=exit_code)
 
 
+def _make_tables(file: Path) -> None:
+    """Make MLflow's database, unless it is there. It takes seconds, and a process that is killed must leave no half."""
+    if file.exists():
+        return
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils"):  # which tell of each table
+        logging.getLogger(name).setLevel(logging.WARNING)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    making = file.with_name(f"{file.name}.making")
+    making.unlink(missing_ok=True)
+    MlflowClient(f"sqlite:///{making.absolute()}").search_experiments(max_results=1)
+    making.replace(file)
+
+
 class _Mlflow:
     def __init__(self, run: TrackedRun):
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # which tells of each table that it makes
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        run.folder.mkdir(parents=True, exist_ok=True)
         address = os.environ.get("MLFLOW_TRACKING_URI")
-        self._client = MlflowClient(address or f"sqlite:///{run.folder.absolute() / 'mlflow.db'}")
+        self._client = MlflowClient(address or f"sqlite:///{(run.folder / MLFLOW_FILE).absolute()}")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         found = self._client.get_experiment_by_name(name)
         if found is not None:
@@ -174,7 +187,11 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 class _Trackio:
     def __init__(self, run: TrackedRun):
         import trackio
+        import trackio.run
+        import trackio.utils
 
+        for module in (trackio, trackio.run, trackio.utils):  # it has no quiet mode, and names no folder to look in
+            vars(module)["print"] = lambda *_, **__: None
         self._library = trackio
         trackio.init(
             project=PROJECT,
@@ -259,8 +276,10 @@ class Trackers:
         theirs = os.environ.get("TRACKIO_DIR")  # which trackio reads when it is imported
         os.environ["TRACKIO_DIR"] = theirs or str(run.folder.absolute() / "trackio")
         for channel in self._channels:
-            try:
-                importlib.import_module(LIBRARIES[channel.tracker_name])  # seconds that no step owes
+            try:  # seconds that no step owes
+                importlib.import_module(LIBRARIES[channel.tracker_name])
+                if channel.tracker_name == MLFLOW and "MLFLOW_TRACKING_URI" not in os.environ:
+                    _make_tables(run.folder / MLFLOW_FILE)
             except Exception as error:
                 channel.failure = first_line(error)
         if not theirs:  # and processes that this one starts should not

@@ -41,7 +41,7 @@ def questions_of(checked: CheckedRun, tokenizer_text: str | None) -> list[Questi
         tokenizer = load_tokenizer(data.tokenizer, data.tokenizer_file, tokenizer_text)
     except (OSError, InputError) as error:
         raise InputError(f"{FLAG} {path} needs the tokenizer of {data.path}: {error}") from None
-    return read_questions(Path(path), tokenizer, checked.settings.shape.max_position_embeddings, FLAG)
+    return read_questions(Path(path), tokenizer, checked.settings.data.seq_length, FLAG)
 
 
 def answer(
