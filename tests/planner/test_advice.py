@@ -41,7 +41,11 @@ SAID = {
     "--model gpt2-medium --gpu v100 --gpus 8 --precision bf16": r"--precision fp16: [^$]*--compile off",
     # a batch is small where most of a step is paid once, however many tokens a data rank has
     f"{GPT2} h100-sxm --gpus 512 --global_batch_size 512": "The batch is too small for so many devices",
-    f"{LLAMA} b200 --gpus 512 --network 25gbit": r"too small for so many devices: 8,192 tokens .* least 1\.\d+ times",
+    f"{LLAMA} b200 --gpus 512 --network 25gbit": r"too small for so many devices: 8,192 tokens .*96: \d\.\d+ times",
+    # another batch, and fewer devices, on top of the flags that are left out
+    "--num_layers 32 --num_heads 32 --embedding_size 2560 --gpu h200 --gpus 12 --gpus_per_node 4 --network 1gbit "
+    "--seq_length 16384 --global_batch_size 256 --precision fp32": "With --global_batch_size 288, without --precision "
+    r"fp32: 8\.\d+ times(?s:.*)With --gpus 8, without --precision fp32: ",
     f"{GPT2} gb200 --gpus 128": r"--nnodes 32 --nproc-per-node 4 .*--compile o",
     # several kinds: what a plan of each would say
     f"{GPT2} t4,v100,h200 --gpus 8 --tokens 10B": "8 x t4: With --precision fp16: 5[^$]*"
@@ -77,6 +81,9 @@ SAID = {
 }  # fmt: skip
 # flags -> what the answer leaves out
 NOT_SAID = {
+    # said as the faster one already
+    "--num_layers 32 --num_heads 32 --embedding_size 4096 --gpu l4 --gpus 12 --gpus_per_node 4 --network 25gbit "
+    "--seq_length 16384 --shard_size 8": "Without --shard_size 8 there is room",
     f"{GPT2} h100 --gpus 8 --offload none": "does without",
     f"{GPT2} a100-80": "fp16: |No published run|too small|is tight|does not divide",
     f"{GPT2} p100": "--compile on",
@@ -93,6 +100,15 @@ NOT_SAID = {
 }
 # flags -> a pattern of the refusal
 REFUSED = {
+    # 4 does not divide 25 heads, on however many devices
+    f"{XL} v100 --gpus 1 --global_batch_size 64 --run_type mesh --tensor_parallel_size 4": "it needs --gpus 4 or more.*"
+    "With --precision fp16 and --run_type optimized and --offload optimizer, without --tensor_parallel_size 4 there is",
+    # what would do without a typed flag, where no number of devices does with it
+    "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu v100 --gpus 8 --seq_length 8192 --dropout 0.1 "
+    "--global_batch_size 480": "no number of them would do as asked, and without --dropout 0.1 16 of them would do t",
+    # fewer devices that share sequences, where they cannot share the batch
+    "--model llama2-7b --gpu a100-80 --gpus 512 --gpus_per_node 2 --seq_length 131072 --global_batch_size 8": "With "
+    "--gpus 256 there is room: mesh 2 tensor x 16 context",
     f"{DEEP} --run_type optimized --zero_stage 3": "DeepSpeed puts the whole model on each device before it cuts it",
     f"{THIRTEEN} --matmul fp8 --mixed_precision native": "what is not multiplied in 8 bits runs in bf16 autocast",
     f"{XL} h200 --gpus 64 --mixed_precision native --global_batch_size 32": "--global_batch_size 32 is not a multiple",
@@ -162,3 +178,8 @@ def test_a_table_gives_the_reason_of_the_run_types_that_have_the_typed_flags():
     done = run_here(PLAN, *f"{XL} h100-sxm,h200 --gpus 64 --mixed_precision native --global_batch_size 32".split())
     assert done.returncode == 2 and "no run is possible" in done.stdout, done.stderr
     assert "--global_batch_size 32 is not a multiple" in done.stdout and "not to allreduce" not in done.stdout
+
+
+def test_a_sweep_without_a_run_says_how_many_devices_would_do():
+    done = run_here(PLAN, *"--model llama3-70b --gpu a100-80 --gpus_per_node 8 --sweep gpus=2,4,8".split())
+    assert done.returncode == 2 and re.search(r"8 x a100-80gb: the least, .*; \d+ of them would do", done.stdout)

@@ -139,6 +139,8 @@ def follow_refusal(words: str, refusal: str) -> None:
         for found in re.findall(pattern, refusal):
             change = f"--gpus {found}" if found.isdigit() else found
             assert asked(replaced(words, change)).answered()[0][0].fits, change
+    for change, number in re.findall(r", and (without .*?) (\d+) of them would do", refusal):
+        assert asked(f"{replaced(words, change)} --gpus {number}").answered()[0][0].fits, change
 
 
 def replaced(words: str, change: str) -> str:

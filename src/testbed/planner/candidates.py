@@ -200,7 +200,7 @@ def _why_not(run_type: str, machine: Machine, given: Mapping[str, Any]) -> str |
         return f"{lead} is one process with all devices of one node"
     if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
         least = max(2, math.prod(given.get(name) or 1 for name in AXES))
-        return f"{lead} spreads a step over devices; give --gpus {least} or more"
+        return f"{lead} spreads a step over devices; it needs --gpus {least} or more"
     return None
 
 

@@ -25,7 +25,7 @@ def _hints(choice: Question) -> list[str]:
     """Return what to know of the run, or what lets one fit."""
     best = choice.fitting()
     if best is None:
-        return choice.ways()
+        return choice.ways_out()
     tight = ["It fits only tightly"] if best.is_tight else []
     return [*choice.hints(best), *advice(best_of_each(choice.runs[0])), *tight]
 
@@ -77,7 +77,7 @@ def caveats_of(choices: Sequence[Question]) -> list[str]:
     said: dict[str, None] = {}
     for each in choices:
         best = each.fitting()
-        other = None if best is None else each.with_batch_that_divides(best)
+        other = None if best is None else each.faster_with_batch_that_divides(best)
         for hint in _hints(each) if id(each) in told else filter(None, [other]):
             said[f"{each.devices_in_words}: {hint}."] = None
     return list(said)

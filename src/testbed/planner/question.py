@@ -25,7 +25,7 @@ from testbed.planner.candidates import possible, precision_of
 from testbed.planner.constants import Constants
 from testbed.planner.machines import check_whole_nodes
 from testbed.planner.plan import Budget, PlannedRun, duration, name_of, plan, roomy_bytes, settings_of, three
-from testbed.planner.step_time import BETWEEN, WITHIN, step_time
+from testbed.planner.step_time import BETWEEN, WITHIN
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
 DEFAULT_WORK = {
@@ -48,7 +48,7 @@ GAIN = 1.05  # times as fast, from where on another number of devices or another
 STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
 STEPS_ASIDE = ("mixed_precision", "run_type")  # flags that may exclude fp16
 OFFLOADED = {"run_type": "optimized", "offload": "optimizer"}
-MOST_LEFT_IDLE = 128  # times as many devices as a batch divides among, above which those few are no advice
+MOST_HALVINGS = 7  # of a number of devices that cannot share the batch
 MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
 MOST_DOUBLINGS = 14  # of a node, in the search for enough memory
 
@@ -132,11 +132,20 @@ class Question:
         return None if isinstance(run, str) else run
 
     def hints(self, best: PlannedRun) -> list[str]:
-        """Return what else to ask for, where it promises more."""
-        found = [self._with_larger_batch(best), *self._with_other_flags(best)]
-        found += [self.with_batch_that_divides(best), self._with_fewer_devices(best)]
-        found += self.ways() if best.is_tight else []
+        """Return what else to ask for, where it promises more: flags first, then on top of them another batch, or fewer
+        devices."""
+        said = [*self._with_other_flags(best)]
+        asked, fastest = said[-1] if said else (self, best)
+        said += filter(None, [asked.with_batch_that_divides(fastest), asked._with_fewer_devices(fastest)])
+        found = [self._with_larger_batch(best), *(self._faster(other, run, best) for other, run in said)]
+        told = [other for other, _ in said]
+        found += [self._has_room(*way) for way in self._ways() if way[0] not in told] if best.is_tight else []
         return [hint for hint in (*found, self._unused(best)) if hint]
+
+    def faster_with_batch_that_divides(self, best: PlannedRun) -> str | None:
+        """Return a batch that divides among the devices, and what it gains."""
+        found = self.with_batch_that_divides(best)
+        return self._faster(*found, best) if found else None
 
     def _asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
         """Return the same question with another batch, or with more flags."""
@@ -175,7 +184,7 @@ class Question:
         gain = three(run.tokens_per_s / best.tokens_per_s)
         return f"{self._change_to(other)}: {gain} times the tokens/s ({self._in_words(run)})"
 
-    def _with_other_flags(self, best: PlannedRun) -> Iterator[str]:
+    def _with_other_flags(self, best: PlannedRun) -> Iterator[tuple[Question, PlannedRun]]:
         """Yield the change of a flag that is fastest, where it is much faster, and each further one that is much faster
         again on top: fp16 where bf16 is emulated, compiled 8-bit layers, and leaving a typed flag out."""
         asked, fastest = self, best
@@ -189,7 +198,7 @@ class Question:
             if not most_kept or most_kept[0][1].tokens_per_s < WORTH_SAYING * fastest.tokens_per_s:
                 return
             asked, fastest = most_kept[0]
-            yield self._faster(asked, fastest, best)
+            yield asked, fastest
 
     def _may_slow_down(self, name: str) -> bool:
         """Return whether a typed flag may be left out for speed: one that changes the mathematics stays, and
@@ -214,40 +223,34 @@ class Question:
             return None
         return _rounded(self.global_batch, [devices * (self.given.get("micro_batch_size_per_gpu") or 1)])
 
-    def with_batch_that_divides(self, best: PlannedRun) -> str | None:
-        """Return a batch that divides among the devices, and what it gains."""
+    def with_batch_that_divides(self, best: PlannedRun) -> tuple[Question, PlannedRun] | None:
+        """Return the question with a batch that divides among the devices, where that gains."""
         batch = self._dividing()
         if batch is None or best.job.layout.data == self.machine.devices:
             return None
         found = self._asked(batch).fitting()
         if found is None or found.tokens_per_s < GAIN * best.tokens_per_s:
             return None
-        return self._faster(self._asked(batch), found, best)
+        return self._asked(batch), found
 
     def _with_larger_batch(self, best: PlannedRun) -> str | None:
-        """Return that the batch is too small, where the devices reach little of their peak, and a batch LARGER times as
-        large, of the same strategy, much more: most of the step is then paid once, however large the batch."""
-        job, machine = best.job, self.machine
-        if machine.devices == 1 or best.mfu >= LOW_MFU:
+        """Return that the batch is too small, where the devices reach little of their peak, and much more with LARGER
+        times as many sequences: most of a step is then paid once, however large the batch."""
+        devices = self.machine.devices
+        if devices == 1 or devices > MOST_TRIED or best.mfu >= LOW_MFU:
             return None
-        larger = (
-            dataclasses.replace(job, accumulation=LARGER * job.accumulation),
-            dataclasses.replace(job, micro_batch=LARGER * job.micro_batch),
-        )
-        steps = [step_time(each, machine, self.constants) for each in larger if fits(memory_of(each), machine.device)]
-        gain = max((LARGER * best.time.seconds / step.seconds for step in steps), default=0.0)
-        if gain < MUCH_FASTER:
+        larger = self._asked(LARGER * self.global_batch)
+        larger = larger._asked(larger._dividing())
+        run = larger.fitting()
+        if run is None or run.tokens_per_s < MUCH_FASTER * best.tokens_per_s:
             return None
-        each = three(job.tokens_per_step / machine.devices)
-        return (
-            f"The batch is too small for so many devices: {each} tokens a device. "
-            f"With {LARGER} times as many it is at least {three(gain)} times the tokens/s: take a larger "
-            "--global_batch_size, or fewer devices"
-        )
+        each = three(best.job.tokens_per_step / devices)
+        words = f"The batch is too small for so many devices: {each} tokens a device"
+        return f"{words}. {self._faster(larger, run, best)}"
 
-    def _with_fewer_devices(self, best: PlannedRun) -> str | None:
-        """Return fewer devices that are faster, or as fast: where the network costs much of a step, one of them or
-        fewer nodes; where the batch does not divide, the most that it divides among.
+    def _with_fewer_devices(self, best: PlannedRun) -> tuple[Question, PlannedRun] | None:
+        """Return the question on fewer devices that are faster, or as fast: where the network costs much of a step, one
+        of them or fewer nodes; where the batch does not divide, the most that it divides among.
 
         Cores are no devices that can be left out: with fewer ranks each has more of them.
         """
@@ -265,7 +268,7 @@ class Question:
         most = least if self.budget.price is None else GAIN * least
         as_fast = [(other, run) for other, run in found if run.time.seconds <= most]
         is_worth_saying = self.budget.price is not None or best.time.seconds >= GAIN * least
-        return self._faster(*as_fast[0], best) if as_fast and is_worth_saying else None
+        return as_fast[0] if as_fast and is_worth_saying else None
 
     def _fewer(self) -> list[int]:
         """Return the smaller numbers of devices that are whole nodes, or of one node."""
@@ -289,28 +292,45 @@ class Question:
         whose = f", which {are} for --run_type {' and '.join(owners)}" if owners else ": no run type has them all"
         return f"The first run does without {flags}{whose}"
 
-    def ways(self, may_be_tight: bool = False) -> list[str]:
+    def ways_out(self) -> list[str]:
+        """Return what has room, where nothing has that was asked for; else how many devices would."""
+        runs, _ = self.runs
+        ways = [self._has_room(*way) for way in self._ways()]
+        return ways or [self._least(runs[0]) for _ in runs[:1]]
+
+    def _has_room(self, other: Question, run: PlannedRun) -> str:
+        return f"{self._change_to(other)} there is room: {self._in_words(run)}"
+
+    def _ways(self, may_be_tight: bool = False) -> list[tuple[Question, PlannedRun]]:
         """Return which changes have room, the first of each kind: typed flags left out, as few as can be; DeepSpeed's
         offload, also in fp16; and where the batch keeps every candidate out, another batch, or fewer devices. Where
-        none has, typed flags are left out on fewer devices."""
+        none has, all typed flags are left out with offload, or some on fewer devices."""
         if self.machine.devices > MOST_TRIED:
             return []
         typed = sorted(self.given, key=lambda name: name == "run_type")  # most wanted last
         left_out = [names for number in (1, 2) for names in itertools.combinations(typed, number)]
-        kinds: list[Iterable[Question]] = [(self._without(*names) for names in left_out)]
-        if self.machine.device.kind != "cpu" and not self.given.keys() & OFFLOADED.keys():
-            offloaded = [other._asked(None, **OFFLOADED) for other in (self, *self._in_fp16())]
-            kinds += [offloaded[:1], offloaded[1:]]
+        kinds: list[Iterable[Question]] = [(self._without(*names) for names in left_out), *self._offloaded()]
         if not self.runs[0] and self.global_batch % self.machine.devices:
-            kinds += [map(self._asked, self._other_batches()), self._dividing_the_batch()]
+            kinds += [map(self._asked, self._other_batches()), self._fewer_for_the_batch()]
         found = [*filter(None, (self._first_with_room(kind, may_be_tight) for kind in kinds))]
         if not found and typed:
+            free = self._without(*typed)
+            without = ([free], *free._offloaded())
+            found = [*filter(None, (self._first_with_room(kind, may_be_tight) for kind in without))]
+        if not found and typed:
             numbers = [number for number in self._fewer()[::-1] if number.bit_count() == 1][:2]
-            free = self._first_with_room((self._without(*typed).on(number) for number in numbers), may_be_tight)
-            enough = [free[0].machine.devices] if free else []
+            free_run = self._first_with_room((free.on(number) for number in numbers), may_be_tight)
+            enough = [free_run[0].machine.devices] if free_run else []
             fewer = (self._without(*names).on(number) for number in enough for names in left_out)
             found = [*filter(None, [self._first_with_room(fewer, may_be_tight)])]
-        return [f"{self._change_to(other)} there is room: {self._in_words(run)}" for other, run in found]
+        return found
+
+    def _offloaded(self) -> list[list[Question]]:
+        """Return the question with DeepSpeed's offload, and those with fp16 too; none where typed flags decide it."""
+        if self.machine.device.kind == "cpu" or self.given.keys() & OFFLOADED.keys():
+            return []
+        first, *in_fp16 = [other._asked(None, **OFFLOADED) for other in (self, *self._in_fp16())]
+        return [[first], in_fp16]
 
     def _first_with_room(self, others: Iterable[Question], may_be_tight: bool) -> tuple[Question, PlannedRun] | None:
         """Return the first of other questions whose best run has room, else the first that fits, if that will do."""
@@ -331,22 +351,19 @@ class Question:
             batch *= 2
         yield self._dividing() or self.machine.devices
 
-    def _dividing_the_batch(self) -> list[Question]:
-        """Return the question on the most devices that divide the batch, if they are not too few to be advice, and on a
-        half of them and so on; the fastest first, as more of them can be slower on a slow network."""
-        dividing = [number for number in self._fewer() if self.global_batch % number == 0]
-        most = dividing[-1] if dividing else 0
-        if most < self.machine.devices / MOST_LEFT_IDLE:
-            return []
-        found = [
-            self._on_fewer(number) for number in dividing if most % number == 0 and (most // number).bit_count() == 1
-        ]
+    def _fewer_for_the_batch(self) -> list[Question]:
+        """Return the question on the most devices that divide the batch, on a half of all devices, whose tensor,
+        context or pipeline ranks may share a sequence, and on halves of each; the fastest first."""
+        fewer = self._fewer()
+        firsts = [*[number for number in fewer if self.global_batch % number == 0][-1:], self.machine.devices // 2]
+        numbers = {first >> times for first in firsts for times in range(MOST_HALVINGS)}
+        found = [self._on_fewer(number) for number in sorted(numbers & {*fewer})]
         return sorted(found, key=lambda other: run.time.seconds if (run := other.fitting()) else math.inf)
 
     def refusal(self) -> str:
         """Return why there is no run, and what has room."""
         runs, refused = self.runs
-        ways, batch = self.ways(may_be_tight=True), self._dividing()
+        ways, batch = self._ways(may_be_tight=True), self._dividing()
         lacking = runs
         if not runs and not ways and batch is not None:
             lacking, _ = self._asked(batch).runs  # the batch is not all that is in the way
@@ -354,11 +371,11 @@ class Question:
             words = f"{self.model_name} does not fit on {self.devices_in_words}: {self._least(lacking[0])}"
         else:
             words = f"nothing can be planned for {self.devices_in_words}: {self._reason(refused)}"
-        free = self._without(*self.given)
+        said, free = [self._has_room(*way) for way in ways], self._without(*self.given)
         if not ways and not runs and free.given != self.given:
             found = free.best()
-            ways = [f"{self._change_to(free)} too: {found}"] if isinstance(found, str) else []
-        return ". ".join([words, *ways])
+            said = [f"{self._change_to(free)} too: {found}"] if isinstance(found, str) else []
+        return ". ".join([words, *said])
 
     def _reason(self, refused: Mapping[str, str]) -> str:
         """Return why there is no candidate: of the run types that have the typed flags, of the plain ones first."""
@@ -380,12 +397,27 @@ class Question:
         return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}{whole}"
 
     def _least(self, run: PlannedRun) -> str:
-        """Return what the most frugal run lacks, and how many devices fit, and have room: each number up to a node,
+        """Return what the most frugal run lacks, and how many devices fit, and have room; where no number of them does,
+        how many without the typed flags."""
+        words, enough = f"{self._lack(run)}; ", self._enough()
+        free = self._without(*self.given)
+        if not enough and free.given != self.given and (enough := free._enough()):
+            change = self._change_to(free)
+            words += f"no number of them would do as asked, and {change[:1].lower()}{change[1:]} "
+        if not enough:
+            return f"{self._lack(run)}, and no number of them would do as asked"
+        roomy = enough.get(True)
+        words += f"{enough[False]} of them would do"
+        if roomy != enough[False]:
+            words += f" tightly, and {roomy} with room" if roomy else " tightly"
+        return words
+
+    def _enough(self) -> dict[bool, int]:
+        """Return how many devices fit, and how many have room, as far as there are: each number up to a node is tried,
         then twice as many again."""
         per_node, device = self.machine.per_node, self.machine.device
-        numbers = [*range(1, per_node + 1), *(per_node << times for times in range(1, MOST_DOUBLINGS))]
         enough: dict[bool, int] = {}  # has room -> devices
-        for number in numbers:
+        for number in (*range(1, per_node + 1), *(per_node << times for times in range(1, MOST_DOUBLINGS))):
             memories = [memory for memory in map(memory_of, self._frugal_jobs(number)) if fits(memory, device)]
             for memory in memories:
                 enough.setdefault(False, number)
@@ -393,13 +425,7 @@ class Question:
                     enough.setdefault(True, number)
             if True in enough or (enough and number > MOST_TRIED):
                 break
-        if not enough:
-            return f"{self._lack(run)}, and no number of them would do as asked"
-        roomy = enough.get(True)
-        words = f"{self._lack(run)}; {enough[False]} of them would do"
-        if roomy != enough[False]:
-            words += f" tightly, and {roomy} with room" if roomy else " tightly"
-        return words
+        return enough
 
     def _frugal_jobs(self, devices: int) -> Iterator[Job]:
         """Yield the runs on a number of devices that need least memory."""
