@@ -17,9 +17,11 @@ def saved(folder, metrics):
     return folder
 
 
-def test_every_step_is_a_row_of_a_frame(tmp_path):
+def test_every_step_is_a_row_of_a_frame(tmp_path, monkeypatch):
     metrics = example_metrics()
-    frame = testbed.load_run(saved(tmp_path, metrics)).steps
+    saved(tmp_path, metrics)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    frame = testbed.load_run(f"~/{tmp_path.name}").steps
     columns = ["step", "tokens", "loss", "grad_norm", "learning_rate", "step_time_s", "train_time_s", "is_warmup"]
     assert list(frame.columns) == columns
     per_step = metrics["training_config"]["global_batch_size"] * metrics["training_config"]["seq_len"]

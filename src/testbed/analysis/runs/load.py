@@ -198,7 +198,7 @@ class Run:
 
 def load_run(path: Path) -> Run:
     """Load the run of a training_metrics.json, or of the directory that holds one. InputError names file and fault."""
-    path = Path(path)
+    path = Path(path).expanduser()  # a notebook has no shell that does
     if path.is_dir():
         path = path / METRICS_FILE
     metrics = read_metrics(path)
