@@ -135,6 +135,11 @@ def test_of_steps_and_tokens_one_says_it(token_files, tmp_path):
     both = ["--max_tokens", "1k", "--max_train_steps", "5"]
     assert "both say how long to train" in refusal(token_files, *both)
     path = tmp_path / "mine.toml"
+    path.write_text("max_tokens = 100_000\nmax_train_steps = 5\n")
+    assert f"how long to train, and both are of --config {path}; give one" in refusal(
+        token_files, "--config", str(path)
+    )
+    assert "both are of" not in refusal(token_files, "--config", str(path), *both)
     path.write_text("max_tokens = 100_000\n")
     asked = settings_of(token_files, "--config", str(path), "--max_train_steps", "5")
     assert asked.plan.total_steps == 5 and asked.as_config()["max_tokens"] is None, "the other is not kept"

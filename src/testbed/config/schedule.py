@@ -93,7 +93,8 @@ def one_length(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, in
         return {name: values[name] for name in names}
     if len(typed & {*names}) != 1:
         said = " and ".join(f"--{name} {values[name]}" for name in names)
-        raise InputError(f"{said} both say how long to train; give one of them")
+        of_file = f", and both are of --config {values['config']}" if values["config"] and not typed & {*names} else ""
+        raise InputError(f"{said} both say how long to train{of_file}; give one of them")
     return {name: values[name] if name in typed else None for name in names}
 
 
