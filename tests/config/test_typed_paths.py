@@ -67,6 +67,8 @@ LOOKED_FOR = "nowhere does not exist (looked for in HERE)"
 
 @pytest.mark.parametrize(("words", "said"), [
     ("--train_data_path nowhere", f"{LOOKED_FOR}; make it with: python download_data.py"),
+    ("--train_data_path data/words/train.bin", "data/words/train.bin does not exist (looked for in HERE/data/words, "
+     "which does not exist either); make it with: python data/words/prepare.py, which nanoGPT has"),
     ("--train_data_path runs", "runs is a folder, not a file; name a .bin, for example runs/train_small.bin"),
     ("--train_data_path /dev/zero", "/dev/zero is a device, not a file; name a .bin$"),
     ("--val_data_path fifo", "fifo is a FIFO, not a file; name a .bin$"),

@@ -22,7 +22,10 @@ HOW_TO_MAKE_PAIRS = "python preprocess_small.py --pairs FILE.jsonl"
 
 
 def how_to_make(path: Path) -> str:
-    """Return the command that makes a token file: the one of pairs, if its name or its targets say so."""
+    """Return the command that makes a token file: nanoGPT's for its data/NAME/train.bin, which has no sidecar, and the
+    one of pairs, if its name or its targets say so."""
+    if path.parts[-3:-2] == ("data",) and path.name in ("train.bin", "val.bin") and not sidecar_path(path).exists():
+        return f"python {path.parent / 'prepare.py'}, which nanoGPT has"
     is_of_pairs = path.name.startswith(("train_pairs.", "val_pairs.")) or targets_path(path).exists()
     return HOW_TO_MAKE_PAIRS if is_of_pairs else HOW_TO_MAKE
 
