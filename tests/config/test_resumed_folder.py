@@ -8,6 +8,7 @@ import pytest
 
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
+from testbed.config.initial_shape import shape_of_folder
 from testbed.config.resumed_folder import check_resumed
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
@@ -57,3 +58,10 @@ def test_what_holds_a_checkpoint_is_taken():
 def test_programs_that_open_a_model_name_the_command_for_a_file(name):
     with pytest.raises(InputError, match=f"{CONVERT} {name} --to {Path(name).stem}; then name {Path(name).stem}$"):
         shape_of_config(Path(name))
+
+
+def test_the_folder_of_a_file_of_nanogpt_leads_to_the_file():
+    with pytest.raises(InputError, match=r"^\. has no model.safetensors, but nanoGPT's ckpt.pt; make a folder of it: "):
+        shape_of_config(Path())
+    with pytest.raises(InputError, match=r"^--from \. has no .*but nanoGPT's file; name ckpt.pt$"):
+        shape_of_folder(Path(), "--from .")

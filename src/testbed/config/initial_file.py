@@ -21,6 +21,7 @@ from testbed.io import open_regular
 from testbed.model.shape import GELUS, ModelShape
 
 NANOGPT, LLMC = "nanoGPT", "llm.c"
+NANOGPT_FILE = "ckpt.pt"  # in the out_dir of its train.py
 SUFFIXES = MappingProxyType({".pt": NANOGPT, ".bin": LLMC})
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
 GPT2_VOCABULARY = 50257
@@ -54,11 +55,11 @@ def llmc_states(path: Path) -> list[Path]:
     return [] if step is None else sorted(path.parent.glob(f"state_{step:08d}_*.bin"))
 
 
-def as_a_folder(path: Path) -> tuple[str, Path]:
-    """Return the command that makes a folder of a file of another program, beside it, and that folder."""
+def as_a_folder(path: Path, take: str = "name") -> str:
+    """Return the way out for a file of another program: the command that makes a folder of it, and to `take` that."""
     folder = path.with_suffix("")
     named = f"--from {shlex.quote(str(path))} --to {shlex.quote(str(folder))}"
-    return f"python scripts/convert_checkpoint.py {named}", folder
+    return f"make a folder of it: python scripts/convert_checkpoint.py {named}; then {take} {folder}"
 
 
 def shape_of_file(path: Path, name: str | None = None) -> ModelShape:

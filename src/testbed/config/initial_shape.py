@@ -14,6 +14,7 @@ from typing import Any
 
 from testbed.config.initial_file import (
     MOST_PARAMETERS,
+    NANOGPT_FILE,
     checked_shape,
     is_file_of_another,
     shape_of_file,
@@ -231,6 +232,10 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
             "model; copy its config.json into the folder"
         )
     if not (is_universal(folder) or (folder / "model.safetensors").is_file()) or not config_file.is_file():
+        if (folder / NANOGPT_FILE).is_file():
+            raise InputError(
+                f"{name} has no config.json with weights, but nanoGPT's file; name {folder / NANOGPT_FILE}"
+            )
         fault = not_a_folder(folder)
         kinds = (
             "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder with config.json and "

@@ -20,8 +20,7 @@ def check_resumed(resume: str | None) -> None:
     if is_file_of_another(path) and path.is_file():
         way_out = f"--init_from {path} trains its weights further"
         if SUFFIXES[path.suffix.lower()] != LLMC:  # which holds no state of an optimizer
-            command, folder = as_a_folder(path)
-            way_out = f"make one of it: {command}; then give --resume {folder}"
+            way_out = as_a_folder(path, "give --resume")
         raise InputError(f"--resume {path} is a file, and a run goes on from a folder; {way_out}")
     fault = not_a_folder(path) or (None if _holds_checkpoint(path) else "holds no checkpoint")
     if fault is None:
