@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.config.initial_file import SUFFIXES, llmc_states, llmc_step
 from testbed.config.initial_shape import is_universal
-from testbed.errors import InputError, say
+from testbed.errors import Failure, InputError, say
 from testbed.program import program
 from testbed.run_folder import EFFECTIVE_CONFIG, METRICS
 
@@ -91,7 +91,11 @@ def main() -> int:
         raise InputError(
             f"--to {to} says step {step}, and --from {source} is of step {found.optimizer.step}; {way_out}"
         )
-    write_checkpoint(to, found, arguments.bf16, arguments.deepspeed)
+    try:
+        write_checkpoint(to, found, arguments.bf16, arguments.deepspeed)
+    except OSError as error:
+        fault = error.strerror or error
+        raise Failure(f"--to {to} could not be written ({fault}); make room, or name another place") from None
     shape = found.shape
     say(
         f"{to}: {shape.num_parameters:,} parameters ({shape.describe()}, {shape.vocab_size:,} tokens, "

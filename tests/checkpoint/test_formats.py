@@ -465,6 +465,8 @@ def test_the_program_converts_and_refuses(tmp_path, ours):
     ):
         done = convert(source, to, *more.split())
         assert done.returncode == 2 and said in done.stderr, (source, to, done.stderr)
+    done = convert("folder", "/proc/x.bin")
+    assert done.returncode == 1 and "error: --to /proc/x.bin could not be written (No such file" in done.stderr
     write(tmp_path / "ckpt.pt", dataclasses.replace(ours, optimizer=None))  # no state of what was there before stays
     assert convert("ckpt.pt", "folder", "--overwrite").returncode == 0
     assert not (tmp_path / "folder" / "checkpoints").exists()
