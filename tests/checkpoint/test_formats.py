@@ -218,6 +218,18 @@ def test_a_nanogpt_without_biases_gets_zeros_and_a_note(tmp_path, ours):
     assert "no best_val_loss and no dataset" in " ".join(notes_on(found, tmp_path / "ckpt.pt"))
 
 
+def test_a_state_that_lies_there_and_is_not_read_has_a_note(tmp_path, ours):
+    bare = dataclasses.replace(ours, optimizer=None)
+    for name, said in ((LLMC, ("no state_*.bin of its step",)), ("model.bin", ()), ("folder", ("optimizer.pt, the",))):
+        path = write(tmp_path / name, bare)
+        if path.is_dir():
+            assert not read_checkpoint(path, "it").notes
+            (path / "optimizer.pt").touch()
+        notes = read_checkpoint(path, "it").notes
+        assert len(notes) == len(said) and all(map(str.startswith, notes, said)), notes
+        assert not read_checkpoint(path, "it", with_optimizer=False).notes
+
+
 def of_deepspeed(
     folder: Path, ours: Checkpoint, prefix: str = "", is_theirs: bool = False, is_flat: bool = False, change=None
 ) -> Path:

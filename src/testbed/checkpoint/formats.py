@@ -43,6 +43,7 @@ from testbed.model.tensor_archive import check_finite, check_plain, is_apart, lo
 from testbed.run_folder import CHECKPOINTS, TOKENIZER, is_converted
 
 FOLDER, DEEPSPEED = "folder", "DeepSpeed universal"
+TRAINER_STATE = "optimizer.pt"
 GPT2_END = 50256
 COMPILED = "_orig_mod."  # before each name where nanoGPT compiled the model
 
@@ -174,6 +175,10 @@ def _read_folder(path: Path, name: str, with_optimizer: bool) -> Checkpoint:
             raise InputError(f"{name}: {error}") from None
     else:
         weights = read_initial_weights(str(path.absolute()), shape, name) or {}  # a path is no "scratch"
+        if with_optimizer and (path / TRAINER_STATE).is_file():
+            note = (
+                f"{TRAINER_STATE}, the optimizer's state of transformers' Trainer, is not read: the weights alone are"
+            )
     notes = (note,) if note else ()
     return Checkpoint(weights, shape, tokenizer_of_folder(path, name), *_of_tokens(path, name), notes, optimizer)
 

@@ -47,7 +47,9 @@ def read_llmc(
     mapped = torch.from_numpy(numbers) if header.width == 4 else torch.from_numpy(numbers).view(torch.bfloat16)
     weights, states = _named([mapped], header), llmc_states(path)
     if not with_optimizer or not states:
-        return weights, header.shape, None, ""
+        is_missed = with_optimizer and llmc_step(path) is not None
+        note = "no state_*.bin of its step lies beside it, so AdamW's state is left out" if is_missed else ""
+        return weights, header.shape, None, note
     try:
         state, weights = _read_state(path, header, weights)
         note = (
