@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from support import nanogpt
+from support.characters import write_characters
 from support.plain_loop import batch, losses_of
 from support.programs import TINY_RUN, data_flags, run_here
 from support.settings import refusal, typed
@@ -26,6 +27,7 @@ from testbed.checkpoint.formats import Checkpoint, notes_on, read_checkpoint, re
 from testbed.checkpoint.manifest import write_manifest
 from testbed.config.initial_file import shape_of_file
 from testbed.errors import Failure, InputError
+from testbed.inference.loading import tokenizer_of
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.optim.optimizer import parameter_groups
@@ -228,6 +230,42 @@ def test_a_state_that_lies_there_and_is_not_read_has_a_note(tmp_path, ours):
         notes = read_checkpoint(path, "it").notes
         assert len(notes) == len(said) and all(map(str.startswith, notes, said)), notes
         assert not read_checkpoint(path, "it", with_optimizer=False).notes
+
+
+def of_characters(folder: Path, ours: Checkpoint, dataset: object, count: int = SHAPE.vocab_size) -> Path:
+    """Write nanoGPT's folder of a model of so many characters."""
+    for name in ("out", "data/words"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    write_characters(folder / "data" / "words", "".join(map(chr, range(0x4E00, 0x4E00 + count))))
+    content = nanogpt.saved(ours.weights, SHAPE, {"state": {}}, 7) | {"config": {"dataset": dataset}}
+    torch.save(content, folder / "out" / "ckpt.pt")
+    return folder / "out" / "ckpt.pt"
+
+
+def test_a_nanogpt_of_characters_takes_them_along(tmp_path, ours, monkeypatch):
+    path = of_characters(tmp_path, ours, "words")
+    found = read_checkpoint(path, "it")
+    assert found.notes == (f"its tokens are the characters of {tmp_path / 'data/words/meta.pkl'}",)
+    tokenizer = tokenizer_of(write(tmp_path / "folder", found))
+    assert tokenizer.name == found.tokenizer == "char:300"
+    assert tokenizer.decode_bytes(tokenizer.encode("\u4e03\u4e01")).decode() == "\u4e03\u4e01"
+    monkeypatch.chdir(tmp_path)
+    path = path.rename(tmp_path / "ckpt.pt")
+    assert read_checkpoint(path, "it").tokenizer == "char:300", "data/ of the folder where one is"
+    for dataset, count, said in (
+        ("words", 299, "no tokenizer is taken: "),
+        ("other", 300, ""),
+        ("\0" * 999, 300, ""),
+        (5, 300, ""),
+    ):
+        found = read_checkpoint(of_characters(tmp_path, ours, dataset, count), "it")
+        assert found.tokenizer is None is found.tokenizer_text and "".join(found.notes).startswith(said)
+        assert bool(found.notes) == bool(said)
+    (tmp_path / "data" / "words" / "meta.pkl").write_bytes(b"cos\nsystem\n.")
+    without = read_checkpoint(path, "it")
+    assert without.tokenizer is None and "a pickle that does more" in without.notes[0]
+    with pytest.raises(InputError, match=r"has no tokenizer.json.*bpe_N.json, or meta.pkl of nanoGPT"):
+        tokenizer_of(write(tmp_path / "folder", without))
 
 
 def of_deepspeed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from testbed.config.initial_file import (
     tokenizer_of_shape,
 )
 from testbed.config.initial_shape import is_universal, shape_of_folder, tokenizer_of_folder
+from testbed.data.characters import META, tokenizer_json
 from testbed.distributed.process_group import root_cause
 from testbed.errors import Failure, InputError, one_line
 from testbed.io import open_regular, read_json, replacing, write_text
@@ -95,7 +97,7 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
             return _read_folder(path, name, with_optimizer)
         with open_regular(path) as file:
             if kind == NANOGPT:
-                found = _read_nanogpt(file, name, with_optimizer)
+                found = _read_nanogpt(file, path, name, with_optimizer)
             else:
                 weights, shape, optimizer, note = read_llmc(file, path, name, with_optimizer)
                 found = Checkpoint(weights, shape, notes=(note,) if note else (), optimizer=optimizer)
@@ -103,8 +105,9 @@ def read_checkpoint(path: Path, name: str, with_optimizer: bool = True) -> Check
         raise InputError(f"{name} cannot be read ({error.strerror or error})") from None
     for key, tensor in found.weights.items():
         check_finite(tensor, f"{name}: {key}")
-    tokenizer = tokenizer_of_shape(found.shape)  # neither file says it
-    return dataclasses.replace(found, tokenizer=tokenizer, end_of_text_id=GPT2_END if tokenizer else None)
+    if found.tokenizer or tokenizer_of_shape(found.shape) is None:
+        return found
+    return dataclasses.replace(found, tokenizer=tokenizer_of_shape(found.shape), end_of_text_id=GPT2_END)
 
 
 def write_checkpoint(
@@ -195,7 +198,7 @@ def _of_tokens(folder: Path, name: str) -> tuple[int | None, str | None]:
     return end if type(end) is int else None, text
 
 
-def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint:
+def _read_nanogpt(file: BinaryIO, path: Path, name: str, with_optimizer: bool) -> Checkpoint:
     """Read what nanoGPT's train.py saves: {"model": state dict, "model_args": sizes, ...}."""
     content, num_bytes = load_tensors(file, name, is_mapped=True), file.seek(0, os.SEEK_END)
     shape = nanogpt_shape(content, name)
@@ -225,7 +228,27 @@ def _read_nanogpt(file: BinaryIO, name: str, with_optimizer: bool) -> Checkpoint
         state = adamw_state.of_torch(optimizer, held, shape) if with_optimizer else None
     except InputError as error:  # the weights are worth having without it
         notes.append(f"the optimizer's state is left out: {error}")
-    return Checkpoint(weights, shape, notes=tuple(notes), optimizer=state)
+    characters, note = _characters_of(path, content.get("config"), shape)
+    named = None if characters is None else f"char:{shape.vocab_size}"
+    notes += [note] if note else []
+    return Checkpoint(weights, shape, named, None, characters, tuple(notes), state)
+
+
+def _characters_of(path: Path, config: Any, shape: ModelShape) -> tuple[str | None, str]:
+    """Return a tokenizer.json of the characters of nanoGPT's data, which lies near ckpt.pt or here, and a note."""
+    dataset = config.get("dataset") if isinstance(config, dict) else None
+    if not isinstance(dataset, str):
+        return None, ""
+    places = (folder / "data" / dataset / META for folder in (path.absolute().parent.parent, Path()))
+    if (file := next(filter(os.path.isfile, places), None)) is None:
+        return None, ""
+    try:
+        text = tokenizer_json(file).decode()
+    except InputError as error:  # the weights are worth having without it
+        return None, f"no tokenizer is taken: {error}"
+    if (held := len(json.loads(text)["model"]["vocab"])) != shape.vocab_size:
+        return None, f"no tokenizer is taken: {file} has {held:,} characters, and the model {shape.vocab_size:,} tokens"
+    return text, f"its tokens are the characters of {file}"
 
 
 def _tensors_of(optimizer: Any) -> list[tuple[str, torch.Tensor]]:

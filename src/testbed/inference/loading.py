@@ -43,7 +43,8 @@ def add_model_flags(flags: argparse.ArgumentParser | argparse._ArgumentGroup) ->
     published = f"{', '.join(PUBLISHED)} from the Hugging Face hub, or a folder that transformers saved"
     model.add_argument("--from_pretrained", metavar="NAME|DIR", help=published)
     tokenizer = (
-        "the training data's tokenizer, for example bpe_N.json (default: the folder's tokenizer.json, or GPT-2's)"
+        "the training data's tokenizer, for example bpe_N.json or nanoGPT's meta.pkl (default: the folder's "
+        "tokenizer.json, or GPT-2's)"
     )
     flags.add_argument("--tokenizer_file", type=Path, metavar="FILE.json", help=tokenizer)
     device = "auto = CUDA where PyTorch finds it (default: auto)"
@@ -192,7 +193,7 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
             return load_gpt2_tokenizer(str(source), "name a copy of GPT-2's tokenizer.json as the tokenizer's file")
         raise InputError(
             f"{source} has no {TOKENIZER}, and its model reads ids of {name or 'an unknown tokenizer'}; name the "
-            "tokenizer's file, which lies next to the token files (bpe_N.json)"
+            "tokenizer's file, which lies next to the token files (bpe_N.json, or meta.pkl of nanoGPT)"
         )
     try:
         tokenizer = load_tokenizer_file(Path(path))
