@@ -318,7 +318,7 @@ def bad_folders(root: Path, data: Path) -> dict[str, Path]:
     for name, old, new in (
         ("another vocabulary", '"vocab_size": 280', '"vocab_size": 281'),
         ("heads", '"n_head": 2', '"n_head": 3'),
-        ("enormous", '"n_layer": 2', '"n_layer": 2000000000'),
+        ("enormous", '"n_layer": 2', '"n_layer": 2000000'),
         ("no GPT-2", '"model_type": "gpt2"', '"model_type": "llama"'),
     ):
         folders[name] = exported(root / name, data)
@@ -361,7 +361,7 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         (["--checkpoint", folders["nothing"], *prompt], "nothing does not exist (looked for in "),
         (["--checkpoint", folders["no tokenizer"], *prompt], "has no tokenizer.json"),
         (["--checkpoint", folders["another vocabulary"], *prompt], "the weight wte.weight is (280, 32)"),
-        (["--checkpoint", folders["heads"], *prompt], "n_embd 32 is not a multiple of n_head 3"),
+        (["--checkpoint", folders["heads"], *prompt], "sizes of a GPT-2 that can be: n_layer=2, n_head=3, n_embd=32"),
         (["--checkpoint", folders["enormous"], *prompt], "too few for the"),
         (["--checkpoint", folders["no GPT-2"], *prompt], "its model_type is 'llama', not gpt2"),
         (["--checkpoint", folders["cut"], *prompt], "model.safetensors cannot be used"),
