@@ -188,9 +188,11 @@ def together(asked: CalibrationRequest, answers: Sequence[dict[str, Any]], secon
     for answer in answers:
         memory |= {name: max(found, memory.get(name, 0.0)) for name, found in answer["memory"].items()}
     facts = answers[0]["machine"]
+    rows = {name: medians([row for each in answers for row in each[name]]) for name in ("timings", "steps")}
     whole = from_json(
         {
-            **{name: medians([row for each in answers for row in each[name]]) for name in ("timings", "steps")},
+            **rows,
+            "device": dataclasses.asdict(device_of(asked, rows["timings"], facts)),
             "backend": "nccl" if asked.device == "cuda" else "gloo",
             "overlap": statistics.median([each["overlap"] for each in answers if "overlap" in each] or [1.0]),
             "memory": memory,
@@ -199,7 +201,7 @@ def together(asked: CalibrationRequest, answers: Sequence[dict[str, Any]], secon
         }
     )
     links = (link_of(whole),) if any(each.link for each in whole.timings) else ()
-    return dataclasses.replace(whole, device=device_of(asked, whole, facts), links=links)
+    return dataclasses.replace(whole, links=links)
 
 
 def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -217,14 +219,11 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def device_of(asked: CalibrationRequest, measured: Calibration, facts: dict[str, Any]) -> Device:
+def device_of(asked: CalibrationRequest, timings: Sequence[dict[str, Any]], facts: dict[str, Any]) -> Device:
     """Return one rank's share of the machine, at the best rates that were measured."""
-    peak = max(
-        2 * math.prod(each.size) / each.seconds
-        for each in measured.timings
-        if OPERATIONS.get(each.operation) == "m, n, k"
-    )
-    copied = max(2 * each.size[0] / each.seconds for each in measured.timings if each.operation == "copy")
+    products = (row for row in timings if OPERATIONS.get(row["operation"]) == "m, n, k")
+    peak = max(2 * math.prod(row["size"]) / row["seconds"] for row in products)
+    copied = max(2 * row["size"][0] / row["seconds"] for row in timings if row["operation"] == "copy")
     return Device(
         name=facts["device"],
         memory_bytes=facts["memory_bytes"] / (asked.devices if asked.device == "cpu" else 1),
