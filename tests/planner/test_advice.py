@@ -126,7 +126,7 @@ REFUSED = {
     "--model llama3-70b --gpu h200 --gpus 512 --seq_length 8192 --global_batch_size 256 --run_type fsdp": "Without "
     "--run_type fsdp there is room: mesh.* With --global_batch_size 512 there is room: fsdp",
     f"{GPT2} a100 --gpus 7 --global_batch_size 60 --run_type ddp --attention flash --precision fp32": r"--\S+ ddp and",
-    f"{XL} v100 --gpus 4096 --global_batch_size 64": "--global_batch_size 128 there is room.* With --gpus 64 ",
+    f"{XL} v100 --gpus 4096 --global_batch_size 64": "--global_batch_size 128 there is room.* With --gpus 512 ",
     # the fastest of the numbers that divide the batch, not the largest
     f"{XL} a100-80 --gpus 512 --network 1gbit --run_type fsdp --global_batch_size 64": "With --gpus 8 there is room",
     "--model gpt2-xl --gpu a100-80 --gpus 7 --run_type mesh": "mesh does on 7 devices what another .*is room: ",
