@@ -24,7 +24,7 @@ def runs(tmp_path, monkeypatch):
         Path("checkpoint", name, "checkpoints", "step_000020").mkdir(parents=True)
     Path("checkpoint/empty").mkdir()
     Path("step_by_step").mkdir()
-    for name in ("ckpt.pt", "gpt2.bin", "other.txt"):
+    for name in ("ckpt.pt", "gpt2.bin", "model_00000005.bin", "state_00000005_00000.bin", "other.txt"):
         Path(name).touch()
 
 
@@ -41,6 +41,7 @@ def runs(tmp_path, monkeypatch):
         ("other.txt", "is a file, not a folder; give auto"),
         ("ckpt.pt", f"{CONVERT} ckpt.pt --to ckpt; then give --resume ckpt"),
         ("gpt2.bin", "--init_from gpt2.bin trains its weights further"),
+        ("model_00000005.bin", f"{CONVERT} model_00000005.bin --to model_00000005; then give --resume model_00000005"),
     ],
 )
 def test_what_holds_no_checkpoint_is_refused(resume, said):

@@ -39,8 +39,21 @@ _OF_BLOCK = tuple(
 def read_llmc(
     file: BinaryIO, path: Path, name: str, with_optimizer: bool
 ) -> tuple[Tensors, ModelShape, AdamWState | None, str]:
-    """Return the weights, in fp32 where the state beside the file has them so, the shape, AdamW's state, and a note on
-    it. InputError begins with `name`."""
+    """Read a model of llm.c, and AdamW's state from the state files beside it.
+
+    Args:
+        file: the model, open at its beginning.
+        path: its name, which says the step.
+        name: what it is called in a sentence.
+        with_optimizer: read the state too.
+
+    Returns:
+        The weights: the fp32 ones of the state where it holds them, else the model's own. Then the shape, the state or
+        None, and a note on the state, which may be empty.
+
+    Raises:
+        InputError: one sentence that begins with `name`: the file is not a model of llm.c.
+    """
     header = llmc_header(file, name)
     # private pages: the ranks of a host share what they only read, and nothing is written to the file
     numbers = np.memmap(file, "<f4" if header.width == 4 else "<i2", "c", offset=4 * HEADER_INTS)
@@ -110,7 +123,7 @@ def _of_rank(path: Path, rank: int, header: LlmcHeader) -> tuple[int, torch.Tens
         numbers = struct.unpack("<11i", head[:44]) if len(head) == 4 * HEADER_INTS else (0,) * 11
         ranks, own, has_weights, is_shuffled = numbers[2:6]
         if numbers[:2] != _STATE or (own, numbers[10]) != (rank, step):
-            raise InputError(f"{path.name} is no state of llm.c, or its header says another rank or step")
+            raise InputError(f"{path.name} is not a state of llm.c for rank {rank} and step {step}, by its header")
         kinds = 3 if has_weights else 2
         for parts in {1, ranks}:
             if parts < 1 or header.shape.embedding_size % parts:  # a layer norm is the smallest tensor that is shared

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from testbed.config.flag_types import AUTO
-from testbed.config.initial_file import LLMC, SUFFIXES, as_a_folder, is_file_of_another
+from testbed.config.initial_file import LLMC, SUFFIXES, as_a_folder, is_file_of_another, llmc_states
 from testbed.errors import InputError
 from testbed.io import not_a_folder
 from testbed.run_folder import CHECKPOINTS, DESCRIPTION
@@ -19,7 +19,7 @@ def check_resumed(resume: str | None) -> None:
     path = Path(resume)
     if is_file_of_another(path) and path.is_file():
         way_out = f"--init_from {path} trains its weights further"
-        if SUFFIXES[path.suffix.lower()] != LLMC:  # which holds no state of an optimizer
+        if SUFFIXES[path.suffix.lower()] != LLMC or llmc_states(path):  # an optimizer's state is there
             way_out = as_a_folder(path, "give --resume")
         raise InputError(f"--resume {path} is a file, and a run goes on from a folder; {way_out}")
     fault = not_a_folder(path) or (None if _holds_checkpoint(path) else "holds no checkpoint")

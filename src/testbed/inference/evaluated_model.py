@@ -94,10 +94,9 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     if data is None and not any(getattr(arguments, name) for name in others):
         raise InputError("nothing is left to measure; give --data_path, or leave --no-latency out")
     window = arguments.window or min(trained or positions, positions)
-    for warning in (
-        untrained_positions(f"--window {window} reads", window, trained) if data or arguments.multiple_choice else ()
-    ):
-        print(warning, flush=True)
+    if data is not None or arguments.multiple_choice is not None:
+        for warning in untrained_positions(f"--window {window} reads", window, trained):
+            print(warning, flush=True)
     stride = arguments.stride or max(1, window // 2)
     if stride > window:
         raise InputError(
