@@ -28,7 +28,7 @@ from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY, write_token_files
 from support.reference import reference_model
 from support.settings import typed
-from support.variants import BF16, MESHES, SMOOTHED, VARIANTS, WHOLE_BATCHES, slow_but
+from support.variants import BF16, EXACT, MESHES, SMOOTHED, VARIANTS, WHOLE_BATCHES, slow_but
 from support.waits import allowed_waits
 
 from testbed.config.run_types import STRATEGIES
@@ -39,7 +39,7 @@ from testbed.train.batches import TrainingBatches
 
 pytestmark = pytest.mark.launches
 
-RECIPES = ("--optimizer muon", PAIRS, SMOOTHED, WHOLE_BATCHES)  # what the single process has to be trained with
+RECIPES = ("--optimizer muon", PAIRS, SMOOTHED, EXACT, WHOLE_BATCHES)  # what the single process has to be trained with
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
 LARGEST_SHARE = {
     **dict.fromkeys((name for name in VARIANTS if name.startswith(("fsdp", "ZeRO 3"))), 0.5),

@@ -13,7 +13,7 @@ from testbed.config.run_types import STRATEGIES
 # the median is 1e-3, and float32 gives it a relative error of 2 %. Adam's first step is g / (|g| + eps), so the weight
 # is off by 2.4e-5 and later norms by 1e-5, with PyTorch's own smoothed loss too, and without smoothing for --seed 2.
 SMOOTHED = "--label_smoothing 0.2 --adam_eps 1e-6"
-
+EXACT = "--gelu exact"  # of nanoGPT and PyTorch, in place of GPT-2's tanh form
 
 # Each shape of a batch is another graph, seconds to compile. These runs validate on whole batches alone; ddp, on all.
 WHOLE_BATCHES = "--max_val_steps 1"
@@ -99,6 +99,7 @@ MESHES = {
     "context x shards, compiled": (4, f"{_CONTEXT} {COMPILED}", None),
     "stages x cut stream, compiled": (4, f"{_STAGES} {_STREAM} {COMPILED}", None),
     "shards x tensor, Muon": (4, f"{_STREAM} --optimizer muon", None),
+    "stages x cut stream, exact GELU": (4, f"{_STAGES} {_STREAM} {_FOUR_PASSES} {EXACT}", None),
 }
 # name -> run type, ranks, further flags, the mesh that must come out
 VARIANTS = {

@@ -55,6 +55,12 @@ def llmc_states(path: Path) -> list[Path]:
     return [] if step is None else sorted(path.parent.glob(f"state_{step:08d}_*.bin"))
 
 
+def file_of_another_in(folder: Path) -> Path | None:
+    """Return what nanoGPT or llm.c saved into a folder, the newest; None: neither did."""
+    saved = [path for path in (folder / NANOGPT_FILE, *sorted(folder.glob("model_*.bin"))) if path.is_file()]
+    return saved[-1] if saved else None
+
+
 def as_a_folder(path: Path, take: str = "name") -> str:
     """Return the way out for a file of another program: the command that makes a folder of it, and to `take` that."""
     folder = path.with_suffix("")

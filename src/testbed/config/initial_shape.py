@@ -14,8 +14,8 @@ from typing import Any
 
 from testbed.config.initial_file import (
     MOST_PARAMETERS,
-    NANOGPT_FILE,
     checked_shape,
+    file_of_another_in,
     is_file_of_another,
     shape_of_file,
     tokenizer_of_shape,
@@ -232,9 +232,11 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
             "model; copy its config.json into the folder"
         )
     if not (is_universal(folder) or (folder / "model.safetensors").is_file()) or not config_file.is_file():
-        if (folder / NANOGPT_FILE).is_file():
+        if (file := file_of_another_in(folder)) is not None:
+            raise InputError(f"{name} has no config.json with weights, but another program's file; name {file}")
+        if inside := sorted(folder.glob("*/config.json")):
             raise InputError(
-                f"{name} has no config.json with weights, but nanoGPT's file; name {folder / NANOGPT_FILE}"
+                f"{name} has no config.json with weights, but folders in it have; name one, such as {inside[0].parent}"
             )
         fault = not_a_folder(folder)
         kinds = (

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from testbed.config.flag_types import AUTO
-from testbed.config.initial_file import LLMC, SUFFIXES, as_a_folder, is_file_of_another, llmc_states
+from testbed.config.initial_file import LLMC, SUFFIXES, as_a_folder, file_of_another_in, is_file_of_another, llmc_states
 from testbed.errors import InputError
 from testbed.io import not_a_folder
 from testbed.run_folder import CHECKPOINTS, DESCRIPTION
@@ -26,6 +26,8 @@ def check_resumed(resume: str | None) -> None:
     if fault is None:
         return
     way_out = "give auto, a run's folder, or a checkpoint such as DIR/checkpoints/step_000020"
+    if (file := file_of_another_in(path)) is not None:
+        way_out = f"of {file} {as_a_folder(file, 'give --resume')}"
     raise InputError(f"--resume {path} {fault}; {way_out}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from testbed.checkpoint.folders import checkpoint_in, described_shape, read_description, tokenizer_of_saved
-from testbed.config.initial_file import NANOGPT_FILE, as_a_folder, is_file_of_another
+from testbed.config.initial_file import as_a_folder, file_of_another_in, is_file_of_another
 from testbed.config.initial_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
 from testbed.data.tokenizer import Tokenizer, load_gpt2_tokenizer
@@ -136,8 +136,8 @@ def shape_of_config(source: Path | str) -> ModelShape:
         except InputError as error:
             raise InputError(f"{directory}: {error}") from None
     missing = [name for name in WEIGHTS if not (directory / name).is_file()]
-    if missing and (file := directory / NANOGPT_FILE).is_file():
-        raise InputError(f"{directory} has no {missing[0]}, but nanoGPT's {file.name}; {as_a_folder(file)}")
+    if missing and (file := file_of_another_in(directory)):
+        raise InputError(f"{directory} has no {missing[0]}, but {file.name} of another program; {as_a_folder(file)}")
     if missing:
         fault = not_a_folder(directory) or f"has no {missing[0]}"
         raise InputError(
