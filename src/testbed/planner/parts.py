@@ -13,8 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.model_states import Held, held_by_rank
 from testbed.planner.collectives import (
@@ -55,13 +53,13 @@ PARTS = (
 def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds by part of one block and micro batch on one device: of both passes, and of what is repeated."""
     layers = [rates.layer_seconds(job.tokens_per_pass, *widths, job) for widths in layer_widths(job)]
-    forward, backward = (np.sum([layer[way] for layer in layers], axis=0) for way in (0, 1))
+    forward, backward = ([sum(seconds) for seconds in zip(*way, strict=True)] for way in zip(*layers, strict=True))
     attention, elementwise = rates.attention_seconds(job), rates.elementwise_seconds(job)
-    products, operands = map(float, forward + backward)
+    products, operands = map(sum, zip(forward, backward, strict=True))
     both = {"matrix products": products, "operands": operands, "attention": sum(attention), "elementwise": elementwise}
     repeated = {
-        "matrix products": float(forward[0]),
-        "operands": float(forward[1]),
+        "matrix products": forward[0],
+        "operands": forward[1],
         "attention": attention[0],
         "elementwise": ELEMENTWISE_FORWARD * elementwise,
     }
@@ -86,16 +84,19 @@ def repeated_shares(job: Job) -> Mapping[str, float]:
     return {"matrix products": 1 - last, "operands": 1 - last, "attention": 1.0, "elementwise": 1.0}
 
 
-def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, held: Held) -> dict[str, float]:
-    """Return seconds by part of both passes of one micro batch on one device, without the data ranks' collectives."""
+def micro_batch_seconds(
+    job: Job, machine: Machine, rates: Rates, held: Held, of_block: Mapping[str, float]
+) -> dict[str, float]:
+    """Return seconds by part of both passes of one micro batch on one device, without the data ranks' collectives.
+
+    Args:
+        of_block: seconds by part of one block, with what is repeated.
+    """
     model, tensor, tokens = job.model, job.layout.tensor, job.tokens_per_pass
-    both, repeated = block_seconds(job, rates)
-    parts = dict.fromkeys(PARTS, 0.0)
-    for part, seconds in both.items():
-        parts[part] = held.blocks * (seconds + repeated[part])
+    parts = dict.fromkeys(PARTS, 0.0) | {part: held.blocks * seconds for part, seconds in of_block.items()}
     if held.predicts:
         head = rates.layer_seconds(tokens, model.hidden, model.vocab / tensor, _as_the_head_computes(job))
-        parts["head"] = float(np.sum(head)) + rates.loss_seconds(tokens * model.vocab / tensor, job)
+        parts["head"] = sum(map(sum, head)) + rates.loss_seconds(tokens * model.vocab / tensor, job)
     matrices = held.blocks * model.block_matrix_parameters / tensor
     table = model.head_parameters / tensor if held.predicts else 0.0
     parts["elementwise"] += rates.weights_seconds(matrices, table, job)
@@ -125,7 +126,9 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
     """
     ranks = held_by_rank(job)
     like = {(held.blocks, held.predicts): held for held in ranks}
-    by_kind = {kind: micro_batch_seconds(job, machine, rates, held) for kind, held in like.items()}
+    both, repeated = block_seconds(job, rates)
+    of_block = {part: seconds + repeated[part] for part, seconds in both.items()}
+    by_kind = {kind: micro_batch_seconds(job, machine, rates, held, of_block) for kind, held in like.items()}
     slowest = max(by_kind.values(), key=lambda parts: sum(parts.values()))
     one_pass, passes = sum(slowest.values()), job.accumulation
     parts = {part: passes * seconds for part, seconds in slowest.items()}

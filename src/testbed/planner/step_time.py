@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from testbed.memory_model.job import Job, Machine
-from testbed.planner.collectives import context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants
 from testbed.planner.fit import nominal_of
 from testbed.planner.parts import PARTS, step_parts
@@ -66,14 +65,9 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
 
 
 def _links(job: Job, machine: Machine) -> dict[str, str]:
-    """Return for each axis of ranks the link that they reach each other by."""
-    blocks = job.model.layers / job.layout.pipeline
-    traffic = {
-        "tensor links": tensor_traffic(job, blocks),
-        "context links": context_traffic(job, blocks),
-        "pipeline links": pipeline_traffic(job),
-        "data links": data_traffic(job),
-    }
-    return {
-        part: BETWEEN if any(one.crosses_nodes(machine) for one in found) else WITHIN for part, found in traffic.items()
-    }
+    """Return for each axis of ranks the link that the farthest of them reach each other by."""
+    layout = job.layout
+    near = layout.tensor * layout.context
+    reach = {"tensor links": layout.tensor, "context links": near, "data links": near * layout.data}
+    reach["pipeline links"] = layout.devices
+    return {part: BETWEEN if devices > machine.joined else WITHIN for part, devices in reach.items()}
