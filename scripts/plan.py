@@ -247,10 +247,11 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
     """Print the plan; write and draw it where asked to."""
     from testbed.analysis.plan.tables import plan_text
     from testbed.io import write_json
+    from testbed.planner.advice import answered, hints
     from testbed.planner.plan import best_of_each, headline
     from testbed.planner.plan_file import plan_record
 
-    runs, refused = question.answered()
+    runs, refused = answered(question)
     each = best_of_each(runs)
     if arguments.json:
         command_line = recorded_command(__file__, sys.argv[1:])
@@ -267,8 +268,7 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
     top = arguments.top or None
-    hints = question.hints(each[0])
-    say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary, hints))
+    say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary, hints(question, each[0])))
     return 0
 
 
@@ -303,6 +303,7 @@ def check(question: Question) -> int:
         raise InputError(f"--check builds what src/gpt2.py trains, and {question.model_name} is another model")
     from testbed.analysis.plan.tables import check_text
     from testbed.autotune.check_mesh import check_jobs
+    from testbed.planner.advice import refusal
     from testbed.planner.plan import best_of_each
 
     runs, refused = question.runs
@@ -312,7 +313,7 @@ def check(question: Question) -> int:
         }.values()
     )[::-1]
     if not jobs:
-        raise InputError(question.refusal())
+        raise InputError(refusal(question))
     say(
         f"building {counted(len(jobs), 'run')} for {counted(question.machine.devices, 'rank')}, without devices ...",
         flush=True,

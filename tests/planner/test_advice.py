@@ -54,6 +54,9 @@ SAID = {
     "--model gpt2-medium --gpu l4 --gpus 12 --gpus_per_node 4 --network 50mbit": r"With --gpus 4: ",
     f"{GPT2} rtx4090 --gpus 8 --gpus_per_node 1 --network 100mbit --run_type pipeline": "1, without .* .baseline,",
     "--gpu h100-sxm --gpus 8 --global_batch_size 7": "With --gpus 7: ",
+    # half of them as fast, and fp16 on top of that
+    "--model gpt2-medium --gpu v100 --gpus 512 --network 100mbit": r"With --gpus 8: 1\.0\d* times(?s:.*)"
+    r"With --precision fp16 and --gpus 8: 6\.\d+ times",
     # typed flags that cost more than they bring, or that no run has
     "--model gpt2-medium --gpu gb200 --gpus 1 --matmul fp8": r"With --compile on: 1\.\d+ times",
     f"{WIDE} --gpu b200 --gpus 512 --matmul fp8": r"Without --matmul fp8: \d\.\d+ times .*\(mesh",
@@ -132,6 +135,10 @@ REFUSED = {
     "--model gpt2-xl --gpu a100-80 --gpus 7 --run_type mesh": "mesh does on 7 devices what another .*is room: ",
     "--model gpt2 --num_layers 32 --num_heads 32 --embedding_size 4096 --gpus 1 --gpu a10g": "6 of .* tightly, and 7 w",
     f"{GPT2} h100 --gpus 8 --run_type mesh --pipeline_stages 8": "mesh does on 8 devices what another run type does",
+    # as few flags as can be, and what is much faster with fewer
+    "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu gb200 --gpus 512 --network 200gbit --seq_length 32768 "
+    "--global_batch_size 32 --run_type pipeline --pipeline_schedule zero_bubble": "give gpipe or a larger .*Without "
+    r"--pipeline_schedule zero_bubble there is room: .* 1\d\.\d+ times the tokens/s of that",
     # a typed flag that keeps all out on the asked devices, and not on fewer
     "--num_layers 22 --num_heads 32 --embedding_size 2048 --ffn 5632 --kv_heads 4 --gated --gpu l4 --gpus 7 "
     "--seq_length 65536 --run_type optimized --zero_stage 2": "With --gpus 4, without --run_type optimized and "
@@ -180,6 +187,17 @@ def test_a_table_gives_the_reason_of_the_run_types_that_have_the_typed_flags():
     assert "--global_batch_size 32 is not a multiple" in done.stdout and "not to allreduce" not in done.stdout
 
 
-def test_a_sweep_without_a_run_says_how_many_devices_would_do():
-    done = run_here(PLAN, *"--model llama3-70b --gpu a100-80 --gpus_per_node 8 --sweep gpus=2,4,8".split())
-    assert done.returncode == 2 and re.search(r"8 x a100-80gb: the least, .*; \d+ of them would do", done.stdout)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model llama3-70b --gpu a100-80 --sweep gpus=2,4,8", r"8 x a100-80gb: the least, .*; \d+ of them would do"),
+        (
+            "--model llama2-7b --gpu a10g --sweep gpus=8,16,32 --seq_length 8192 --global_batch_size 4096 "
+            "--run_type optimized --zero_stage 3",
+            "8 x a10g: Without --run_type optimized and --zero_stage 3 there is room",
+        ),
+    ],
+)
+def test_a_sweep_without_a_run_says_what_would_do(words: str, said: str):
+    done = run_here(PLAN, *words.split())
+    assert done.returncode == 2 and re.search(said, done.stdout), done.stdout

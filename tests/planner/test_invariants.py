@@ -13,8 +13,10 @@ from testbed.analysis.plan.tables import plan_text
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.errors import InputError
+from testbed.planner import advice
+from testbed.planner.advice import STAYS, WORTH_SAYING, answered
 from testbed.planner.plan import GIVEN_UP, PlannedRun, best_of_each
-from testbed.planner.question import OF_OTHERS, STAYS, WORTH_SAYING, Question
+from testbed.planner.question import OF_OTHERS, Question
 
 SEED, QUESTIONS = 29, 30
 MODELS = ("--model gpt2", "--model gpt2-large", "--model gpt2-xl", "--model llama3-8b", "--model gpt2-medium --untied")
@@ -47,12 +49,12 @@ def test_an_answer_is_true_and_can_be_followed(number: int):
     print(words)
     try:
         question = asked(words)
-        runs, refused = question.answered()
+        runs, refused = answered(question)
     except InputError as error:
         follow_refusal(words, str(error))
         return
     each = best_of_each(runs)
-    hints = question.hints(each[0])
+    hints = advice.hints(question, each[0])
     text = plan_text(each, question.budget, refused, question.work, None, question.vocabulary, hints)
     print(text[:1500])
     check_numbers(question, each, text)
@@ -104,10 +106,10 @@ def check_best(question: Question, best: PlannedRun, hints: list[str]) -> None:
     of_others = {name for entry in STRATEGIES.values() for name in entry.options} - {
         *STRATEGIES[best.job.run_type].options
     }
-    same = question._without(*of_others)._asked(run_type=best.job.run_type, **own).fitting()
+    same = question.without(*of_others).asked(run_type=best.job.run_type, **own).fitting()
     assert same and 1 / GIVEN_UP <= same.tokens_per_s / best.tokens_per_s <= GIVEN_UP
     for name in question.given:
-        other = question._without(name).fitting() if name not in STAYS else None
+        other = question.without(name).fitting() if name not in STAYS else None
         if other and not other.is_tight and other.tokens_per_s > 1.001 * WORTH_SAYING * best.tokens_per_s:
             assert f"--{name}" in said
 
@@ -124,7 +126,7 @@ def follow_hint(words: str, hint: str, best: PlannedRun) -> None:
     if found is None:
         return
     changed = replaced(words, found[1])
-    run = asked(changed).answered()[0][0]
+    run = answered(asked(changed))[0][0]
     assert run.tokens_per_s / best.tokens_per_s == pytest.approx(number_of(found[2]), rel=0.02), changed
 
 
@@ -138,9 +140,9 @@ def follow_refusal(words: str, refusal: str) -> None:
     ):
         for found in re.findall(pattern, refusal):
             change = f"--gpus {found}" if found.isdigit() else found
-            assert asked(replaced(words, change)).answered()[0][0].fits, change
+            assert answered(asked(replaced(words, change)))[0][0].fits, change
     for change, number in re.findall(r", and (without .*?) (\d+) of them would do", refusal):
-        assert asked(f"{replaced(words, change)} --gpus {number}").answered()[0][0].fits, change
+        assert answered(asked(f"{replaced(words, change)} --gpus {number}"))[0][0].fits, change
 
 
 def replaced(words: str, change: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from typing import Any
@@ -78,7 +79,8 @@ def possible(
             reasons = [never]
         if not found and reasons:
             untyped = VARIED - typed_names
-            refused[run_type] = min(reasons, key=lambda why: (_is_of(why, untyped), not _is_of(why, typed_names)))
+            told = min(reasons, key=lambda why: (_is_of(why, untyped), not _is_of(why, typed_names)))
+            refused[run_type] = re.sub(r"; the nearest that (is|does): \d+$", "", told)  # of one mesh, and not of all
         elif not found and asked:  # a mesh of one axis, or DeepSpeed on one device that offloads nothing
             on = f"{machine.devices} device{'s' * (machine.devices > 1)}"
             refused[run_type] = f"as asked, --run_type {run_type} does on {on} what another run type does; leave it out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from testbed.planner.advice import batch_hint, hints, ways_out, with_room
 from testbed.planner.plan import PlannedRun, advice, best_of_each, duration, name_of, three
 from testbed.planner.question import Question
 
@@ -25,9 +26,9 @@ def _hints(choice: Question) -> list[str]:
     """Return what to know of the run, or what lets one fit."""
     best = choice.fitting()
     if best is None:
-        return choice.ways_out()
+        return ways_out(choice)
     tight = ["It fits only tightly"] if best.is_tight else []
-    return [*choice.hints(best), *advice(best_of_each(choice.runs[0])), *tight]
+    return [*hints(choice, best), *advice(best_of_each(choice.runs[0])), *tight]
 
 
 def _said(choice: Question, run: PlannedRun) -> str:
@@ -68,16 +69,16 @@ def _winners(choices: Sequence[Question]) -> list[tuple[str, Question | None]]:
 def caveats_of(choices: Sequence[Question]) -> list[str]:
     """Return what to know of the first choice of each kind of device, and of each that an answer names; of the others
     a batch that would make them faster."""
-    firsts: dict[str, Question] = {}  # without one, the last of them
+    firsts: dict[str, Question] = {}  # without one, the first that a change lets run, or the last of them
     for choice in choices:
         kind = choice.machine.device.name
-        if kind not in firsts or firsts[kind].fitting() is None:
+        if kind not in firsts or not (firsts[kind].fitting() or with_room(firsts[kind])):
             firsts[kind] = choice
     told = {id(choice) for choice in [*firsts.values(), *(choice for _, choice in _winners(choices))]}
     said: dict[str, None] = {}
     for each in choices:
         best = each.fitting()
-        other = None if best is None else each.faster_with_batch_that_divides(best)
+        other = None if best is None else batch_hint(each, best)
         for hint in _hints(each) if id(each) in told else filter(None, [other]):
             said[f"{each.devices_in_words}: {hint}."] = None
     return list(said)
