@@ -43,7 +43,8 @@ class GPTConfig:
 class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
-        shape = ModelShape(config.n_layer, config.n_head, config.n_embd, config.vocab_size, config.block_size)
+        sizes = (config.n_layer, config.n_head, config.n_embd, config.vocab_size, config.block_size)
+        shape = ModelShape(*sizes, gelu="exact")
         self.transformer = GPT2(shape, config.dropout)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
@@ -53,9 +54,9 @@ class GPT(nn.Module):
 """
 
 
-def open_run(token_files) -> SimpleNamespace:
+def open_run(token_files, *flags: str) -> SimpleNamespace:
     """What a peer takes of a TrainingRun, with our own strategy in it."""
-    checked = checked_run(token_files, *FLAGS)
+    checked = checked_run(token_files, *FLAGS, *flags)
     torch.manual_seed(checked.settings.training.seed)
     device = torch.device("cpu")
     strategy = Baseline(checked.settings, GPT2(checked.settings.shape), device)
@@ -80,10 +81,12 @@ def trained(run: SimpleNamespace) -> tuple[list[float], list[float]]:
     return losses, [float(result.grad_norm) for result in results]
 
 
-@pytest.mark.parametrize("name", ["transformers-loop", "nanogpt"])
-def test_a_peer_has_our_weights_batches_and_mathematics(token_files, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "gelu"), [("transformers-loop", "tanh"), ("transformers-loop", "exact"), ("nanogpt", "exact")]
+)
+def test_a_peer_has_our_weights_batches_and_mathematics(token_files, tmp_path, name, gelu):
     (tmp_path / "model.py").write_text(NANOGPT)
-    ours, theirs = open_run(token_files), open_run(token_files)
+    ours, theirs = (open_run(token_files, "--gelu", gelu) for _ in range(2))
     peers.use_nanogpt(theirs, tmp_path) if name == "nanogpt" else peers.use_transformers(theirs)
     before = ours.strategy.full_state_dict()
     loaded = theirs.strategy.full_state_dict()
@@ -93,10 +96,18 @@ def test_a_peer_has_our_weights_batches_and_mathematics(token_files, tmp_path, n
     expected_losses, expected_norms = trained(ours)
     assert losses == pytest.approx(expected_losses, abs=2e-5)
     assert norms == pytest.approx(expected_norms, rel=1e-4)
-    assert bool(theirs.notes) == (name == "nanogpt"), "unequal mathematics is noted, and only that"
+    assert theirs.notes == [], "the mathematics is equal: no row fills the vocabulary up"
     assert theirs.checkpoints.strategy is theirs.strategy, "a checkpoint of ours would hold weights that nobody trained"
     with pytest.raises(Failure, match="saves no checkpoints"):
         theirs.strategy.save_checkpoint(tmp_path)
+
+
+def test_unequal_mathematics_of_nanogpt_is_noted(token_files, tmp_path):
+    (tmp_path / "model.py").write_text(NANOGPT)
+    run = open_run(token_files, "--vocab_size", "400")
+    peers.use_nanogpt(run, tmp_path)
+    gelu = "exact GELU in place of the tanh form (--gelu exact is the same)"
+    assert run.notes == [f"nanoGPT: {gelu}, and the rows that fill the vocabulary up are in its softmax"]
 
 
 def test_evaluation_weighs_micro_batches_by_their_tokens(token_files):

@@ -123,7 +123,6 @@ def write_config(
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "activation_function": "gelu" if shape.gelu == "exact" else "gelu_new",  # their name for the tanh form
         **shape.as_transformers(dropout),
         "layer_norm_epsilon": 1e-5,
         "initializer_range": 0.02,

@@ -143,9 +143,11 @@ def use_nanogpt(run: TrainingRun, folder: Path) -> None:
         return {name.removeprefix("transformer."): tensor for name, tensor in weights.items() if "lm_head" not in name}
 
     _use(run, PeerLoop(run, model, lambda module, batch: module(batch.inputs, batch.targets)[1], to_ours))
-    run.report.recorder.note_other_mathematics(
-        "nanoGPT: exact GELU in place of the tanh form, and the rows that fill the vocabulary up are in its softmax"
-    )
+    differs = ["exact GELU in place of the tanh form (--gelu exact is the same)"] if shape.gelu != "exact" else []
+    if shape.padded_vocab_size != shape.vocab_size:
+        differs.append("the rows that fill the vocabulary up are in its softmax")
+    if differs:
+        run.report.recorder.note_other_mathematics(f"nanoGPT: {', and '.join(differs)}")
 
 
 def _module_at(path: Path) -> ModuleType:

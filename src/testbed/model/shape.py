@@ -41,9 +41,10 @@ class ModelShape:
         """The spelling of `training_config.model_size` in training_metrics.json since version 2.0."""
         return f"n_layer={self.num_layers}, n_head={self.num_heads}, n_embd={self.embedding_size}"
 
-    def as_transformers(self, dropout: float = 0.0) -> dict[str, int | float]:
+    def as_transformers(self, dropout: float = 0.0) -> dict[str, int | float | str]:
         """Return the shape under the names of transformers' GPT2Config."""
         return {
+            "activation_function": "gelu" if self.gelu == "exact" else "gelu_new",  # their name for the tanh form
             "vocab_size": self.vocab_size,
             "n_positions": self.max_position_embeddings,
             "n_embd": self.embedding_size,
