@@ -257,8 +257,9 @@ def with_room(asked: Question, may_be_tight: bool = False) -> list[Way]:
 def _fewer_flags(asked: Question) -> list[list[Question]]:
     """Return the question without one typed flag or two, in levels: those that keep most flags first."""
     names = [*itertools.combinations(asked.given, 1), *itertools.combinations(asked.given, 2)]
-    others = sorted((asked.without(*each) for each in names), key=lambda other: -len(other.given))
-    return [list(level) for _, level in itertools.groupby(others, lambda other: len(other.given))]
+    others = {tuple(other.given): other for other in (asked.without(*each) for each in names)}
+    kept = sorted(others.values(), key=lambda other: -len(other.given))
+    return [list(level) for _, level in itertools.groupby(kept, lambda other: len(other.given))]
 
 
 def _offloaded(asked: Question) -> list[list[list[Question]]]:
