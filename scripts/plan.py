@@ -48,7 +48,7 @@ OF_THE_MODEL = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_
 OF_THE_RUN = (
     *("optimizer", "precision", "activation_checkpointing", "mixed_precision", "matmul", "compile", "attention"),
     *("zero_stage", "offload", "shard_size", "pipeline_stages", "pipeline_schedule", "tensor_parallel_size"),
-    *("sequence_parallel", "context_parallel_size", "context_parallel_method"),
+    *("sequence_parallel", "context_parallel_size", "context_parallel_method", "stages_per_rank"),
 )
 
 

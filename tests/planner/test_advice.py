@@ -75,6 +75,11 @@ SAID = {
     f"{LLAMA} b200 --gpus 1 --seq_length 16384": "--offload optimizer there is room: ZeRO-",
     # a batch that gives the ranks work only where they share sequences
     f"{LLAMA} rtx4090 --gpus 64 --global_batch_size 4": r"Best: mesh .*\d context",
+    "--model llama2-7b --gpu a100-80 --gpus 512 --gpus_per_node 2 --seq_length 131072 --global_batch_size 8": "Best: "
+    "mesh 8 tensor x 8 context",
+    "--model gpt2-large --gpu rtx-4090 --gpus 512 --global_batch_size 128": r"Best: mesh .*\d context",
+    # tensor ranks over small nodes
+    "--model llama3-70b --gpu a10g --gpus 256 --gpus_per_node 2 --seq_length 4096 --top 0": "8 tensor",
     # why this row of those as fast
     f"{XL} rtx4090 --gpus 8 --gpus_per_node 4 --network 10gbit": "taken is the simplest .*ones that with",
     "--model gpt2-large --gpu t4 --gpus 1": r"With --precision fp16: .* tight",
@@ -91,6 +96,9 @@ NOT_SAID = {
     f"{GPT2} a100-80": "fp16: |No published run|too small|is tight|does not divide",
     f"{GPT2} p100": "--compile on",
     "--model gpt2-medium --gpu v100 --gpus 8 --precision bf16 --top 1": "--compile on",
+    # a batch that divides is all that it takes
+    "--model gpt2-medium --gpu h100-sxm --gpus 24 --network 1gbit --seq_length 65536 --global_batch_size 512 "
+    "--attention efficient": "too small",
     # 256 sequences a data rank. Llama 3 trained well with 1,024 tokens a GPU (arXiv:2407.21783, table 4)
     "--model llama3-405b --gpu h100-sxm --gpus 4096 --global_batch_size 2048": "too small",
     # one sequence of 131,072 tokens a data rank: a larger batch brings 3 %
@@ -104,14 +112,17 @@ NOT_SAID = {
 # flags -> a pattern of the refusal
 REFUSED = {
     # 4 does not divide 25 heads, on however many devices
-    f"{XL} v100 --gpus 1 --global_batch_size 64 --run_type mesh --tensor_parallel_size 4": "it needs --gpus 4 or more.*"
+    f"{XL} v100 --gpus 1 --global_batch_size 64 --run_type mesh --tensor_parallel_size 4": "it needs --gpus 8 or more.*"
     "With --precision fp16 and --run_type optimized and --offload optimizer, without --tensor_parallel_size 4 there is",
+    # a mesh of one axis is another run type's
+    f"{GPT2} a100-80 --gpus 1 --run_type mesh": "it needs --gpus 4 or more",
+    # context ranks gather keys where the ring is refused; fewer devices without a typed flag
+    "--num_layers 64 --num_heads 40 --embedding_size 5120 --ffn 27648 --kv_heads 8 --gated --vocab_size 152064 "
+    "--gpu a100-80 --gpus 7 --seq_length 32768 --attention math": "; 16 of them would do tightly, and 32 with room, "
+    "and without --attention math 16 of them would do",
     # what would do without a typed flag, where no number of devices does with it
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu v100 --gpus 8 --seq_length 8192 --dropout 0.1 "
     "--global_batch_size 480": "no number of them would do as asked, and without --dropout 0.1 16 of them would do t",
-    # fewer devices that share sequences, where they cannot share the batch
-    "--model llama2-7b --gpu a100-80 --gpus 512 --gpus_per_node 2 --seq_length 131072 --global_batch_size 8": "With "
-    "--gpus 256 there is room: mesh 2 tensor x 16 context",
     f"{DEEP} --run_type optimized --zero_stage 3": "DeepSpeed puts the whole model on each device before it cuts it",
     f"{THIRTEEN} --matmul fp8 --mixed_precision native": "what is not multiplied in 8 bits runs in bf16 autocast",
     f"{XL} h200 --gpus 64 --mixed_precision native --global_batch_size 32": "--global_batch_size 32 is not a multiple",
@@ -138,7 +149,7 @@ REFUSED = {
     # as few flags as can be, and what is much faster with fewer
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu gb200 --gpus 512 --network 200gbit --seq_length 32768 "
     "--global_batch_size 32 --run_type pipeline --pipeline_schedule zero_bubble": "give gpipe or a larger .*Without "
-    r"--pipeline_schedule zero_bubble there is room: .* 1\d\.\d+ times the tokens/s of that",
+    r"--pipeline_schedule zero_bubble there is room: .* 1\d\.\d+ times the tokens/s of the fastest",
     # a typed flag that keeps all out on the asked devices, and not on fewer
     "--num_layers 22 --num_heads 32 --embedding_size 2048 --ffn 5632 --kv_heads 4 --gated --gpu l4 --gpus 7 "
     "--seq_length 65536 --run_type optimized --zero_stage 2": "With --gpus 4, without --run_type optimized and "

@@ -6,6 +6,7 @@ Near are: a typed flag left out, fp16 where bf16 is emulated, DeepSpeed's offloa
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ def answered(asked: Question) -> tuple[list[PlannedRun], dict[str, str]]:
 def hints(asked: Question, best: PlannedRun) -> list[str]:
     """Return what else to ask for, where it promises more than the best run, and what has room where that is tight."""
     told = faster(Way(asked, best))
-    found = [_larger_batch(asked, best), *(_gains(asked, way, best) for way in told)]
+    found = [*(_gains(asked, way, best) for way in told), _larger_batch(asked, best, told)]
     if best.is_tight:
         known = [way.question for way in told]
         found += [_has_room(asked, way) for way in with_room(asked) if way.question not in known]
@@ -168,16 +169,22 @@ def _batch_that_divides(at: Way) -> Way | None:
     return Way(at.question.asked(batch), found) if found and is_faster else None
 
 
-def _larger_batch(asked: Question, best: PlannedRun) -> str | None:
+def _larger_batch(asked: Question, best: PlannedRun, told: Sequence[Way]) -> str | None:
     """Return that the batch is too small, where the devices reach little of their peak, and much more with LARGER times
-    as many sequences: most of a step is then paid once, however large the batch."""
+    as many sequences: most of a step is then paid once, however large the batch.
+
+    Args:
+        told: what is faster. A batch that divides among the devices must not be enough.
+    """
     devices = asked.machine.devices
     if devices == 1 or devices > MOST_TRIED or best.mfu >= LOW_MFU:
         return None
     larger = asked.asked(LARGER * asked.global_batch)
     larger = larger.asked(_dividing(larger))
     run = larger.fitting()
-    if run is None or run.tokens_per_s < MUCH_FASTER * best.tokens_per_s:
+    divided = [run for other, run in told if other.given == asked.given and other.machine.devices == devices]
+    least = max(each.tokens_per_s for each in (best, *divided))
+    if run is None or run.tokens_per_s < MUCH_FASTER * least:
         return None
     each = three(best.job.tokens_per_step / devices)
     words = f"The batch is too small for so many devices: {each} tokens a device"
@@ -316,7 +323,7 @@ def _ways_in_words(asked: Question, ways: Sequence[Way]) -> list[str]:
     if not ways:
         return []
     fastest = max(ways, key=lambda way: way.run.tokens_per_s)
-    more = [_gains(asked, way, fastest.run, " of that") for way in faster(fastest)[-1:]]
+    more = [_gains(asked, way, fastest.run, " of the fastest of these") for way in faster(fastest)[-1:]]
     return [*(_has_room(asked, way) for way in ways), *more]
 
 
@@ -339,20 +346,23 @@ def refusal(asked: Question) -> str:
 
 
 def _least(asked: Question, run: PlannedRun) -> str:
-    """Return what the most frugal run lacks, and how many devices fit, and have room; where no number of them does, how
-    many without the typed flags."""
-    lack, free = asked.lack(run), asked.without(*asked.given)
-    words, enough = "", _enough(asked)
-    if not enough and free.given != asked.given and (enough := _enough(free)):
+    """Return what the most frugal run lacks, and how many devices would do; where fewer would without the typed flags,
+    or only then, how many."""
+    enough, free = _enough(asked), asked.without(*asked.given)
+    words = _would_do(enough) if enough else "no number of them would do as asked"
+    others = _enough(free) if free.given != asked.given else {}
+    if any(number < enough.get(has_room, math.inf) for has_room, number in others.items()):
         change = _change(asked, free)
-        words = f"no number of them would do as asked, and {change[:1].lower()}{change[1:]} "
-    if not enough:
-        return f"{lack}, and no number of them would do as asked"
+        words += f", and {change[:1].lower()}{change[1:]} {_would_do(others)}"
+    return f"{asked.lack(run)}; {words}"
+
+
+def _would_do(enough: dict[bool, int]) -> str:
     roomy = enough.get(True)
-    words += f"{enough[False]} of them would do"
+    words = f"{enough[False]} of them would do"
     if roomy != enough[False]:
         words += f" tightly, and {roomy} with room" if roomy else " tightly"
-    return f"{lack}; {words}"
+    return words
 
 
 def _enough(asked: Question) -> dict[bool, int]:
@@ -375,4 +385,7 @@ def _frugal_jobs(asked: Question) -> Iterator[Job]:
     """Yield the runs that need least memory."""
     for kind in ("block", "selective", "none"):  # the most frugal first, which not every mesh has
         frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": kind}
-        yield from asked.asked(None, **{**frugal, **asked.given}).jobs()[0]
+        jobs, _ = asked.asked(None, **{**frugal, **asked.given}).jobs(shares_sequences=True)
+        yield from jobs
+        if jobs and not asked.given.get("compile"):  # with which tensor ranks have the second alone
+            return

@@ -22,12 +22,12 @@ from testbed.memory_model.devices import Device
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, emulates_bf16, job_of
 from testbed.model.shape import ModelShape
 
-LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried
-MOST_CONTEXT = 16  # context ranks, where a node has fewer devices
+LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried, also where others have room
+MOST_CONTEXT, MOST_TENSOR = 16, 8  # context and tensor ranks, where a node has fewer devices
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
 MESH_SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")  # gpipe takes as long as 1f1b, and more memory
 MORE_ROUNDS, DEEP = (4, 8), 8  # stages per rank besides the usual two, and ranks of a pipeline from where on
-HOW_AXES_WORK = ("pipeline_schedule", "sequence_parallel", "context_parallel_method")
+HOW_AXES_WORK = ("pipeline_schedule", "stages_per_rank", "sequence_parallel", "context_parallel_method")
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
 AXES = ("pipeline_stages", "tensor_parallel_size", "context_parallel_size")
 VARIED = {"zero_stage", "shard_size", "activation_checkpointing", *AXES, *HOW_AXES_WORK}
@@ -41,6 +41,8 @@ def possible(
     machine: Machine,
     given: Mapping[str, Any] | None = None,
     model: DenseModel | None = None,
+    *,
+    shares_sequences: bool = False,
 ) -> tuple[list[Job], dict[str, str]]:
     """Return every run that is worth an estimate, and for each run type without one the program's reason to refuse it.
 
@@ -48,6 +50,7 @@ def possible(
         global_batch: sequences of an optimizer step, the same for all.
         given: flags of src/gpt2.py that all of them have; one that would vary does not.
         model: what the same strategies train in place of the GPT-2 of that shape.
+        shares_sequences: try context ranks however short and many the sequences are: they need less memory.
     """
     given = dict(given or {})
     values = {**parse_command_line([]).values, **asdict(shape), **given}
@@ -59,10 +62,11 @@ def possible(
     # else they are for the run types that have them, but for what changes the mathematics of all
     own = {"mixed_precision"} if given.get("mixed_precision") == "native" else ()
     typed = frozenset(given if asked else own)
+    shares_sequences |= seq_length >= LONG or "context_parallel_method" in given or global_batch < machine.devices
     for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
         found: list[Job] = []
         reasons: list[str] = []
-        for options in _options(run_type, shape, machine, given, seq_length, global_batch):
+        for options in _options(run_type, shape, machine, given, shares_sequences):
             try:
                 batches = _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
                 found += batches if model is None else [_of(model, job) for job in batches]
@@ -111,13 +115,13 @@ def precision_of(asked: str, device: Device) -> str:
 
 
 def _options(
-    run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any], seq_length: int, global_batch: int
+    run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any], shares_sequences: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of a run type that it is worth to try, as flags.
 
     Left out: on one device all but the plain program, and ZeRO with --offload or in native bf16; tensor ranks across
-    nodes where a node has several devices; --shard_size that crosses nodes unless it is all; offloading, unless it is
-    asked for.
+    nodes, but for MOST_TENSOR over small ones; --shard_size that crosses nodes unless it is all; offloading, unless it
+    is asked for.
     """
     devices, per_node = machine.devices, min(machine.joined, machine.devices)
     does_more = given.get("offload") or given.get("mixed_precision") == "native"  # than the plain program
@@ -129,25 +133,30 @@ def _options(
         "shard_size": [*(size for size in within if size < devices and devices % size == 0), devices],
         "pipeline_stages": [size for size in _divisors(devices)[1:] if size <= shape.num_layers + 2],
         "pipeline_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"),
-        "tensor_parallel_size": [size for size in within if devices % size == 0],
+        "tensor_parallel_size": [
+            size for size in _divisors(devices)[1:] if size in within or per_node < MOST_TENSOR >= size
+        ],
     }
     own = STRATEGIES[run_type].options
     varied = {name: sizes for name, sizes in varied.items() if name in own}
     varied["activation_checkpointing"] = tuple(RECOMPUTE)
     if STRATEGIES[run_type].keeps == "axes":
-        heads = [size for size in varied["tensor_parallel_size"] if shape.num_heads % size == 0]
-        is_long = seq_length >= LONG or "context_parallel_method" in given
-        is_long |= global_batch * max(heads, default=1) < devices
         widths = varied["tensor_parallel_size"]
         if per_node < MOST_CONTEXT:  # of small nodes, several share a sequence
             widths = [size for size in _divisors(devices)[1:] if size <= MOST_CONTEXT]
-        for mesh in _products(varied, devices, shape.num_layers, given, widths if is_long else []):
-            has_no_ring = mesh["context_parallel_size"] > 1 and machine.device.architecture in WITHOUT_FLASH
-            yield {"context_parallel_method": "allgather", **mesh} if has_no_ring else mesh
+        for mesh in _products(varied, devices, shape.num_layers, given, widths if shares_sequences else []):
+            gathers = mesh["context_parallel_size"] > 1 and not _has_ring(given, machine.device)
+            yield {"context_parallel_method": "allgather", **mesh} if gathers else mesh
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):
         yield dict(zip(varied, choice, strict=True))
+
+
+def _has_ring(given: Mapping[str, Any], device: Device) -> bool:
+    """Return whether context ranks can pass keys and values round: the ring calls PyTorch's flash kernel."""
+    is_flash = given.get("attention") in (None, "auto", "flash") and device.architecture not in WITHOUT_FLASH
+    return is_flash and (device.kind == "cpu" or precision_of(given.get("precision") or "auto", device) != "fp32")
 
 
 def _products(
@@ -201,7 +210,9 @@ def _why_not(run_type: str, machine: Machine, given: Mapping[str, Any]) -> str |
     if entry.devices == "all" and not 1 < devices <= machine.per_node:
         return f"{lead} is one process with all devices of one node"
     if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
-        least = max(2, math.prod(given.get(name) or 1 for name in AXES))
+        typed = [size for name in AXES if (size := given.get(name) or 1) > 1]
+        others = 2 if entry.keeps == "axes" and len(typed) < 2 else 1  # a mesh of one axis is another run type's
+        least = max(2 * others, math.prod(typed) * others)
         return f"{lead} spreads a step over devices; it needs --gpus {least} or more"
     return None
 

@@ -111,12 +111,13 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
     )
 
 
-def check_whole_nodes(devices: int, per_node: int) -> None:
-    """Refuse devices that fill no whole number of nodes. InputError names the numbers next to it that do."""
+def check_whole_nodes(devices: int, per_node: int, flag: str = "--gpus") -> None:
+    """Refuse devices that fill no whole number of nodes. InputError names the flag, and the numbers next to it that
+    do."""
     if devices > per_node and devices % per_node:
         below = devices // per_node * per_node
         raise InputError(
-            f"--gpus {devices} is not a whole number of nodes of {per_node}; give {below} or {below + per_node}, or "
+            f"{flag} {devices} is not a whole number of nodes of {per_node}; give {below} or {below + per_node}, or "
             "another --gpus_per_node"
         )
 

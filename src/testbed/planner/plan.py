@@ -225,11 +225,14 @@ def plan(jobs: Iterable[Job], machine: Machine, constants: Constants) -> list[Pl
     Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
     `as_fast` as the fastest and not near full, the simplest is the one to take, and of equally simple ones the one that
     needs least memory. A job that recomputes more than one that has room and is the same otherwise is left out: it only
-    does more work.
+    does more work. Where none fits, the one that needs least is all.
     """
+    found = _frugal(jobs, machine.device)
+    if found and not any(fits(memory, machine.device) for _, memory in found):
+        found = [min(found, key=lambda each: roomy_bytes(each[1], machine.device))]
     runs = [
         PlannedRun(job=job, machine=machine, memory=memory, time=step_time(job, machine, constants))
-        for job, memory in _frugal(jobs, machine.device)
+        for job, memory in found
     ]
     ordered = sorted(
         runs, key=lambda run: (not run.fits, run.is_tight, run.time.seconds if run.fits else run.needs_bytes)

@@ -88,18 +88,33 @@ class Question:
 
     def on(self, devices: int) -> Question:
         """Return the same question for another number of devices. InputError: they are not whole nodes."""
-        check_whole_nodes(devices, self.machine.per_node)
+        check_whole_nodes(devices, self.machine.per_node, "--sweep gpus")
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, devices=devices))
 
     @cached_property
     def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
         """All candidates with their estimates, and why run types have none."""
-        jobs, refused = self.jobs()
+        runs, refused = self._planned(shares_sequences=False)
+        if not runs or not runs[0].fits or runs[0].is_tight:
+            more, still_refused = self._planned(shares_sequences=True)
+            return (more, still_refused) if more else (runs, refused)
+        return runs, refused
+
+    def _planned(self, *, shares_sequences: bool) -> tuple[list[PlannedRun], dict[str, str]]:
+        jobs, refused = self.jobs(shares_sequences=shares_sequences)
         return plan(jobs, self.machine, self.constants), refused
 
-    def jobs(self) -> tuple[list[Job], dict[str, str]]:
+    def jobs(self, *, shares_sequences: bool) -> tuple[list[Job], dict[str, str]]:
         """Return what `possible` finds."""
-        return possible(self.shape, self.seq_length, self.global_batch, self.machine, self.given, self.other)
+        return possible(
+            self.shape,
+            self.seq_length,
+            self.global_batch,
+            self.machine,
+            self.given,
+            self.other,
+            shares_sequences=shares_sequences,
+        )
 
     def best(self) -> PlannedRun | str:
         """Return the best run, or why there is none."""
