@@ -164,8 +164,7 @@ def _products(
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
     cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
-    node, or of a few small ones. They are for sequences of LONG tokens or more, and for batches too small to give all
-    ranks work without; `contexts` has their numbers."""
+    node, or of a few small ones; `contexts` has their numbers."""
     sizes: dict[str, Sequence[Any]] = {
         "tensor_parallel_size": (1, *varied["tensor_parallel_size"]),
         "pipeline_stages": (1, *varied["pipeline_stages"]),
