@@ -185,10 +185,10 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
         path = folder_of(source) / TOKENIZER
     if path is None:
         if name == "gpt2" or (name is None and shape.vocab_size == GPT2_VOCAB_SIZE):
-            return load_gpt2_tokenizer(str(source), "name a copy of GPT-2's tokenizer.json as the tokenizer's file")
+            return load_gpt2_tokenizer(str(source), "give a copy of GPT-2's tokenizer.json with --tokenizer_file")
         raise InputError(
-            f"{source} has no {TOKENIZER}, and its model reads ids of {name or 'an unknown tokenizer'}; name the "
-            "tokenizer's file, which lies next to the token files (bpe_N.json, or meta.pkl of nanoGPT)"
+            f"{source} has no {TOKENIZER}, and its model reads ids of {name or 'an unknown tokenizer'}; give its "
+            "file with --tokenizer_file, which lies next to the token files (bpe_N.json, or meta.pkl of nanoGPT)"
         )
     try:
         tokenizer = load_tokenizer_file(Path(path))
