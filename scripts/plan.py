@@ -304,9 +304,10 @@ def check(question: Question) -> int:
     from testbed.analysis.plan.tables import check_text
     from testbed.autotune.check_mesh import check_jobs
     from testbed.planner.advice import refusal
-    from testbed.planner.plan import best_of_each
+    from testbed.planner.plan import best_of_each, plan
 
-    runs, refused = question.runs
+    every, refused = question.jobs()
+    runs = plan(every, question.machine, question.constants)  # also where none fits: they build without devices
     jobs = list(
         {
             (run.job.run_type, run.job.layout.zero_stage, run.job.schedule): run.job for run in best_of_each(runs)[::-1]

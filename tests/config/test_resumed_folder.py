@@ -61,20 +61,29 @@ def test_programs_that_open_a_model_name_the_command_for_a_file(name):
         shape_of_config(Path(name))
 
 
-@pytest.mark.parametrize(("folder", "file"), [("out", "out/ckpt.pt"), ("log124M", "log124M/model_00000010.bin")])
-def test_the_folder_of_another_program_leads_to_its_newest_file(folder, file):
-    for name in ("out/ckpt.pt", "log124M/model_00000005.bin", "log124M/model_00000010.bin"):
+@pytest.mark.parametrize(
+    ("folder", "file", "resumes"),
+    [
+        ("out", "out/ckpt.pt", True),
+        ("log124M", "log124M/model_00000010.bin", False),
+        ("whole", "whole/model_00000005.bin", True),
+    ],
+)
+def test_the_folder_of_another_program_leads_to_its_last_file(folder, file, resumes):
+    written = ("out/ckpt.pt", "out/model_weights.bin", "log124M/model_00000005.bin", "log124M/model_00000010.bin")
+    for name in (*written, "whole/model_00000005.bin", "whole/state_00000005_00000.bin"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
     with pytest.raises(InputError, match=f"^{folder} has no model.safetensors, but .*; make a folder of it: "):
         shape_of_config(Path(folder))
     with pytest.raises(InputError, match=f"^--from {folder} has no .*but another program's file; name {file}$"):
         shape_of_folder(Path(folder), f"--from {folder}")
-    with pytest.raises(InputError, match=f"^--resume {folder} holds no checkpoint; .*{CONVERT} {file} --to "):
+    way_out = f"{CONVERT} {file} --to " if resumes else f"--init_from {file} trains its weights further"
+    with pytest.raises(InputError, match=f"^--resume {folder} holds no checkpoint; there is {file}: .*{way_out}"):
         check_resumed(folder)
 
 
 def test_a_folder_of_runs_is_no_run_and_one_of_them_is_named():
-    Path("checkpoint/ddp/config.json").touch()
+    Path("checkpoint/ddp/model.safetensors").touch()
     with pytest.raises(InputError, match=r"^--from checkpoint has no .* name one, such as checkpoint/ddp$"):
         shape_of_folder(Path("checkpoint"), "--from checkpoint")

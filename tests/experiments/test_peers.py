@@ -106,7 +106,7 @@ def test_unequal_mathematics_of_nanogpt_is_noted(token_files, tmp_path):
     (tmp_path / "model.py").write_text(NANOGPT)
     run = open_run(token_files, "--vocab_size", "400")
     peers.use_nanogpt(run, tmp_path)
-    gelu = "exact GELU in place of the tanh form (--gelu exact is the same)"
+    gelu = "exact GELU in place of the tanh form (give --gelu exact for equal work)"
     assert run.notes == [f"nanoGPT: {gelu}, and the rows that fill the vocabulary up are in its softmax"]
 
 

@@ -116,6 +116,10 @@ REFUSED = {
     "With --precision fp16 and --run_type optimized and --offload optimizer, without --tensor_parallel_size 4 there is",
     # a mesh of one axis is another run type's
     f"{GPT2} a100-80 --gpus 1 --run_type mesh": "it needs --gpus 4 or more",
+    f"{GPT2} a100-80 --gpus 1 --run_type mesh --context_parallel_size 2": "it needs --gpus 2 or more",
+    # what is much faster is so, and the fastest
+    f"{XL} a100-40 --gpus 32 --network 10gbit --global_batch_size 50 --seq_length 2048 --zero_stage 1 "
+    "--run_type optimized": r"1\.7\d* times the tokens/s of the fastest of these",
     # context ranks gather keys where the ring is refused; fewer devices without a typed flag
     "--num_layers 64 --num_heads 40 --embedding_size 5120 --ffn 27648 --kv_heads 8 --gated --vocab_size 152064 "
     "--gpu a100-80 --gpus 7 --seq_length 32768 --attention math": "; 16 of them would do tightly, and 32 with room, "
@@ -157,7 +161,7 @@ REFUSED = {
     # whether what has room is done in time
     f"{XL} rtx-4090 --gpus 1 --tokens 1B --deadline 14d": "there is room: .*, within --deadline 14 days",
     f"{XL} rtx-4090 --gpus 1 --tokens 1B --deadline 1d": "there is room: .*, longer than --deadline 24 hours",
-    f"{LLAMA} h100 --gpus 2 --run_type baseline": "Without --run_type baseline there is room: [^P]*, tight$",
+    f"{LLAMA} h100 --gpus 2 --run_type baseline": "Without --run_type baseline it fits tightly: [^P]*",
     # the reason is of typed flags where they are refused alone
     f"{XL} a100-80 --gpus 8 --run_type mesh --pipeline_stages 1 --pipeline_schedule gpipe": "^(?!.*--tensor_p)"
     ".*--pipeline_schedule gpipe with --pipeline_stages 1 does nothing",
@@ -212,3 +216,16 @@ def test_a_table_gives_the_reason_of_the_run_types_that_have_the_typed_flags():
 def test_a_sweep_without_a_run_says_what_would_do(words: str, said: str):
     done = run_here(PLAN, *words.split())
     assert done.returncode == 2 and re.search(said, done.stdout), done.stdout
+
+
+def test_where_nothing_fits_all_strategies_are_built_all_the_same(monkeypatch):
+    built: list[list] = []
+
+    def note(jobs, *_):
+        built.append(jobs)
+        return []
+
+    monkeypatch.setattr("testbed.autotune.check_mesh.check_jobs", note)
+    words = "--check --num_layers 40 --num_heads 40 --embedding_size 5120 --gpu t4 --gpus 4"
+    done = run_here(PLAN, *words.split())
+    assert len({job.run_type for job in built[0]}) >= 8, done.stdout + done.stderr

@@ -56,8 +56,9 @@ def llmc_states(path: Path) -> list[Path]:
 
 
 def file_of_another_in(folder: Path) -> Path | None:
-    """Return what nanoGPT or llm.c saved into a folder, the newest; None: neither did."""
-    saved = [path for path in (folder / NANOGPT_FILE, *sorted(folder.glob("model_*.bin"))) if path.is_file()]
+    """Return llm.c's model of the last step in a folder, else nanoGPT's ckpt.pt; None: there is neither."""
+    models = [path for path in sorted(folder.glob("model_*.bin")) if llmc_step(path) is not None]
+    saved = [path for path in (folder / NANOGPT_FILE, *models) if path.is_file()]
     return saved[-1] if saved else None
 
 

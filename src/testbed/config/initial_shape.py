@@ -234,7 +234,7 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
     if not (is_universal(folder) or (folder / "model.safetensors").is_file()) or not config_file.is_file():
         if (file := file_of_another_in(folder)) is not None:
             raise InputError(f"{name} has no config.json with weights, but another program's file; name {file}")
-        if inside := sorted(folder.glob("*/config.json")):
+        if inside := sorted(folder.glob("*/model.safetensors")):
             raise InputError(
                 f"{name} has no config.json with weights, but folders in it have; name one, such as {inside[0].parent}"
             )

@@ -225,7 +225,11 @@ def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
         return
     schedule, count = values["pipeline_schedule"], values["grad_accum_steps"]
     if schedule in ("1f1b", "interleaved_1f1b", "zero_bubble") and count < mesh.pipeline:
-        smaller = "a smaller --micro_batch_size_per_gpu" if values["micro_batch_size_per_gpu"] > 1 else "gpipe"
+        smaller = (
+            "a smaller --micro_batch_size_per_gpu"
+            if values["micro_batch_size_per_gpu"] > 1
+            else "--pipeline_schedule gpipe"
+        )
         raise InputError(
             f"--pipeline_schedule {schedule} needs at least as many micro batches as pipeline ranks, {mesh.pipeline}, "
             f"but a step has {count}; give {smaller} or a larger --global_batch_size"

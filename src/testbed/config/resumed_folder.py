@@ -18,17 +18,21 @@ def check_resumed(resume: str | None) -> None:
         return
     path = Path(resume)
     if is_file_of_another(path) and path.is_file():
-        way_out = f"--init_from {path} trains its weights further"
-        if SUFFIXES[path.suffix.lower()] != LLMC or llmc_states(path):  # an optimizer's state is there
-            way_out = as_a_folder(path, "give --resume")
-        raise InputError(f"--resume {path} is a file, and a run goes on from a folder; {way_out}")
+        raise InputError(f"--resume {path} is a file, and a run goes on from a folder; {_way_out(path)}")
     fault = not_a_folder(path) or (None if _holds_checkpoint(path) else "holds no checkpoint")
     if fault is None:
         return
     way_out = "give auto, a run's folder, or a checkpoint such as DIR/checkpoints/step_000020"
     if (file := file_of_another_in(path)) is not None:
-        way_out = f"of {file} {as_a_folder(file, 'give --resume')}"
+        way_out = f"there is {file}: {_way_out(file)}"
     raise InputError(f"--resume {path} {fault}; {way_out}")
+
+
+def _way_out(file: Path) -> str:
+    """Return what to do with a file of another program, which may hold no optimizer's state."""
+    if SUFFIXES[file.suffix.lower()] != LLMC or llmc_states(file):
+        return as_a_folder(file, "give --resume")
+    return f"--init_from {file} trains its weights further"
 
 
 def _holds_checkpoint(folder: Path) -> bool:

@@ -143,7 +143,9 @@ def use_nanogpt(run: TrainingRun, folder: Path) -> None:
         return {name.removeprefix("transformer."): tensor for name, tensor in weights.items() if "lm_head" not in name}
 
     _use(run, PeerLoop(run, model, lambda module, batch: module(batch.inputs, batch.targets)[1], to_ours))
-    differs = ["exact GELU in place of the tanh form (--gelu exact is the same)"] if shape.gelu != "exact" else []
+    differs = (
+        ["exact GELU in place of the tanh form (give --gelu exact for equal work)"] if shape.gelu != "exact" else []
+    )
     if shape.padded_vocab_size != shape.vocab_size:
         differs.append("the rows that fill the vocabulary up are in its softmax")
     if differs:

@@ -77,7 +77,12 @@ def _gains(asked: Question, way: Way, than: PlannedRun, of: str = "") -> str:
 
 
 def _has_room(asked: Question, way: Way) -> str:
-    return f"{_change(asked, way.question)} there is room: {_in_words(way)}"
+    change, words = _change(asked, way.question), _in_words(way)
+    return (
+        f"{change} it fits tightly: {words.replace(', tight', '')}"
+        if way.run.is_tight
+        else f"{change} there is room: {words}"
+    )
 
 
 def _change(asked: Question, other: Question) -> str:
@@ -252,8 +257,10 @@ def with_room(asked: Question, may_be_tight: bool = False) -> list[Way]:
     found = _first_of_each(kinds, may_be_tight)
     if found or free.given == asked.given:
         return found
-    if found := _first_of_each([[[free]], *_offloaded(free)], may_be_tight):
+    is_tried = any(not other.given for level in fewer_flags for other in level)
+    if found := _first_of_each([*([] if is_tried else [[[free]]]), *_offloaded(free)], may_be_tight):
         return found
+    # the two largest powers of two, which most batches and heads divide among
     numbers = [number for number in _fewer(asked)[::-1] if number.bit_count() == 1][:2]
     enough = _first_of_each([[[free.on(number)] for number in numbers]], may_be_tight)
     number = enough[0].question.machine.devices if enough else 1
@@ -323,8 +330,10 @@ def _ways_in_words(asked: Question, ways: Sequence[Way]) -> list[str]:
     if not ways:
         return []
     fastest = max(ways, key=lambda way: way.run.tokens_per_s)
-    more = [_gains(asked, way, fastest.run, " of the fastest of these") for way in faster(fastest)[-1:]]
-    return [*(_has_room(asked, way) for way in ways), *more]
+    much = [way for way in faster(fastest) if way.run.tokens_per_s >= WORTH_SAYING * fastest.run.tokens_per_s]
+    more = sorted(much, key=lambda way: -way.run.tokens_per_s)[:1]
+    said = [_has_room(asked, way) for way in ways]
+    return [*said, *(_gains(asked, way, fastest.run, " of the fastest of these") for way in more)]
 
 
 def refusal(asked: Question) -> str:
@@ -341,7 +350,7 @@ def refusal(asked: Question) -> str:
     said, free = _ways_in_words(asked, ways), asked.without(*asked.given)
     if not ways and not runs and free.given != asked.given:
         found = free.best()
-        said = [f"{_change(asked, free)} too: {found}"] if isinstance(found, str) else []
+        said = [f"{_change(asked, free)} too: {found}"] if isinstance(found, str) and found not in words else []
     return ". ".join([words, *said])
 
 
@@ -385,7 +394,7 @@ def _frugal_jobs(asked: Question) -> Iterator[Job]:
     """Yield the runs that need least memory."""
     for kind in ("block", "selective", "none"):  # the most frugal first, which not every mesh has
         frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": kind}
-        jobs, _ = asked.asked(None, **{**frugal, **asked.given}).jobs(shares_sequences=True)
+        jobs, _ = asked.asked(None, **{**frugal, **asked.given}).jobs(True)
         yield from jobs
         if jobs and not asked.given.get("compile"):  # with which tensor ranks have the second alone
             return

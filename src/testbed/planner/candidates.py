@@ -31,6 +31,8 @@ HOW_AXES_WORK = ("pipeline_schedule", "stages_per_rank", "sequence_parallel", "c
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
 AXES = ("pipeline_stages", "tensor_parallel_size", "context_parallel_size")
 VARIED = {"zero_stage", "shard_size", "activation_checkpointing", *AXES, *HOW_AXES_WORK}
+# how a reason ends that names another batch (config/mesh.py)
+NEAREST = re.compile(r"; the nearest that (?:is|does): \d+$")
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -62,7 +64,7 @@ def possible(
     # else they are for the run types that have them, but for what changes the mathematics of all
     own = {"mixed_precision"} if given.get("mixed_precision") == "native" else ()
     typed = frozenset(given if asked else own)
-    shares_sequences |= seq_length >= LONG or "context_parallel_method" in given or global_batch < machine.devices
+    shares_sequences |= always_shares_sequences(seq_length, global_batch, machine, given)
     for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
         found: list[Job] = []
         reasons: list[str] = []
@@ -84,11 +86,19 @@ def possible(
         if not found and reasons:
             untyped = VARIED - typed_names
             told = min(reasons, key=lambda why: (_is_of(why, untyped), not _is_of(why, typed_names)))
-            refused[run_type] = re.sub(r"; the nearest that (is|does): \d+$", "", told)  # of one mesh, and not of all
+            refused[run_type] = (
+                NEAREST.sub("", told) if STRATEGIES[run_type].cuts_model else told
+            )  # of one mesh of many
         elif not found and asked:  # a mesh of one axis, or DeepSpeed on one device that offloads nothing
             on = f"{machine.devices} device{'s' * (machine.devices > 1)}"
             refused[run_type] = f"as asked, --run_type {run_type} does on {on} what another run type does; leave it out"
     return list(dict.fromkeys(jobs)), refused
+
+
+def always_shares_sequences(seq_length: int, global_batch: int, machine: Machine, given: Mapping[str, Any]) -> bool:
+    """Return whether context ranks are tried also where others have room: for long sequences, and for batches that do
+    not give every device one."""
+    return seq_length >= LONG or "context_parallel_method" in given or global_batch < machine.devices
 
 
 def _is_of(why: str, names: Set[str]) -> bool:
@@ -210,7 +220,8 @@ def _why_not(run_type: str, machine: Machine, given: Mapping[str, Any]) -> str |
         return f"{lead} is one process with all devices of one node"
     if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
         typed = [size for name in AXES if (size := given.get(name) or 1) > 1]
-        others = 2 if entry.keeps == "axes" and len(typed) < 2 else 1  # a mesh of one axis is another run type's
+        # a mesh of stages or tensor ranks alone is another run type's
+        others = 2 if entry.keeps == "axes" and len(typed) < 2 and not given.get("context_parallel_size") else 1
         least = max(2 * others, math.prod(typed) * others)
         return f"{lead} spreads a step over devices; it needs --gpus {least} or more"
     return None

@@ -100,7 +100,7 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
     devices = gpus or nodes_of
     if devices > MOST_DEVICES:
         raise InputError(f"--gpus {devices}: a plan has at most {MOST_DEVICES:,} devices")
-    check_whole_nodes(devices, nodes_of)
+    check_whole_nodes(devices, nodes_of, f"--gpus {devices}")
     within, between = device.within_node or LOOPBACK, device.between_nodes or network("100gbit")
     return Machine(
         device=device,
@@ -111,13 +111,13 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
     )
 
 
-def check_whole_nodes(devices: int, per_node: int, flag: str = "--gpus") -> None:
-    """Refuse devices that fill no whole number of nodes. InputError names the flag, and the numbers next to it that
-    do."""
+def check_whole_nodes(devices: int, per_node: int, typed: str) -> None:
+    """Refuse devices that fill no whole number of nodes. InputError begins with what was typed, and names the numbers
+    next to it that do."""
     if devices > per_node and devices % per_node:
         below = devices // per_node * per_node
         raise InputError(
-            f"{flag} {devices} is not a whole number of nodes of {per_node}; give {below} or {below + per_node}, or "
+            f"{typed} is not a whole number of nodes of {per_node}; give {below} or {below + per_node}, or "
             "another --gpus_per_node"
         )
 

@@ -219,16 +219,21 @@ class Budget:
         return days * 24 * self.price * run.machine.devices
 
 
-def plan(jobs: Iterable[Job], machine: Machine, constants: Constants) -> list[PlannedRun]:
+def plan(
+    jobs: Iterable[Job], machine: Machine, constants: Constants, *, all_that_do_not_fit: bool = True
+) -> list[PlannedRun]:
     """Return the jobs with their estimates, the one to take first.
 
     Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
     `as_fast` as the fastest and not near full, the simplest is the one to take, and of equally simple ones the one that
     needs least memory. A job that recomputes more than one that has room and is the same otherwise is left out: it only
-    does more work. Where none fits, the one that needs least is all.
+    does more work.
+
+    Args:
+        all_that_do_not_fit: where none fits, return all of them, and not only the one that needs least.
     """
     found = _frugal(jobs, machine.device)
-    if found and not any(fits(memory, machine.device) for _, memory in found):
+    if found and not (all_that_do_not_fit or any(fits(memory, machine.device) for _, memory in found)):
         found = [min(found, key=lambda each: roomy_bytes(each[1], machine.device))]
     runs = [
         PlannedRun(job=job, machine=machine, memory=memory, time=step_time(job, machine, constants))

@@ -19,7 +19,7 @@ from testbed.errors import InputError
 from testbed.memory_model.job import DenseModel, Job, Machine
 from testbed.memory_model.memory import START
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
-from testbed.planner.candidates import possible
+from testbed.planner.candidates import NEAREST, always_shares_sequences, possible
 from testbed.planner.constants import Constants
 from testbed.planner.machines import check_whole_nodes
 from testbed.planner.plan import Budget, PlannedRun, name_of, plan
@@ -88,23 +88,24 @@ class Question:
 
     def on(self, devices: int) -> Question:
         """Return the same question for another number of devices. InputError: they are not whole nodes."""
-        check_whole_nodes(devices, self.machine.per_node, "--sweep gpus")
+        check_whole_nodes(devices, self.machine.per_node, f"--sweep gpus={devices}")
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, devices=devices))
 
     @cached_property
     def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
         """All candidates with their estimates, and why run types have none."""
-        runs, refused = self._planned(shares_sequences=False)
-        if not runs or not runs[0].fits or runs[0].is_tight:
-            more, still_refused = self._planned(shares_sequences=True)
+        shares = always_shares_sequences(self.seq_length, self.global_batch, self.machine, self.given)
+        runs, refused = self._planned(shares)
+        if not shares and (not runs or not runs[0].fits or runs[0].is_tight):
+            more, still_refused = self._planned(True)
             return (more, still_refused) if more else (runs, refused)
         return runs, refused
 
-    def _planned(self, *, shares_sequences: bool) -> tuple[list[PlannedRun], dict[str, str]]:
-        jobs, refused = self.jobs(shares_sequences=shares_sequences)
-        return plan(jobs, self.machine, self.constants), refused
+    def _planned(self, shares_sequences: bool) -> tuple[list[PlannedRun], dict[str, str]]:
+        jobs, refused = self.jobs(shares_sequences)
+        return plan(jobs, self.machine, self.constants, all_that_do_not_fit=False), refused
 
-    def jobs(self, *, shares_sequences: bool) -> tuple[list[Job], dict[str, str]]:
+    def jobs(self, shares_sequences: bool = False) -> tuple[list[Job], dict[str, str]]:
         """Return what `possible` finds."""
         return possible(
             self.shape,
@@ -144,7 +145,8 @@ class Question:
         having = {name: why for name, why in refused.items() if typed <= {*STRATEGIES[name].options}}
         told = having or refused  # a run type without a typed flag has no other reason than that
         plain = told.get(REFERENCE) or told.get(PLAIN)  # others have rules of their own on top
-        return plain or next(iter(told.values()), "no run type runs on them")
+        words = plain or next(iter(told.values()), "no run type runs on them")
+        return NEAREST.sub("", words)  # a batch that may not fit: `advice` looks for one that does
 
     def lack(self, run: PlannedRun) -> str:
         """Return what the most frugal run needs, which does not fit."""

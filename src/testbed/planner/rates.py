@@ -7,7 +7,6 @@ guides say; what a program reaches of them is fitted (fit.py). Measured rates: c
 from __future__ import annotations
 
 import math
-from functools import cache
 
 from testbed.memory_model.buffers import casts_weights, keeps_casts
 from testbed.memory_model.devices import Device
@@ -55,14 +54,14 @@ class Rates:
     straggling = 0.01
 
     def __init__(self, device: Device) -> None:
-        self.device, self.peak_of = device, cache(device.peak_of)
+        self.device = device
 
     def layer_seconds(self, tokens: float, inputs: float, outputs: float, job: Job) -> tuple[Pass, Pass]:
         """Return the seconds of a linear layer, forward and backward."""
         share = NARROW_SHARE.get(job.precision, PRODUCT_SHARE.get(self.device.architecture, OTHER_SHARE))
         width = OPERAND_BYTES.get(job.precision, job.product_bytes)
         moved = width * (tokens * inputs + inputs * outputs) + max(2.0, width) * tokens * outputs
-        at_peak = 2 * tokens * inputs * outputs / (share * self.peak_of(job.precision))
+        at_peak = 2 * tokens * inputs * outputs / (share * self.device.peak_of(job.precision))
         operands = self._moving_seconds(moved)
         return (at_peak, operands), (2 * at_peak, 2 * operands)
 
@@ -73,7 +72,7 @@ class Rates:
         model, head_dim = job.model, job.model.head_dim
         if job.layout.context > 2:
             share *= CONTEXT_SHARE
-        peak = share * min(1.0, 1.1 * head_dim / (head_dim + 13)) * self.peak_of(precision)
+        peak = share * min(1.0, 1.1 * head_dim / (head_dim + 13)) * self.device.peak_of(precision)
         square = job.micro_batch * model.heads * model.seq_length**2 / job.layout.tensor / job.layout.context
         forward = 2 * square * head_dim / peak
         if job.attention == "eager":  # the whole square, and 10 bytes for each of its elements
@@ -103,7 +102,7 @@ class Rates:
             return moving
         share = PRODUCT_SHARE.get(self.device.architecture, OTHER_SHARE)
         dtype = "bf16" if job.precision in ("bf16", "fp8") else "fp32"  # as optim/optimizer.py computes
-        return moving + orthogonalisation_flops(job) / (share * self.peak_of(dtype))
+        return moving + orthogonalisation_flops(job) / (share * self.device.peak_of(dtype))
 
     def host_seconds(self, blocks: float, computing: float, job: Job) -> float:
         """Return the seconds that the host adds to what the device computes in both passes of so many blocks."""
