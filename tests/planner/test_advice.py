@@ -78,6 +78,13 @@ SAID = {
     "--model llama2-7b --gpu a100-80 --gpus 512 --gpus_per_node 2 --seq_length 131072 --global_batch_size 8": "Best: "
     "mesh 8 tensor x 8 context",
     "--model gpt2-large --gpu rtx-4090 --gpus 512 --global_batch_size 128": r"Best: mesh .*\d context",
+    # fewer micro batches than stages: gpipe
+    "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu gb200 --gpus 24 --gpus_per_node 4 "
+    "--global_batch_size 1": r"Best: mesh 3 stages x \d tensor.*, gpipe on",
+    f"{XL} v100 --gpus 4096 --global_batch_size 64": r"Best: mesh \d+ stages x 8 context.*, gpipe on 4096",
+    # fewer devices than an eighth of them
+    "--num_layers 24 --num_heads 16 --embedding_size 2048 --gpu mi300x --gpus 1024 --network 1gbit "
+    "--global_batch_size 64": r"With --gpus (8|16): ",
     # tensor ranks over small nodes
     "--model llama3-70b --gpu a10g --gpus 256 --gpus_per_node 2 --seq_length 4096 --top 0": "8 tensor",
     # why this row of those as fast
@@ -144,7 +151,6 @@ REFUSED = {
     "--model llama3-70b --gpu h200 --gpus 512 --seq_length 8192 --global_batch_size 256 --run_type fsdp": "Without "
     "--run_type fsdp there is room: mesh.* With --global_batch_size 512 there is room: fsdp",
     f"{GPT2} a100 --gpus 7 --global_batch_size 60 --run_type ddp --attention flash --precision fp32": r"--\S+ ddp and",
-    f"{XL} v100 --gpus 4096 --global_batch_size 64": "--global_batch_size 128 there is room.* With --gpus 512 ",
     # the fastest of the numbers that divide the batch, not the largest
     f"{XL} a100-80 --gpus 512 --network 1gbit --run_type fsdp --global_batch_size 64": "With --gpus 8 there is room",
     "--model gpt2-xl --gpu a100-80 --gpus 7 --run_type mesh": "mesh does on 7 devices what another .*is room: ",
@@ -152,12 +158,12 @@ REFUSED = {
     f"{GPT2} h100 --gpus 8 --run_type mesh --pipeline_stages 8": "mesh does on 8 devices what another run type does",
     # as few flags as can be, and what is much faster with fewer
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu gb200 --gpus 512 --network 200gbit --seq_length 32768 "
-    "--global_batch_size 32 --run_type pipeline --pipeline_schedule zero_bubble": "give gpipe or a larger .*Without "
+    "--global_batch_size 32 --run_type pipeline --pipeline_schedule zero_bubble": "gpipe or a larger .*Without "
     r"--pipeline_schedule zero_bubble there is room: .* 1\d\.\d+ times the tokens/s of the fastest",
     # a typed flag that keeps all out on the asked devices, and not on fewer
     "--num_layers 22 --num_heads 32 --embedding_size 2048 --ffn 5632 --kv_heads 4 --gated --gpu l4 --gpus 7 "
     "--seq_length 65536 --run_type optimized --zero_stage 2": "With --gpus 4, without --run_type optimized and "
-    "--zero_stage 2 there is room: mesh",
+    "--zero_stage 2 it fits tightly: mesh",
     # whether what has room is done in time
     f"{XL} rtx-4090 --gpus 1 --tokens 1B --deadline 14d": "there is room: .*, within --deadline 14 days",
     f"{XL} rtx-4090 --gpus 1 --tokens 1B --deadline 1d": "there is room: .*, longer than --deadline 24 hours",

@@ -22,9 +22,11 @@ from testbed.planner.step_time import BETWEEN, WITHIN
 WORTH_SAYING = 1.2  # times as fast, without a flag that somebody typed
 LOW_MFU, LARGER, MUCH_FASTER = 0.3, 8, 1.5  # of the peak; times the batch that is tried there; times as fast with it
 MUCH = 0.3  # of a step
+MUCH_SLOWER = 4  # times as slow, from where on no fewer devices are tried
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
 STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
-STEPS_ASIDE = ("mixed_precision", "run_type")  # flags that may exclude fp16
+# flags that may exclude fp16, which data parallelism alone has
+STEPS_ASIDE = ((), ("mixed_precision",), ("run_type",), ("mixed_precision", "run_type"), ("micro_batch_size_per_gpu",))
 OFFLOADED = {"run_type": "optimized", "offload": "optimizer"}
 MOST_HALVINGS = 7  # of a number of devices that cannot share the batch
 MOST_TRIED = 4096  # devices, above which other plans take too long to be made for a hint
@@ -147,11 +149,11 @@ def _may_slow_down(asked: Question, name: str) -> bool:
 
 def _in_fp16(asked: Question) -> list[Question]:
     """Return the question in fp16 on a device without native bf16: as it is, with a batch that divides, and without
-    native bf16 or a run type, which may exclude fp16."""
+    what may exclude fp16."""
     peaks = asked.machine.device.peak_flops
     if asked.given.get("precision") == "fp16" or "fp16" not in peaks or "bf16" in peaks:
         return []
-    without = [asked.without(*names) for names in ((), ("mixed_precision",), ("run_type",), STEPS_ASIDE)]
+    without = {tuple(other.given): other for other in (asked.without(*names) for names in STEPS_ASIDE)}.values()
     batches = dict.fromkeys((None, _dividing(asked)))
     return [other.asked(batch, precision="fp16") for other in without for batch in batches]
 
@@ -198,7 +200,7 @@ def _larger_batch(asked: Question, best: PlannedRun, told: Sequence[Way]) -> str
 
 def _fewer_devices(at: Way) -> Way | None:
     """Return the question on the fewest devices that are about as fast as any, if they gain or are half as many: where
-    the network costs much of a step, one or fewer nodes; where the batch does not divide, the most that it does among.
+    the network costs much of a step, a node and halves; where the batch does not divide, the most that it does among.
 
     Cores are no devices that can be left out: with fewer ranks each has more of them.
     """
@@ -207,11 +209,16 @@ def _fewer_devices(at: Way) -> Way | None:
         return None
     numbers: set[int] = set()
     if sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds:
-        numbers |= {1, machine.per_node, *(machine.devices >> times for times in range(1, 4))}
+        numbers |= {machine.per_node, *(machine.devices >> times for times in range(1, MOST_DOUBLINGS))}
     if asked.global_batch % machine.devices:
         numbers |= {max(number for number in _fewer(asked) if asked.global_batch % number == 0)}
-    found = _no_tighter((_on(asked, number) for number in sorted(numbers & {*_fewer(asked)})), best)
-    least = min([best.time.seconds, *(way.run.time.seconds for way in found)])
+    found: list[Way] = []
+    least = best.time.seconds
+    for number in sorted(numbers & {*_fewer(asked)}, reverse=True):
+        found = [*_no_tighter([_on(asked, number)], best), *found]
+        least = min([least, *(way.run.time.seconds for way in found[:1])])
+        if found and found[0].run.time.seconds > MUCH_SLOWER * least:
+            break  # and fewer still are slower
     way = next((way for way in found if way.run.time.seconds <= GAIN * least), None)
     if way is None:
         return None

@@ -25,7 +25,8 @@ from testbed.model.shape import ModelShape
 LONG = 16384  # tokens of a sequence from where on meshes with context ranks are tried, also where others have room
 MOST_CONTEXT, MOST_TENSOR = 16, 8  # context and tensor ranks, where a node has fewer devices
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
-MESH_SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")  # gpipe takes as long as 1f1b, and more memory
+# gpipe takes as long as 1f1b, and more memory, but runs with fewer micro batches than stages
+MESH_SCHEDULES, OF_FEW = ("1f1b", "interleaved_1f1b", "zero_bubble"), "gpipe"
 MORE_ROUNDS, DEEP = (4, 8), 8  # stages per rank besides the usual two, and ranks of a pipeline from where on
 HOW_AXES_WORK = ("pipeline_schedule", "stages_per_rank", "sequence_parallel", "context_parallel_method")
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
@@ -68,7 +69,7 @@ def possible(
     for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
         found: list[Job] = []
         reasons: list[str] = []
-        for options in _options(run_type, shape, machine, given, shares_sequences):
+        for options in _options(run_type, shape, machine, given, global_batch, shares_sequences):
             try:
                 batches = _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
                 found += batches if model is None else [_of(model, job) for job in batches]
@@ -125,7 +126,12 @@ def precision_of(asked: str, device: Device) -> str:
 
 
 def _options(
-    run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any], shares_sequences: bool
+    run_type: str,
+    shape: ModelShape,
+    machine: Machine,
+    given: Mapping[str, Any],
+    global_batch: int,
+    shares_sequences: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of a run type that it is worth to try, as flags.
 
@@ -154,7 +160,10 @@ def _options(
         widths = varied["tensor_parallel_size"]
         if per_node < MOST_CONTEXT:  # of small nodes, several share a sequence
             widths = [size for size in _divisors(devices)[1:] if size <= MOST_CONTEXT]
-        for mesh in _products(varied, devices, shape.num_layers, given, widths if shares_sequences else []):
+        micro = given.get("micro_batch_size_per_gpu")
+        passes = global_batch // (micro if isinstance(micro, int) else 1)
+        contexts = widths if shares_sequences else []
+        for mesh in _products(varied, devices, shape.num_layers, given, contexts, passes):
             gathers = mesh["context_parallel_size"] > 1 and not _has_ring(given, machine.device)
             yield {"context_parallel_method": "allgather", **mesh} if gathers else mesh
         return
@@ -170,11 +179,17 @@ def _has_ring(given: Mapping[str, Any], device: Device) -> bool:
 
 
 def _products(
-    varied: Mapping[str, Sequence[Any]], devices: int, layers: int, given: Mapping[str, Any], contexts: Sequence[int]
+    varied: Mapping[str, Sequence[Any]],
+    devices: int,
+    layers: int,
+    given: Mapping[str, Any],
+    contexts: Sequence[int],
+    passes: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
     cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
-    node, or of a few small ones; `contexts` has their numbers."""
+    node, or of a few small ones; `contexts` has their numbers. `passes`: micro batches of a step on all data ranks.
+    """
     sizes: dict[str, Sequence[Any]] = {
         "tensor_parallel_size": (1, *varied["tensor_parallel_size"]),
         "pipeline_stages": (1, *varied["pipeline_stages"]),
@@ -183,7 +198,7 @@ def _products(
     }
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
     asked = {name: given[name] for name in HOW_AXES_WORK if given.get(name) is not None}
-    names = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else MESH_SCHEDULES
+    names = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else (*MESH_SCHEDULES, OF_FEW)
     schedules: list[tuple[str, int]] = [(name, 0) for name in names]
     schedules += [("interleaved_1f1b", rounds) for rounds in MORE_ROUNDS if "interleaved_1f1b" in names]
     for choice in itertools.product(*sizes.values(), schedules):
@@ -194,11 +209,13 @@ def _products(
             continue
         if rounds and (stages < DEEP or stages * rounds > layers + 2):
             continue
-        if stages > 1:
-            found |= {"pipeline_schedule": schedule} | ({"stages_per_rank": rounds} if rounds else {})
         data, left = divmod(devices, tensor * stages * context)
         if left:
             continue
+        if stages > 1 and len(names) > 1 and (passes // data < stages) != (schedule == OF_FEW):
+            continue
+        if stages > 1:
+            found |= {"pipeline_schedule": schedule} | ({"stages_per_rank": rounds} if rounds else {})
         shares = (size for size in {1, data, *varied["shard_size"]} if size <= data and data % size == 0)
         shards = [given["shard_size"]] if given.get("shard_size") else sorted({1, *(context * size for size in shares)})
         for shard in shards:
