@@ -124,6 +124,10 @@ REFUSED = {
     # a mesh of one axis is another run type's
     f"{GPT2} a100-80 --gpus 1 --run_type mesh": "it needs --gpus 4 or more",
     f"{GPT2} a100-80 --gpus 1 --run_type mesh --context_parallel_size 2": "it needs --gpus 2 or more",
+    # what else is in the way of a typed flag, and how many devices would do; above 4,096 devices a way out too
+    "--model llama2-70b --gpu v100 --gpus 8 --seq_length 16384 --global_batch_size 1 --run_type ddp": "Without "
+    r"--run_type ddp too: does not fit: .*; \d+ of them would do",
+    "--model gpt2-large --gpu h100 --gpus 8192 --global_batch_size 4096 --run_type ddp": "Without --run_type ddp th",
     # what is much faster is so, and the fastest
     f"{XL} a100-40 --gpus 32 --network 10gbit --global_batch_size 50 --seq_length 2048 --zero_stage 1 "
     "--run_type optimized": r"1\.7\d* times the tokens/s of the fastest of these",

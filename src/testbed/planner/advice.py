@@ -356,8 +356,12 @@ def refusal(asked: Question) -> str:
         words = f"nothing can be planned for {asked.devices_in_words}: {asked.reason(refused)}"
     said, free = _ways_in_words(asked, ways), asked.without(*asked.given)
     if not ways and not runs and free.given != asked.given:
-        found = free.best()
-        said = [f"{_change(asked, free)} too: {found}"] if isinstance(found, str) and found not in words else []
+        first, free_refused = free.runs
+        if first and first[0].fits:  # of so many devices that ways out are not sought
+            said = [_has_room(asked, Way(free, first[0]))]
+        else:
+            found = f"does not fit: {_least(free, first[0])}" if first else free.reason(free_refused)
+            said = [f"{_change(asked, free)} too: {found}"] if found not in words else []
     return ". ".join([words, *said])
 
 
