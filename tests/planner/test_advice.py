@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.plans import mostly_slow
 from support.programs import run_here
 
 PLAN = "scripts/plan.py"
@@ -187,20 +188,20 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", SAID)
+@pytest.mark.parametrize("words", mostly_slow(SAID))
 def test_advice_that_can_be_followed(words: str):
     done = run_here(PLAN, *words.split())
     assert done.returncode == 0, done.stderr
     assert re.search(SAID[words], done.stdout), done.stdout[:3000]
 
 
-@pytest.mark.parametrize("words", NOT_SAID)
+@pytest.mark.parametrize("words", mostly_slow(NOT_SAID))
 def test_advice_that_would_be_wrong_is_not_given(words: str):
     done = run_here(PLAN, *words.split())
     assert done.returncode == 0 and not re.search(NOT_SAID[words], done.stdout), done.stdout[:3000] + done.stderr
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("words", mostly_slow(REFUSED))
 def test_what_cannot_be_is_refused_with_what_would_do(words: str):
     done = run_here(PLAN, *words.split())
     assert done.returncode == 2 and re.search(REFUSED[words], done.stderr), done.stdout[:1000] + done.stderr

@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from support.plans import asked, read_back
+from support.plans import asked, mostly_slow, read_back
 
 from testbed.analysis.plan.tables import plan_text
 from testbed.config.run_types import STRATEGIES
@@ -43,7 +43,7 @@ def drawn(number: int) -> str:
     return " ".join([*words, *changes, "--tokens 3B --price_per_gpu_hour 1.5 --deadline 5d"])
 
 
-@pytest.mark.parametrize("number", range(QUESTIONS))
+@pytest.mark.parametrize("number", mostly_slow(range(QUESTIONS)))
 def test_an_answer_is_true_and_can_be_followed(number: int):
     words = drawn(number)
     print(words)

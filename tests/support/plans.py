@@ -6,6 +6,10 @@ import contextlib
 import dataclasses
 import io
 import runpy
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 from support.programs import REPOSITORY
 from testbed.config.compatibility import check_on_device
@@ -17,6 +21,16 @@ from testbed.memory_model.job import Job, Machine, job_of
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.planner.command import command_of
 from testbed.planner.question import Question
+
+EVERY_DAY = 6  # of so many questions one judges every change: each takes seconds
+
+
+def mostly_slow(questions: Iterable[Any]) -> list[Any]:
+    """Return the questions as parameters of a test, all but one of EVERY_DAY marked slow."""
+    return [
+        pytest.param(each, marks=[pytest.mark.slow] if place % EVERY_DAY else [])
+        for place, each in enumerate(questions)
+    ]
 
 
 def asked(words: str) -> Question:
