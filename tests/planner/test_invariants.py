@@ -134,14 +134,11 @@ def follow_refusal(words: str, refusal: str) -> None:
     """What a refusal promises is so."""
     check_flags(refusal)
     print(refusal)
-    for pattern in (
-        r"(With[^.]*?) there is room",
-        r"; (\d+) of them would do",
-    ):
-        for found in re.findall(pattern, refusal):
-            change = f"--gpus {found}" if found.isdigit() else found
-            assert answered(asked(replaced(words, change)))[0][0].fits, change
-    for change, number in re.findall(r", and (without .*?) (\d+) of them would do", refusal):
+    for change in re.findall(r"(With[^.]*?) there is room", refusal):
+        assert answered(asked(replaced(words, change)))[0][0].fits, change
+    enough = re.findall(r"(?:(Without [^:]*) too: [^;]*)?; (\d+) of them would do", refusal)
+    enough += re.findall(r", and (without .*?) (\d+) of them would do", refusal)
+    for change, number in enough:
         assert answered(asked(f"{replaced(words, change)} --gpus {number}"))[0][0].fits, change
 
 

@@ -355,7 +355,7 @@ def refusal(asked: Question) -> str:
     else:
         words = f"nothing can be planned for {asked.devices_in_words}: {asked.reason(refused)}"
     said, free = _ways_in_words(asked, ways), asked.without(*asked.given)
-    if not ways and not runs and free.given != asked.given:
+    if not ways and not lacking and free.given != asked.given:
         first, free_refused = free.runs
         if first and first[0].fits:  # of so many devices that ways out are not sought
             said = [_has_room(asked, Way(free, first[0]))]
