@@ -306,8 +306,9 @@ def check(question: Question) -> int:
     from testbed.planner.advice import refusal
     from testbed.planner.plan import best_of_each, plan
 
-    every, refused = question.jobs()
-    runs = plan(every, question.machine, question.constants)  # also where none fits: they build without devices
+    runs, refused = question.runs
+    if not runs or not runs[0].fits:  # they build without devices, and a plan has the most frugal one alone
+        runs = plan(question.jobs()[0], question.machine, question.constants)
     jobs = list(
         {
             (run.job.run_type, run.job.layout.zero_stage, run.job.schedule): run.job for run in best_of_each(runs)[::-1]

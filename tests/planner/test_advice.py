@@ -86,6 +86,12 @@ SAID = {
     # fewer devices than an eighth of them
     "--num_layers 24 --num_heads 16 --embedding_size 2048 --gpu mi300x --gpus 1024 --network 1gbit "
     "--global_batch_size 64": r"With --gpus (8|16): ",
+    # context ranks where nothing else has room
+    "--num_layers 28 --num_heads 12 --embedding_size 1536 --ffn 8960 --kv_heads 2 --gated --vocab_size 151936 --gpu t4 "
+    "--gpus 8 --seq_length 8192": r"Best: mesh .*\d context",
+    # stages per rank, as a command has them
+    f"{XL} h100 --gpus 16 --run_type mesh --pipeline_stages 8 --pipeline_schedule interleaved_1f1b --stages_per_rank 4":
+    "interleaved_1f1b, 4 stages each",
     # tensor ranks over small nodes
     "--model llama3-70b --gpu a10g --gpus 256 --gpus_per_node 2 --seq_length 4096 --top 0": "8 tensor",
     # why this row of those as fast
@@ -127,7 +133,7 @@ REFUSED = {
     f"{GPT2} a100-80 --gpus 1 --run_type mesh --context_parallel_size 2": "it needs --gpus 2 or more",
     # what else is in the way of a typed flag, and how many devices would do; above 4,096 devices a way out too
     "--model llama2-70b --gpu v100 --gpus 8 --seq_length 16384 --global_batch_size 1 --run_type ddp": "Without "
-    r"--run_type ddp too: does not fit: .*; \d+ of them would do",
+    r"--run_type ddp it does not fit either: .*; \d+ of them would do",
     "--model gpt2-large --gpu h100 --gpus 8192 --global_batch_size 4096 --run_type ddp": "Without --run_type ddp th",
     # what is much faster is so, and the fastest
     f"{XL} a100-40 --gpus 32 --network 10gbit --global_batch_size 50 --seq_length 2048 --zero_stage 1 "

@@ -136,7 +136,7 @@ def follow_refusal(words: str, refusal: str) -> None:
     print(refusal)
     for change in re.findall(r"(With[^.]*?) there is room", refusal):
         assert answered(asked(replaced(words, change)))[0][0].fits, change
-    enough = re.findall(r"(?:(Without [^:]*) too: [^;]*)?; (\d+) of them would do", refusal)
+    enough = re.findall(r"(?:(Without [^:]*) it does not fit either: [^;]*)?; (\d+) of them would do", refusal)
     enough += re.findall(r", and (without .*?) (\d+) of them would do", refusal)
     for change, number in enough:
         assert answered(asked(f"{replaced(words, change)} --gpus {number}"))[0][0].fits, change

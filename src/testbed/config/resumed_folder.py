@@ -18,7 +18,7 @@ def check_resumed(resume: str | None) -> None:
         return
     path = Path(resume)
     if is_file_of_another(path) and path.is_file():
-        raise InputError(f"--resume {path} is a file, and a run goes on from a folder; {_way_out(path)}")
+        raise InputError(f"--resume {path} is a file, but a run is resumed from a folder; {_way_out(path)}")
     fault = not_a_folder(path) or (None if _holds_checkpoint(path) else "holds no checkpoint")
     if fault is None:
         return

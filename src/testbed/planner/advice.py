@@ -24,7 +24,7 @@ LOW_MFU, LARGER, MUCH_FASTER = 0.3, 8, 1.5  # of the peak; times the batch that 
 MUCH = 0.3  # of a step
 MUCH_SLOWER = 4  # times as slow, from where on no fewer devices are tried
 GAIN = 1.05  # times as fast, from where on another number of devices or another batch is named
-STAYS = ("optimizer", "dropout")  # flags of the mathematics, which nobody leaves out for speed
+STAYS = ("optimizer", "dropout")  # flags that change what is trained: leaving them out is never proposed for speed
 # flags that may exclude fp16, which data parallelism alone has
 STEPS_ASIDE = ((), ("mixed_precision",), ("run_type",), ("mixed_precision", "run_type"), ("micro_batch_size_per_gpu",))
 OFFLOADED = {"run_type": "optimized", "offload": "optimizer"}
@@ -88,7 +88,7 @@ def _has_room(asked: Question, way: Way) -> str:
 
 
 def _change(asked: Question, other: Question) -> str:
-    """Return in words how another question differs: `With --precision fp16, without --run_type fsdp`."""
+    """Return the flags that differ between two questions, such as `With --precision fp16, without --run_type fsdp`."""
     comes = [_typed(name, value) for name, value in other.given.items() if asked.given.get(name) != value]
     comes += [f"--global_batch_size {other.global_batch}"] if other.global_batch != asked.global_batch else []
     comes += [f"--gpus {other.machine.devices}"] if other.machine.devices != asked.machine.devices else []
@@ -344,7 +344,7 @@ def _ways_in_words(asked: Question, ways: Sequence[Way]) -> list[str]:
 
 
 def refusal(asked: Question) -> str:
-    """Return why there is no run, and what has room."""
+    """Return the error message for a question without a run that fits: the reason, and changes with which one does."""
     runs, refused = asked.runs
     ways, batch = with_room(asked, may_be_tight=True), _dividing(asked)
     lacking = runs
@@ -360,8 +360,10 @@ def refusal(asked: Question) -> str:
         if first and first[0].fits:  # of so many devices that ways out are not sought
             said = [_has_room(asked, Way(free, first[0]))]
         else:
-            found = f"does not fit: {_least(free, first[0])}" if first else free.reason(free_refused)
-            said = [f"{_change(asked, free)} too: {found}"] if found not in words else []
+            found = f"it does not fit either: {_least(free, first[0])}" if first else free.reason(free_refused)
+            is_said = found in words
+            lead = _change(asked, free) + ("" if first else " there is no run either:")
+            said = [] if is_said else [f"{lead} {found}"]
     return ". ".join([words, *said])
 
 

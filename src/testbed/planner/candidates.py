@@ -163,8 +163,9 @@ def _options(
         micro = given.get("micro_batch_size_per_gpu")
         passes = global_batch // (micro if isinstance(micro, int) else 1)
         contexts = widths if shares_sequences else []
+        has_ring = _has_ring(given, machine.device)
         for mesh in _products(varied, devices, shape.num_layers, given, contexts, passes):
-            gathers = mesh["context_parallel_size"] > 1 and not _has_ring(given, machine.device)
+            gathers = mesh["context_parallel_size"] > 1 and not has_ring
             yield {"context_parallel_method": "allgather", **mesh} if gathers else mesh
         return
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}

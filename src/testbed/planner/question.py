@@ -83,7 +83,7 @@ class Question:
 
     @property
     def devices_in_words(self) -> str:
-        """How many devices of which kind."""
+        """Number and kind of the devices, such as `8 x h100-sxm`."""
         return f"{self.machine.devices} x {self.machine.device.name}"
 
     def on(self, devices: int) -> Question:
