@@ -233,6 +233,7 @@ def test_the_script_is_short_where_nothing_is_wrong(tmp_path):
         ("broken.json", "{", "is not JSON"),
         ("list.json", "[]", "not a training_metrics.json"),
         ("notes.txt", "a text", "is not a known log"),
+        ("page.rst", "a page", "make Markdown of it: pandoc"),
         ("numbers.csv", "a,b\n1,2\n", "is not CSV that is known"),
         ("rank0_results_epoch0.json", "{}", "is not a result of a rank"),
     ],

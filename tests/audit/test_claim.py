@@ -279,14 +279,8 @@ NOTED = "Optimizer | step (ms) | Speedup", ("AdamW | 38.6 | 1.00x", "fused | 21.
     ("row", "text", "words"),
     [
         ("AdamW", "The AdamW number was read off the Nsight Systems trace run; the others are plain runs.", "nsight"),
-        ("ours", "Note: the last row assumes linear scaling of the first.", "not call measured"),
         ("ours*", "\\* extrapolated from shorter runs", "not call measured"),
         ("ours[^2]", "[^2]: timer started after 20 untimed warm-up iterations.", "warm-up"),
-        (
-            "ours\N{DAGGER}",
-            "<sub>\N{DAGGER} batch size 512; all other rows use 128</sub>",
-            "batch size 128 against 512",
-        ),
         ("ours (roofline model)", "", "not call measured"),
         ("AdamW (with torch.profiler, record_shapes=True)", "", "torch.profiler"),
     ],

@@ -106,15 +106,17 @@ def answer(claim: Claim, claimed: float | None = None, of_table: Sequence[Findin
 
 
 def _in_question(claim: Claim, claimed: float | None, ratios: Sequence[Measure]) -> Measure | None:
-    """Return what the claim is about: the whole job by the first measure, or the time to one target that gives the
-    claimed ratio.
+    """Return what the claim is about: the whole job by the first measure, or the time to one target, or the column
+    without a known heading, that gives the claimed ratio.
 
     It is never about one device's rate, nor about a time of which nothing says that as much was done.
     """
     first = ratios[0] if ratios else None
     if claimed is None or first is None or _is_what_was_claimed(claimed, first):
         return first
-    of_job = [each for each in ratios[1:] if _TO_ONE_TARGET.search(each.name) and not claim.other.first.is_of_iteration]
+    others = claim.other.first.details.get("measured", {})
+    of_job = [each for each in ratios[1:] if each.name in others
+              or (_TO_ONE_TARGET.search(each.name) and not claim.other.first.is_of_iteration)]  # fmt: skip
     return next((each for each in of_job if _is_what_was_claimed(claimed, each)), first)
 
 

@@ -22,7 +22,7 @@ def claim_page(answer: Answer) -> str:
     """Return the page: the verdict, the ratio in question, what decides it, the reasons, and what to ask for."""
     lines = [*wrapped(f"{_claim_in_words(answer)}: {answer.verdict}"), ""]
     lines += [f"  A  {_name(answer.claim.baseline)}", f"  B  {_name(answer.claim.other)}", ""]
-    rows = [(each.name, f"{each.a:,.5g}", f"{each.b:,.5g}", f"B is {each.ratio_in_words}") for each in answer.measures]
+    rows = [(each.name, _figure(each.a), _figure(each.b), f"B is {each.ratio_in_words}") for each in answer.measures]
     if not rows:
         lines.append("No rate and no time is in the files of both.")
     told = [each for each in answer.conditions if (each.a, each.b) != (None, None)]
@@ -55,6 +55,10 @@ def claim_page(answer: Answer) -> str:
     for words in answer.read:
         lines += ["", *wrapped(f"Read from {words}", "", "  ")]
     return "\n".join(lines)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:,.5g}"
 
 
 def _claim_in_words(answer: Answer) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from testbed.audit.printed_setup import counts_of, ranks_in_name, said_in
+from testbed.audit.printed_setup import counts_of, said_in
 from testbed.audit.reported import SAYS_NOTHING, Reported
+from testbed.audit.words import count_in_name
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -131,7 +132,7 @@ def read_curves_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[s
         devices = {cell.strip() for _, name, cell in cells if name == "device" and cell.strip()}
         known: dict[str, Any] = {"device_name": devices.pop() if len(devices) == 1 else None}
         if run:
-            known |= {"name": f"{path}#{run}", "world_size": ranks_in_name(run)}
+            known |= {"name": f"{path}#{run}", "world_size": count_in_name("devices", run)}
         if (curves := curves_in(cells)) or not run:
             found.append((curves, known))
     named = [each for each in found if "name" in each[1]]

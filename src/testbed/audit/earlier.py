@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from testbed.audit.curves import number
-from testbed.audit.printed_setup import printed_setup, ranks_in_name
+from testbed.audit.printed_setup import printed_setup
 from testbed.audit.reported import Reported
+from testbed.audit.words import count_in_name
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -70,7 +71,7 @@ def wandb_log_runs(path: Path, text: str) -> list[Reported]:
     printed = printed_setup(text)
     of_engine = printed.pop("world_size", None)
     world_size = int(world[1]) if world else of_engine or (max(devices) + 1 if devices else None)
-    world_size = world_size or ranks_in_name(path.name) or len(summaries) or None
+    world_size = world_size or count_in_name("devices", path.name) or len(summaries) or None
     step_losses: dict[int, list[float]] = {}
     for step, loss in re.findall(rf"Step (\d+): loss {NUMBER}", text):
         step_losses.setdefault(int(step), []).append(float(loss))

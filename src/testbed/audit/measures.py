@@ -48,7 +48,16 @@ def measures(claim: Claim) -> Iterator[Measure]:
         yield from _of_rates(claim)
     if one.is_of_iteration == two.is_of_iteration and _is_one_time(one, two):
         yield from _of_times(one.time_meaning, times)
+    yield from _under_one_heading(one, two)
     yield from _to_one_loss(one, two)
+
+
+def _under_one_heading(one: Reported, two: Reported) -> Iterator[Measure]:
+    """Yield the ratios of two rows under headings that are not known, and have the unit of a rate or a time."""
+    a, b = (item.details.get("measured", {}) for item in (one, two))
+    for heading in (name for name in a if name in b):
+        (before, is_time), (after, _) = a[heading], b[heading]
+        yield Measure(heading, before, after, before / after if is_time else after / before)
 
 
 def of_one_device(ratios: Iterable[Measure]) -> Measure | None:

@@ -49,21 +49,6 @@ def counts_of(said: Mapping[str, str]) -> dict[str, int]:
             if text.isdecimal() and len(text) <= LONGEST_COUNT and int(text)}  # fmt: skip
 
 
-def ranks_in_name(name: str) -> int | None:
-    """Return the ranks that a run's or a file's name states: 4GPU, 2-gpus, _g4, world8."""
-    match = re.search(
-        r"(?i)(?<!\d)(\d{1,4})[\s_-]?(?:gpus?|ranks?|devices?)(?![a-z])|(?:_g|world[_-]?)(\d{1,4})(?!\d)", name
-    )
-    return (int(match[1] or match[2]) or None) if match else None
-
-
-def batch_in_name(name: str) -> str | None:
-    """Return the batch that a file's name states, of one rank or of all: bs16, batch_64, batchsize-8."""
-    pattern = r"(?i)(?:(?<![a-z])|(?<=global)|(?<=micro))(?:bs|bsz|batch(?:[_-]?size)?)[_-]?(\d{1,6})(?![a-z\d])"
-    match = re.search(pattern, name)
-    return match[1] if match and int(match[1]) else None
-
-
 def printed_setup(text: str) -> dict[str, Any]:
     """Return fields of `Reported` that DeepSpeed's lines give; the batch else by flags in the log, or a JSON."""
     said = said_in(text, FLAGS) | said_in(text, ENGINE)

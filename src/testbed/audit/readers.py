@@ -12,15 +12,16 @@ from pathlib import Path
 
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
-from testbed.audit.printed_setup import batch_in_name, ranks_in_name
-from testbed.audit.reported import BATCH, SAYS_NOTHING, Reported, from_run
+from testbed.audit.printed_setup import plain_precision
+from testbed.audit.reported import BATCH, MODEL, PRECISION, SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
-from testbed.audit.tables.drawn import page_of_notebook
 from testbed.audit.tables.read import SUFFIXES, no_table_in, tables_in
+from testbed.audit.words import count_in_name, said_in_name
 from testbed.errors import InputError
 from testbed.io import missing, read_json, read_regular
 from testbed.sweep.state import SWEEP_FILE
 
+OTHER_PAGES = {".rst": "pandoc {} -t gfm -o page.md", ".ipynb": "jupyter nbconvert --to markdown {}"}
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 _BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
@@ -132,7 +133,9 @@ def read_text_log(path: Path) -> list[Reported]:
     Raises:
         InputError: it is neither, or says nothing of a run.
     """
-    whole = page_of_notebook(text_of(path)) if path.suffix == ".ipynb" else text_of(path)
+    if command := OTHER_PAGES.get(path.suffix.lower()):
+        raise InputError(f"{path} is no page that is read; make Markdown of it: {command.format(path)}")
+    whole = text_of(path)
     text = log_lines(whole)
     tables = tables_in(path, whole)
     try:
@@ -168,13 +171,20 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
     return runs
 
 
+# field of `Reported` -> what the name of a file says of it
+IN_NAMES = {"world_size": "devices", "global_batch_size": "batch", "micro_batch_size": "micro_batch",
+            "sequence_length": "length"}  # fmt: skip
+
+
 def _named(run: Reported) -> Reported:
-    """Return a run with the ranks and the batch that its file's name states, where the file does not."""
-    ranks = ranks_in_name(re.sub(r"_g\d+", "", run.path.name))  # _g2 are GPUs in the names of timing logs alone
-    batch = batch_in_name(run.path.name)
-    is_known = run.global_batch_size or run.micro_batch_size or batch is None
-    settings = run.settings if is_known else {**run.settings, BATCH: str(batch)}
-    return replace(run, world_size=run.world_size or ranks, settings=settings)
+    """Return a run with what its file's name says of its set-up, where the file does not."""
+    name = run.path.stem
+    counts = {field: count_in_name(said, name) for field, said in IN_NAMES.items() if getattr(run, field) is None}
+    words = {MODEL: said_in_name(MODEL, name), PRECISION: plain_precision(said_in_name(PRECISION, name))}
+    if run.global_batch_size is None and run.micro_batch_size is None:
+        words[BATCH] = said_in_name("any_batch", name)
+    settings = {key: said for key, said in words.items() if said} | run.settings
+    return replace(run, settings=settings, **{field: count for field, count in counts.items() if count})  # type: ignore[arg-type]
 
 
 def _with_config(run: Reported) -> Reported:
@@ -282,7 +292,7 @@ def log_lines(text: str) -> str:
 READERS: dict[str, Read] = {
     r".*\.csv": read_csv,
     r".*\.tsv": read_table,
-    r".*\.(log|out|err|txt|md|rst|ipynb)": read_text_log,
+    r".*\.(log|out|err|txt|md)": read_text_log,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r".*tfevents.*": curves.read_event_files,
     r"(rank\d+|eval)_results_epoch\d+\.json": earlier.read_rank_files,

@@ -1,6 +1,7 @@
 """Name what a column of a table holds, by its exact heading or by `--columns`.
 
-A heading that is not in QUANTITIES is not guessed: the column is not read, and the page says so.
+A heading that is not in QUANTITIES is not guessed. If it has the unit of a rate or a time ("Prefill tok/s"), two of its
+rows can be compared with each other, and no formula counts it. Other columns are not read, and the page says so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from testbed.audit.reported import (
     STRATEGY,
     WARM_UP,
 )
-from testbed.audit.tables.english import english
 from testbed.audit.tables.figures import (
     LONGEST,
     SECONDS,
@@ -41,17 +41,7 @@ from testbed.audit.tables.figures import (
 )
 from testbed.audit.tables.grid import Table, name_in
 from testbed.audit.tables.told import Named, SaidOfTable, said_of_table
-from testbed.audit.tables.words import (
-    BATCHES,
-    DEVICES,
-    FORMS,
-    IN_SENTENCES,
-    IN_WORDS,
-    OF_ALL_ROWS,
-    OF_ONE_ROW,
-    multiplied,
-    value_of,
-)
+from testbed.audit.words import BATCHES, DEVICES, FORMS, OF_ALL_ROWS, OF_FIGURES_ALONE, multiplied, value_of
 
 # what is counted: of a rate ("images/s") and of a batch ("images/step")
 _ITEMS = ("sample", "sequence", "seq", "image", "img", "example", "frame", "utterance", "utt", "volume", "item", "row",
@@ -91,6 +81,8 @@ _KNOWN: dict[str, tuple[str, str | list[str]]] = {
     "device_sample_rate": ("number", [f"{rate}/gpu" for rate in _ITEM_RATES]),
     "step_rate": ("number", "steps/s, updates/s, it/s, iter/s, iters/s, iterations/s"),
     "rate": ("number", "throughput"),
+    "other_rate": ("number", []),  # of which the heading alone says what it is
+    "other_time": ("time", []),
     "mfu": ("share", "mfu, hfu"),
     "tflops": ("number", "tflops, tflop/s, tflops/gpu, tflop/s/gpu, tflops/s/gpu, tflops/s"),
     "speedup": ("factor", "speedup, speed up, relative speed, rel speed, relative throughput, relative, gain, x, "
@@ -138,7 +130,14 @@ RATES = {"token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughp
          "device_sample_rate": "samples/s", "step_rate": "steps/s"}  # fmt: skip
 TIMES = ("step_s", "time_s")
 RATIOS = ("speedup", "efficiency")
-RESULTS = (*TIMES, *RATES, "mfu", "tflops", *RATIOS)
+OTHERS = ("other_rate", "other_time")
+RESULTS = (*TIMES, *RATES, "mfu", "tflops", *RATIOS, *OTHERS)
+# of a heading that is not known, with its unit; no bytes, and no part of a time that is no work
+_IS_RATE = re.compile(r"(?<![kmgt]b)(?<![kmgt]ib)/s\b")
+_IS_NO_RESULT = re.compile(
+    r"warm|compil|load|save|set-?up|init|std|dev\b|deviation|variance|p\d\d|min\b|max\b|overhead|diff|delta|bandwidth"
+    r"|memory|timeout|interval|idle|wait|stall|goal|target|budget|expected|projected|estimated|theoretical|peak|ideal"
+)
 _PRECISIONS = re.compile(r"\b(?:fp32|tf32|fp16|bf16|fp8|amp|mixed)\b")
 _OF_A_FILE = re.compile(r"(?i)[~\d., ]+ ?[KMG]i?B")  # a size in bytes
 _BETWEEN = re.compile(r"(?i)\(\w[\w .-]{0,30} (?:to|->|/) \w[\w .-]{0,30}\)")
@@ -178,11 +177,8 @@ _OF_ONE_DEVICE = re.compile(
     r"(?: \w+){0,2} (?:per|of one|of a single|for one) (?:GPU|device|card|rank)\b"
 )
 _OF_A_UNIT = re.compile(r"(?:rate|(?:training |train )?(?:throughput|speed|time)),? (\S.*)")
-_IS_GERMAN = re.compile(r"(?i)\b(?:und|der|die|das|mit|auf|wurde|ist)\b[^.]*\b(?:und|der|die|das|mit|auf|wurde|ist)\b")
 _OF_THE_CLOCK = re.compile(r"(?i)incl|excl|alone|only|whole|end-to-end|wall|w/o|without|with|cold|first")
-_OF_REFERENCE = re.compile(
-    r"(?i)\b(?:base(?:line)?|reference|ref|vanilla|original|naive|stock|upstream|default|standard)\b"
-)
+_OF_REFERENCE = re.compile(r"(?i)\b(?:base(?:line)?|reference|ref|vanilla|original|naive|upstream|default|standard)\b")
 _OF_AN_ESTIMATE = re.compile(r"^(?:expected|projected|predicted|estimated|theoretical|simulated|est\.?) ")
 _OF_SOME_RUN = re.compile(r"^(?:avg\.?|average|mean|median|measured|achieved|overall|final|best|max\.?) ")
 # what a row worked on, in figures that are not read
@@ -249,23 +245,16 @@ class Grid:
 def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     """Return the columns of a table, by their headings or as `named` names them."""
     headings = list(map(_in_one_line, table.header))
-    is_german = any(re.match(r"\d+,\d{1,2}(?!\d)", cell) for row in table.rows for cell in row.cells)
-    is_german |= (
-        any(english(heading) != heading and heading.isascii() for heading in headings)
-        or _IS_GERMAN.search(table.near) is not None
-    )
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
     known = {quantity_of(heading) for heading in headings}
     taken: set[str] = {*named}
     columns = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
-        if is_german and all(re.fullmatch(r"\d{1,3}(?:\.\d{3})*", cell) for cell in map(plain, cells)):
-            cells = [cell.replace(".", "") for cell in cells]  # thousands
         quantity = chosen.get(heading) or _quantity(heading, cells, known)
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
-        column = _column(heading, quantity, cells)
+        column = _column(heading, quantity or _other(heading), cells)
         name, unit = _canonical(heading)
         word = WORD_OF.get(name) if unit != "%" else None
         word = None if word == MODEL and any(map(_OF_A_FILE.fullmatch, cells)) else word
@@ -281,14 +270,13 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
                for column in columns]  # fmt: skip
     said = said_of_table(table, _named(table, columns))
     columns += _said_columns(columns, taken, said)
-    columns = _with_all_devices(columns)
     return Grid(
         path=path,
         lines=tuple(row.line for row in table.rows),
-        columns=tuple(columns),
+        columns=tuple(_with_all_devices(columns)),
         is_to_a_loss=_TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings)),
         said=said,
-        warning=said.warning or _warned_by_name(path),
+        warning=said.warning or (path.name if value_of(STATUS, re.sub("[_-]", " ", path.stem)) else ""),
         is_of_one=_OF_ONE_DEVICE.search(f"{table.around} {table.section}") is not None,
         scaling=_scaling_in(f"{' '.join(headings)} {table.around}"),
     )
@@ -301,28 +289,33 @@ def _in_one_line(heading: str) -> str:
     return first if len(parts) > 2 and quantity_of(first) and not quantity_of(plain(heading)) else plain(heading)
 
 
+def _other(heading: str) -> str | None:
+    """Return what a heading that is not known has the unit of: of a rate, or of a time."""
+    name, unit = _canonical(heading)
+    if not name or _IS_NO_RESULT.search(name):
+        return None
+    if _IS_RATE.search(f"{name} {unit}"):
+        return "other_rate"
+    return "other_time" if unit in SECONDS or _with_unit_behind(name)[1] else None
+
+
 def _named(table: Table, columns: Sequence[Column]) -> Named:
     """Return the rows of a table as a text may name them: the first that a ratio is 1 of, or of such a name, is the
     reference."""
-    named = [column for column in columns if not column.quantity or not any(column.figures)]
-    names = [
-        next((name for column in named if (name := name_in(column.texts[row]))), "") for row in range(len(table.rows))
-    ]
-    sizes = next(
-        (column.figures for column in columns if column.quantity in ("devices", "nodes")), (None,) * len(names)
-    )
+    words = [column for column in columns if not column.quantity or not any(column.figures)]
+    rows = range(len(table.rows))
+    names = [next((name for column in words if (name := name_in(column.texts[row]))), "") for row in rows]
     ratio = next((column.figures for column in columns if column.quantity == "speedup"), ())
     ones = [row for row, figure in enumerate(ratio) if figure and figure.value == 1]
-    ones += [row for row, name in enumerate(names) if _OF_REFERENCE.search(english(name))]
+    ones += [row for row, name in enumerate(names) if _OF_REFERENCE.search(name)]
     results = [column for column in columns if column.quantity in RESULTS and column.quantity not in RATIOS]
     digits = [
         {number for column in results if len(re.sub(r"\D|0+$", "", number := _leading_number(column.texts[row]))) > 2}
-        for row in range(len(names))
-    ]  # fmt: skip
+        for row in rows
+    ]
     count = Counter(number for each in digits for number in each)
     figures = tuple(frozenset(number for number in each if count[number] == 1) for each in digits)
-    counts = tuple(round(size.value) if size else None for size in sizes)
-    return Named(tuple(map(english, names)), figures, counts, ones[0] if ones else 0)
+    return Named(tuple(names), figures, ones[0] if ones else 0)
 
 
 def _leading_number(text: str) -> str:
@@ -332,11 +325,6 @@ def _leading_number(text: str) -> str:
 def _scaling_in(text: str) -> str:
     found = {*re.findall(r"\b(weak|strong)[ _-]scal", text.lower())}
     return found.pop() if len(found) == 1 else ""
-
-
-def _warned_by_name(path: Path) -> str:
-    """Return the name of a file that says of its figures that they were not measured: projected_scaling.csv."""
-    return path.name if value_of(STATUS, english(re.sub("[_-]", " ", path.stem))) else ""
 
 
 def _with_all_devices(columns: list[Column]) -> list[Column]:
@@ -397,7 +385,7 @@ def _is_of_two_columns(ratio: Column, columns: Sequence[Column]) -> bool:
         return True
     rows = [row for row, figure in enumerate(ratio.figures) if figure]
     others = [[figure_of(text, "number") for text in each.texts] for each in columns
-              if each.quantity in (None, *TIMES, *RATES) and each is not ratio]  # fmt: skip
+              if each.quantity in (None, *TIMES, *RATES, *OTHERS) and each is not ratio]  # fmt: skip
     known = [figures for figures in others if len(rows) > 1 and all(figures[row] for row in rows)]
     return any(_is_quotient(ratio, one, two, rows) for one in known for two in known if one is not two)
 
@@ -443,39 +431,26 @@ def _said_columns(columns: Sequence[Column], taken: set[str], said: SaidOfTable)
     for name in FORMS:
         if name in taken or (batch_is_known and name in BATCHES):
             continue
-        where = "row's words"
-        cells = (
-            [value_of(name, row) for row in (of_all if name in (*OF_ONE_ROW, DEVICE) else of_words)]
-            if name in IN_WORDS
-            else [""] * len(of_all)
-        )
+        cells = [value_of(name, row) for row in (of_all if name in (*OF_FIGURES_ALONE, DEVICE) else of_words)]
         if name == WARM_UP:  # low-res warm-up is a method
             cells = [cell if _OF_THE_CLOCK.search(cell) else "" for cell in cells]
-        if name in IN_SENTENCES:
-            told = said.told(name)
-            where = "text" if any(told) and not any(cells) else where
-            cells = [one or other for one, other in zip(cells, told, strict=True)]
+        where = "row's words" if any(cells) else "text"
+        cells = [one or other for one, other in zip(cells, said.told(name), strict=True)]
         is_open = not any(cells) if name in (MODEL, PRECISION, DEVICE) else not all(cells)
         if name in OF_ALL_ROWS and is_open and (of_everyone := said.of_all(name)):
-            where = where if any(cells) else "text"
             cells = [cell or of_everyone for cell in cells]
         if any(cells):
-            found.append(_of_words(name, f"{name.removeprefix('any_')} in the {where}", cells))
+            quantity = name if name in QUANTITIES else None
+            read = _column(f"{name.removeprefix('any_')} in the {where}", quantity, cells)
+            found.append(replace(read, word=None if quantity else name, is_of_words=True))
     return found
-
-
-def _of_words(name: str, heading: str, cells: Sequence[str]) -> Column:
-    """Return what words say as a column, of a quantity or of a setting."""
-    is_quantity = name in QUANTITIES
-    column = _column(heading, name if is_quantity else None, cells)
-    return Column(heading, column.quantity, column.figures, column.texts, None if is_quantity else name, True)
 
 
 def _rows_of(columns: Sequence[Column], num_rows: int) -> list[str]:
     if not columns:
         return [""] * num_rows
     rows = (" | ".join(cells)[: 4 * LONGEST] for cells in zip(*(column.texts for column in columns), strict=True))
-    return [multiplied(english(re.sub(r"_(?=\d)", " ", row))) for row in rows]  # AGNews_4 GPUs
+    return [multiplied(row.replace("_", " ")) for row in rows]  # AGNews_4 GPUs, ddp_bs16
 
 
 def quantity_of(heading: str) -> str | None:
@@ -514,7 +489,7 @@ def _canonical(heading: str) -> tuple[str, str]:
         return "", ""
     if re.match(r"[A-Za-z]+(?: ?[(\[]|$)", heading):  # GlobalBatchSize
         heading = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=GPU)(?=[A-Z][a-z])", " ", heading)
-    name = english(heading.translate(SIGNS)).lower()
+    name = heading.translate(SIGNS).lower()
     for written, meant in _SPELLINGS.items():
         name = re.sub(written, meant, name)
     match = re.fullmatch(r"(.*?) ?[(\[](.*)[)\]]", name)

@@ -1,4 +1,4 @@
-"""Read the tables of a page (Markdown, HTML) or the one of a CSV file: headings, rows, and what is said of them."""
+"""Read the tables of a page (Markdown, HTML) or the one of a CSV file: headings, rows, and the text around them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import NamedTuple
 
-from testbed.audit.tables.drawn import drawn_tables
-from testbed.audit.tables.english import english
-
 LONGEST_PAGE = 40_000  # characters
 MOST_AROUND = 25  # lines beside a table that are looked at
 LONGEST_LINE = 3000  # characters of a line beside a table; a longer one is cut
@@ -20,24 +17,10 @@ LONGEST_SENTENCE = 500
 LONGEST_NAME = 200
 _MARK = r"\[#\w{1,20}\]_?|\[\^\w{1,20}\]|\[\d{1,2}\]|\[[a-e]\]|\([a-e*†‡]\)|\\?\*{1,3}|[†‡§¹²³⁴]"
 _NOTE = re.compile(rf"\s*(?:\.\. )?(?:<su[bp]>)?({_MARK})(?:</su[bp]>)?\)?:?\s*(\S.*)")
-_ESTIMATED = (
-    r"(?:expected|projected|predicted|estimate[sd]?|extrapolat(?:ed|ions?)|placeholders?|simulat(?:ed|or|ions?)"
-    r"|theoretical(?! (?:peak|max\w*|FLOP|(?:\w+ )?performance))"
-    r"|projections?(?! (?:layer|head|weight|kernel|matri|benchmark))|forecasts?|roofline|calculator"
-    r"|spread ?sheet|(?:cost|performance|analytical) model)"
-)
-_FIGURES = r"(?:times?|speed-?ups?|throughput|benchmarks?|values|results|numbers|figures|rows?|data|table)"
-_NOT_MEASURED = re.compile(
-    rf"(?i)\b{_ESTIMATED}[^\w.;]+(?:(?!peak)\w+[^\w.;]+){{0,3}}(?:{_FIGURES}|performance|gains?|improvements?)\b"
-    rf"|(?<!peak )\b{_FIGURES}\W+(?:\w+\W+){{0,2}}(?:are|is|were|come|comes|taken|shows?|lists?|gives?)\W+"
-    rf"(?:(?:from|of|the|our|a|an|by|only|all|with)\W+){{0,3}}(?:\w+\W+)?{_ESTIMATED}\b"
-    rf"|\b(?:{_FIGURES}|below|these|nothing)\b[^.]{{0,80}}\b(?:not|never|none|nothing|has)\W+(?:\w+\W+){{0,2}}"
-    r"(?:measured|run yet|benchmarked|executed)\b"
-)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _HEADING = re.compile(r"(?i)^\s*<h([1-6])\b[^<>]*>")
-_UNDERLINE = re.compile(r"([=~^\"*+#-])\1{2,}\s*")
-SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
+_UNDERLINE = re.compile(r"([=-])\1{2,}\s*")
+_SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
 
 
 @dataclass(frozen=True)
@@ -52,9 +35,8 @@ class Table:
     rows: tuple[Row, ...]  # as wide as the header
     line: int = 0  # of its header
     near: str = ""  # the paragraphs right above and below, and the caption
-    section: str = ""  # the rest of the text between the headings, or tables, above and below
+    section: str = ""  # the rest of the text up to the headings or tables above and below, and below higher headings
     page: str = ""  # the whole text outside tables
-    intro: str = ""  # the first paragraphs below the headings above it
     titles: tuple[str, ...] = ()  # the headings above it, the nearest first
     footnotes: tuple[tuple[str, str], ...] = ()  # mark and text of those whose mark the table has
 
@@ -63,7 +45,16 @@ class Table:
         return "\n\n".join((self.near, *self.titles[:1]))
 
 
-class Note(NamedTuple):
+class _Found(NamedTuple):
+    """The rows of a table, the header first, the lines from 0 between which it stands, its caption."""
+
+    rows: list[Row]
+    begin: int
+    end: int
+    caption: str = ""
+
+
+class _Note(NamedTuple):
     """A line of a page that begins with a mark of a footnote, from 0."""
 
     at: int
@@ -75,50 +66,30 @@ def page_tables(text: str) -> list[Table]:
     """Return the Markdown tables of a page, then its HTML tables. Rows of another width than the first are left out."""
     lines = text.splitlines()
     found = [*_markdown(lines), *_html(text)]
-    for drawn in drawn_tables(lines):
-        found.append(([Row(line, cells) for line, cells in drawn.rows], drawn.begin, drawn.end, drawn.caption))
     lines = [_TAG.sub(" ", _HEADING.sub(lambda tag: "#" * int(tag[1]) + " ", line)) for line in lines]
     for at, line in enumerate(lines[1:], start=1):
         if _UNDERLINE.fullmatch(line) and lines[at - 1].strip() and "|" not in lines[at - 1]:  # a heading of two lines
             lines[at - 1], lines[at] = f"{'#' if line[0] == '=' else '##'} {lines[at - 1]}", ""
     notes = [
-        Note(at, _mark_of(match[1]), match[2])
+        _Note(at, _mark_of(match[1]), match[2])
         for at, line in enumerate(lines)
         for part in re.split(r"(?<=[.;]) (?=[†‡§¹²³⁴])", line)
         if (match := _NOTE.match(part)) and not re.fullmatch(r"(\*+)[^*]+\1", line.strip())  # a text in italics
     ]
-    taken = {at for _, begin, end, _ in found for at in range(begin, end)}
-    page = _page(lines, taken)
-    return [
-        replace(_table(rows, lines, notes, taken, begin, end, caption), page=page)
-        for rows, begin, end, caption in found
-    ]
+    taken = {at for each in found for at in range(each.begin, each.end)}
+    lines = ["# " if at in taken else line[:LONGEST_LINE] for at, line in enumerate(lines)]
+    page = "\n".join(line for line in lines if not line.lstrip().startswith(("#", "```")))[:LONGEST_PAGE]
+    return [replace(_table(each, lines, notes), page=page) for each in found]
 
 
-def _page(lines: Sequence[str], taken: set[int]) -> str:
-    """Return the text of a page outside tables, a paragraph for each; of a code block, each comment with its
-    commands."""
-    parts: list[str] = []
-    is_code = False
-    for at, line in enumerate(lines):
-        text = line.strip()
-        if text.startswith("```"):
-            is_code = not is_code
-            parts.append("")
-        elif at not in taken and (is_code or not re.match("#{1,6} ", text)):
-            parts += [""] * (is_code and text.startswith("#")) + [text.lstrip("# ") if is_code else text[:LONGEST_LINE]]
-    return "\n".join(parts)[:LONGEST_PAGE]
-
-
-def _markdown(lines: Sequence[str]) -> Iterator[tuple[list[Row], int, int, str]]:
-    """Yield the rows of each table, the header first, the lines between which it stands, and no caption."""
+def _markdown(lines: Sequence[str]) -> Iterator[_Found]:
     at = 1
     while at < len(lines):
-        if "|" in lines[at - 1] and "|" in lines[at] and SEPARATOR.fullmatch(lines[at]):
+        if "|" in lines[at - 1] and "|" in lines[at] and _SEPARATOR.fullmatch(lines[at]):
             end = at + 1
             while end < len(lines) and "|" in lines[end] and lines[end].strip():
                 end += 1
-            yield [Row(each + 1, _cells(lines[each])) for each in (at - 1, *range(at + 1, end))], at - 1, end, ""
+            yield _Found([Row(each + 1, _cells(lines[each])) for each in (at - 1, *range(at + 1, end))], at - 1, end)
             at = end
         at += 1
 
@@ -165,8 +136,7 @@ class _Html(HTMLParser):
             self.captions[-1] += data
 
 
-def _html(text: str) -> Iterator[tuple[list[Row], int, int, str]]:
-    """Yield the rows of each table, about where it begins and ends, and its caption."""
+def _html(text: str) -> Iterator[_Found]:
     if "<table" not in text.lower():
         return
     page = _Html()
@@ -174,7 +144,7 @@ def _html(text: str) -> Iterator[tuple[list[Row], int, int, str]]:
     for table, caption in zip(page.tables, page.captions, strict=True):
         rows = _spread([row for row in table if row[1]])
         if len(rows) > 1:
-            yield rows, max(0, rows[0].line - 2), rows[-1].line + 1, " ".join(caption.split())
+            yield _Found(rows, max(0, rows[0].line - 2), rows[-1].line + 1, " ".join(caption.split()))
 
 
 def _spread(table: Sequence[tuple[int, list[list]]]) -> list[Row]:
@@ -201,31 +171,21 @@ def _spread(table: Sequence[tuple[int, list[list]]]) -> list[Row]:
     return [Row(line, tuple(cells)) for line, cells, _ in rows]
 
 
-def _table(
-    rows: Sequence[Row],
-    lines: Sequence[str],
-    notes: Sequence[Note],
-    taken: set[int],
-    begin: int,
-    end: int,
-    caption: str,
-) -> Table:
-    """Return a table whose first row is its header, with the text above line `begin` and below line `end`."""
+def _table(found: _Found, lines: Sequence[str], notes: Sequence[_Note]) -> Table:
+    """Return a table with the text above and below it; `lines` has a heading in place of each table's."""
+    rows, begin, end, caption = found
     near, section = [caption], []
     for way in (range(begin - 1, max(-1, begin - MOST_AROUND), -1), range(end, min(len(lines), end + MOST_AROUND))):
-        paragraphs = _paragraphs([lines[at] if at not in taken else "# " for at in way])
-        paragraphs = [each[:: way.step] for each in paragraphs]
-        near += ["\n".join(each) for each in paragraphs[:1]]
-        section += ["\n".join(each) for each in paragraphs[1:]]
+        paragraphs = ["\n".join(each[:: way.step]) for each in _paragraphs([lines[at] for at in way])]
+        near += paragraphs[:1]
+        section += paragraphs[1:]
     titles: list[str] = []
-    intros: list[str] = []
     level = 9
     for at in range(begin - 1, -1, -1):
         if (heading := re.match(r"(#{1,6}) +(\S.*)", lines[at])) and len(heading[1]) < level:
             level = len(heading[1])
             titles.append(heading[2].strip("# "))
-            below = _paragraphs([lines[each] if each not in taken else "# " for each in range(at + 1, begin)])
-            intros += ["\n".join(each) for each in below[:1]]
+            section += ["\n".join(each) for each in _paragraphs(lines[at + 1 : begin])[:1]]
     kept = tuple(row for row in rows[1:] if len(row.cells) == len(rows[0].cells))
     marks = {mark for row in (rows[0], *kept) for mark in marks_of(row)}
     footnotes = {
@@ -233,10 +193,11 @@ def _table(
         if note.mark in marks and note.at >= end
         and (note.at < end + MOST_AROUND or note.mark[0] not in "*(")  # far away those make lists
     }  # fmt: skip
-    texts = ["\n\n".join(_without(footnotes, each) for each in part if each) for part in (near, section, intros)]
-    near_text, section_text, intro = texts
+    near_text, section_text = (
+        "\n\n".join(_without(footnotes, each) for each in part if each) for part in (near, section)
+    )
     return Table(
-        rows[0].cells, kept, rows[0].line, near_text, section_text, "", intro, tuple(titles), tuple(footnotes.items())
+        rows[0].cells, kept, rows[0].line, near_text, section_text, "", tuple(titles), tuple(footnotes.items())
     )
 
 
@@ -257,13 +218,13 @@ def _without(footnotes: dict[str, str], text: str) -> str:
 
 
 def _paragraphs(lines: Sequence[str]) -> list[list[str]]:
-    """Return the paragraphs up to a heading or another table."""
+    """Return the paragraphs up to a heading, a block of code or another table."""
     found: list[list[str]] = [[]]
     for line in lines:
         if line.lstrip().startswith(("#", "```")) or "|" in line:
             break
         if line.strip():
-            found[-1].append(line[:LONGEST_LINE])
+            found[-1].append(line)
         elif found[-1]:
             found.append([])
     return [each for each in found if each]
@@ -271,7 +232,7 @@ def _paragraphs(lines: Sequence[str]) -> list[list[str]]:
 
 def sentences_of(text: str) -> Iterator[str]:
     """Yield the sentences, items of lists and paragraphs of a text, each in one line."""
-    for sentence in re.split(r"(?<=[.!?])(?<!\bvs\.)(?<!\bca\.)(?<!\bincl\.)\s+|(?<=\u3002)|\n\s*\n|\n(?=[-*] )", text):
+    for sentence in re.split(r"(?<=[.!?])(?<!\bvs\.)(?<!\bca\.)(?<!\bincl\.)\s+|\n\s*\n|\n(?=[-*] )", text):
         if sentence.strip():
             yield " ".join(sentence.split())[:LONGEST_SENTENCE]
 
@@ -281,11 +242,6 @@ def name_in(cell: str) -> str:
     name = " ".join(re.sub(r"\*\*|__|`|\\|\[([^\]]*)\]\([^)]*\)|<[^<>]*>", r"\1", cell[:LONGEST_NAME]).split())
     name = re.sub(rf" ?(?:{_MARK})+$", "", name)
     return name if re.search(r"[^\W\d_]", name) else ""
-
-
-def says_not_measured(text: str) -> bool:
-    """Return whether a sentence says of the figures beside it that they were not measured."""
-    return _NOT_MEASURED.search(english(text)) is not None
 
 
 def csv_tables(text: str) -> list[Table]:

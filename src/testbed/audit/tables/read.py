@@ -12,7 +12,7 @@ from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, qua
 from testbed.audit.tables.figures import LONGEST, is_number, plain
 from testbed.audit.tables.grid import Row, Table, csv_tables, page_tables
 from testbed.audit.tables.sentences import quotes_in
-from testbed.audit.tables.words import BATCHES
+from testbed.audit.words import BATCHES
 from testbed.errors import InputError
 
 # what --columns takes too

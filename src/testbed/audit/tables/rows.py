@@ -23,10 +23,9 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
-from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
-from testbed.audit.tables.english import english
+from testbed.audit.tables.columns import OTHERS, RATES, RATIOS, RESULTS, TIMES, Grid
 from testbed.audit.tables.figures import Figure, plain
-from testbed.audit.tables.words import IN_WORDS, value_of
+from testbed.audit.words import FORMS, value_of
 from testbed.errors import InputError
 
 LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
@@ -50,7 +49,7 @@ _OF_AN_END = re.compile(
     r"(?:run |job |exit )?(?:status|state|result|outcome|remarks?|notes?|comments?|info|exit|end|finished|completed)"
 )
 _NO_LOSS = re.compile(r"(?i)[-+]?(?:nan|inf(?:inity)?)")
-_SIZE = IN_WORDS[MODEL]
+_SIZE = FORMS[MODEL]
 _COUNTS_RUNS = re.compile(r"(?i)#|no\.?|id|run id|job id|job|date|commit")
 
 
@@ -105,6 +104,7 @@ def side_of(grid: Grid, row: int) -> Side:
             "line": grid.lines[row],
             "row": row,  # all rows of a turned table are of one line
             "others": {f"`{column.heading}`": column.texts[row] for column in grid.not_understood},
+            "measured": _others(grid, row),
             "tokens": count("tokens"),
             "is_series": len({*grid.devices} - {None}) == len(grid.lines) > 2,
             "is_in_bits": _of_bits(grid),
@@ -120,6 +120,13 @@ def side_of(grid: Grid, row: int) -> Side:
     return Side(run.name, (run,))
 
 
+def _others(grid: Grid, row: int) -> dict[str, tuple[float, bool]]:
+    """Return the figures under headings that alone say what they are, and whether each is a time."""
+    columns = [column for column in grid.columns if column.quantity in OTHERS]
+    return {column.heading: (figure.value, column.quantity == "other_time")
+            for column in columns if (figure := column.figures[row])}  # fmt: skip
+
+
 def _is_weak(grid: Grid) -> bool:
     """Return whether a table is of weak scaling: it says so, or rows on more devices have one batch of a device."""
     micro, devices = grid.column("micro_batch"), grid.column("devices")
@@ -131,7 +138,7 @@ def _as_the_page_calls_it(side: Side, grid: Grid) -> Side:
     """Return a row of which the page, or the heading of its result, says that it was not measured, with that."""
     settings = side.first.settings
     result = next((name for name in (*RATES, "speedup", *TIMES) if any(_figures(grid, name))), "")
-    marked = value_of(STATUS, english(said_of(grid, result)))
+    marked = value_of(STATUS, said_of(grid, result))
     said = marked.lower() or (f"'{grid.warning}'" if grid.warning else "")
     return Side(side.name, (replace(side.first, settings={STATUS: said} | settings),)) if said else side
 
@@ -191,11 +198,11 @@ def failure_of(grid: Grid, row: int) -> str | None:
         text = column.texts[row]
         if column.quantity in LEARNT and _NO_LOSS.fullmatch(text):
             return f"a loss of {text}"
-        if _OF_AN_END.fullmatch(english(column.heading).lower()) and _says(_ENDED, english(text)):
+        if _OF_AN_END.fullmatch(column.heading.lower()) and _says(_ENDED, text):
             return text
         if (not has_figures and _FAILED.search(text)) or (column.quantity is None and "diverged" in text.lower()):
             return text
-    return _says(_FAILED_BY_NOTE, english(grid.said.note(row)))
+    return _says(_FAILED_BY_NOTE, grid.said.note(row))
 
 
 def _says(pattern: re.Pattern[str], text: str) -> str | None:

@@ -37,7 +37,7 @@ from testbed.audit.reported import MODEL, PASS, PRECISION, STATUS, Claim
 from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
 from testbed.audit.tables.figures import Figure, exactly, is_reference
 from testbed.audit.tables.rows import claim_of, fails, failure_of, plain_heading, said_of, side_of
-from testbed.audit.tables.words import IN_WORDS
+from testbed.audit.words import FORMS
 from testbed.errors import InputError
 from testbed.memory_model.devices import device_named
 
@@ -53,7 +53,7 @@ WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which 
 LONGEST_NOTE = 160
 NEARLY_EQUAL = 0.03  # batches of one rank
 MOST_MFU = 10  # more is another figure, as the length beside it
-_ESTIMATED = re.compile(rf"{IN_WORDS[STATUS].pattern}|\best\b", re.I)
+_ESTIMATED = re.compile(rf"{FORMS[STATUS].pattern}|\best\b", re.I)
 
 
 _VERSUS = re.compile(r"\b(?:vs\.?|versus|over|relative to|compared (?:to|with)|against) (.*)")
@@ -351,9 +351,8 @@ def _claimed_by_the_text(grid: Grid) -> Iterator[tuple[Pair, str]]:
     for rows, claimed, sentence in grid.said.claims:
         for row, reference in permutations(rows, 2):
             pair = Pair(grid, row, reference)
-            gain = next((measure.ratio for measure in measures(pair.claim)), 0.0)
-            is_claimed = abs(gain / claimed - 1) <= CLAIMED and not failure_of(grid, reference)
-            if is_claimed and (is_another_strategy(pair.claim) or gain > 1):
+            gains = [each.ratio for each in measures(pair.claim) if abs(each.ratio / claimed - 1) <= CLAIMED]
+            if gains and not failure_of(grid, reference) and (is_another_strategy(pair.claim) or gains[0] > 1):
                 yield pair, sentence
 
 
@@ -427,7 +426,7 @@ def _is_meant(each: Condition, grid: Grid, ratio: str, claim: Claim) -> bool:
         )
     if each.name == "precision" and is_another_strategy(claim):
         words = " ".join((*grid.columns[0].texts, said_of(grid, ratio)))  # which may say that it is compared
-        return IN_WORDS[PRECISION].search(words) is not None
+        return FORMS[PRECISION].search(words) is not None
     return each.name in ("ranks", "figures are", "precision") or "cpu" in (str(each.a).lower(), str(each.b).lower())
 
 

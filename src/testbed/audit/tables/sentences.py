@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from testbed.audit.tables.columns import Grid
 from testbed.audit.tables.figures import plain
 from testbed.audit.tables.told import OF_FIGURES
-from testbed.audit.tables.words import DEVICES, NUMBER
+from testbed.audit.words import DEVICES, NUMBER
 
 LONGEST_SENTENCE = 500
 MOST_QUOTED = 5

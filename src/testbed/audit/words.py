@@ -1,6 +1,7 @@
-"""Hold what a row, or a sentence about it, may say of its conditions: DP=16, 4x A100, a batch of sixteen, projected.
+"""Read what words say of a condition: DP=16, 4x A100, a batch of sixteen, projected.
 
-FORMS has every condition once, for the words of a row, a heading, a caption, a footnote and a sentence alike.
+FORMS has every condition once, for the cells of a row, a heading, a caption, a footnote, a sentence and the name of a
+file alike.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ _IS = r"(?:[-_ ]?size)?(?: \(?tokens\)?)?(?: ?(?:of|was|is|at|to|with|from)| ?[=
 _NODE = r"(?:node|machine|host|server|VM|instance)"
 _OF_JOB = rf"(?!(?:[ -]?\d+ ?GB)?s? ?(?:per|/|a|in (?:each|every|one)) ?{_NODE}\b)"
 _OF_EACH_NODE = rf"\b(?:each|every|all) {_NODE}s?"
-_REACHES = r"(?: \w+){0,2}?(?: (?:of|was|is|at|to|reache[sd]|stood at|end(?:s|ed) (?:at|with)))? ?[=:]? ?"
-_SCORES = r"acc(?:uracy)?|(?:box |mask )?m?AP|BLEU|F1|ROUGE-L|top-?[15](?: acc(?:uracy)?)?|mIoU|AUC|MMLU|HellaSwag"
 _ENDS = (
     r"(?:end(?:s|ed)?|finish(?:es|ed)?|stop(?:s|ped)?|stood|stands?|converge[sd]?|levels?|settle[sd]?|reach(?:es|ed)?)"
 )
@@ -73,7 +72,7 @@ FORMS = {
         rf"|\bbatch{_IS}{NUMBER} {_PER} {_EACH}\b|\b(\d{{1,4}}) (?:per|on each) {_EACH}\b",
         "batch": rf"\b(?:gbs|(?:global|effective|total|overall)[- ]batch){_IS}{NUMBER}\b(?!,\d)"
         rf"|\b{NUMBER} {_SAMPLES} (?:per|a|in each|each) (?:optimi[sz]er )?(?:step|update|iteration)\b",
-        "any_batch": rf"\b(?:bs|bsz|(?:mini[- ]?)?batch(?:es)?){_IS}{NUMBER}\b(?!,\d)|(?<=[-_])b(\d{{3,5}})\b"
+        "any_batch": rf"\b(?:bs|bsz|(?:mini[- ]?)?batch(?:es)?){_IS}{NUMBER}\b(?!,\d)|(?<=[- ])b(\d{{2,5}})\b"
         r"|(?<![\w.-])(\d[\d,]*)-(?:sample|sequence|image) batch",
         "length": rf"\b(?:seq|sequences?|context|seq_?len|ctx)(?:[- _]?len(?:gth)?)?(?: of)?(?: size| window)?{_IS}"
         rf"(\d{{2,7}}k?)\b(?! {_SAMPLES})|\blength{_IS}(\d{{2,7}}k?)\b"
@@ -81,21 +80,15 @@ FORMS = {
         "val_loss": r"\bloss(?: \w+){0,3}?[ (=:~]+(\d{1,2}\.\d{1,5})\b(?! ?(?:x\b|%|times))"
         rf"|\b(\d\.\d{{2,5}}) (?:val\w*|eval\w*|test|final)(?: \w+)? loss"
         rf"|\b{_ENDS} (?:off )?(?:at|with|on) (\d\.\d{{1,5}})\b(?! ?(?:x\b|%|h\b))",
-        "perplexity": rf"\b(?:perplexity|ppl){_REACHES}(\d{{1,4}}(?:\.\d{{1,4}})?)\b",
-        "score": rf"\b(?:{_SCORES})\b(?: \(%\))?{_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)"
-        r"(?= ?%|\b(?! ?(?:x\b|h\b|GPU|epoch)))"
-        rf"|\b(\d{{1,3}}\.\d{{1,3}}) ?(?:%|percent)?(?: \w+)? (?:{_SCORES})\b",
-        "error": rf"\b(?:WER|CER|FID|error(?: rate)?){_REACHES}(\d{{1,3}}(?:\.\d{{1,3}})?)\b",
         "tokens": r"\b(\d+(?:\.\d+)?[BMT])[ -]tokens\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|(?<!\d,)\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"  # 92,170M is memory
         r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
-        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|(?<!qkv )(?<!linear )(?<!output )(?<!input )(?<!random )(?<!up )"
-        r"(?<!down )(?<!gate )project(?:ed|ion(?! (?:layer|head|weight|kernel|matri|benchmark)))|predict(?:ed|ion)"
-        r"|estimat(?:ed?|ion)|theoretical|extrapolat(?:ed|ion)|simulat(?:ed|or|ion)|modell?ed"
-        r"|TBD|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
+        STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|projected|projections|predict(?:ed|ions?)|estimat(?:ed?|ions?)"
+        r"|theoretical(?! (?:peak|max|FLOP|(?:\w+ )?performance))|extrapolat(?:ed|ions?)|simulat(?:ed|or|ions?)"
+        r"|modell?ed|TBD|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
         r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
         r"|targeted|(?:cost|performance|analytic(?:al)?) model|(?<=is )(?:stale|outdated)|back[- ]of[- ]the[- ]envelope"
         r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:data|spec) ?sheet"
@@ -118,38 +111,28 @@ FORMS = {
         COMPILED: r"\b(torch\.compile|compiled)\b",
     }.items()
 }  # fmt: skip
-OF_ONE_ROW = (STATUS, INSTRUMENTS, WARM_UP)  # what any cell may say, or a note on the row
-IN_SENTENCES = (*OF_ONE_ROW, "devices", "nodes", "batch", "micro_batch", "any_batch", "length", "val_loss",
-    "perplexity", "score",
-                "error", "tokens", MODEL, PRECISION, DEVICE, RESOLUTION, PASS)  # fmt: skip
-# what is said of all rows of a table
+OF_FIGURES_ALONE = (STATUS, INSTRUMENTS, WARM_UP)  # what a sentence says of a figure, and may say of a method
+# what may be said of all rows of a table
 OF_ALL_ROWS = ("per_node", MODEL, PRECISION, DEVICE, "devices", "length", "batch", "any_batch", "micro_batch")
 BATCHES = ("batch", "micro_batch", "any_batch")  # in the order in which a text is read: each takes its words out of it
-IN_WORDS = {
-    name: form for name, form in FORMS.items() if name not in ("perplexity", "score", "error", "tokens")
-}  # of cells
 _NEGATED = re.compile(
     r"(?i)\b(?:no|not|never|without|w/o|disabled)\W+(?:\w+\W+){0,2}$|\b(?:neither|nor)\b[^.;]*$|\b(?:no"
     r"|none)\b[^.;,]{0,40}$"
 )
 
 
-def values_of(name: str, text: str) -> list[str]:
-    """Return what a text says of a condition, as written, where it does not deny it."""
+def value_of(name: str, text: str) -> str:
+    """Return the only value that a text has of a condition and does not deny, of words the first; empty: none, or
+    several."""
     for earlier in BATCHES[: BATCHES.index(name)] if name in BATCHES else ():
         text = FORMS[earlier].sub(" ", text)
     text = multiplied(re.sub(rf"(?i){_OF_EACH_NODE}\b[^.;,]*", " ", text)) if name == "devices" else text
-    is_of_words = name in (*OF_ONE_ROW, RECOMPUTED, PASS, COMPILED)
-    return [
-        plain_number(next(group for group in match.groups() if group)) for match in FORMS[name].finditer(text)
+    is_of_words = name in (*OF_FIGURES_ALONE, RECOMPUTED, PASS, COMPILED)
+    found = dict.fromkeys(
+        plain_number(next(group for group in match.groups() if group)).strip() for match in FORMS[name].finditer(text)
         if not (is_of_words and _NEGATED.search(text[: match.start()]))
-    ]  # fmt: skip
-
-
-def value_of(name: str, text: str) -> str:
-    """Return the only value that a text has of a condition, of words the first; empty: none, or several."""
-    found = list(dict.fromkeys(values_of(name, text)))
-    return found[0].strip() if found and (len(found) == 1 or name in OF_ONE_ROW) else ""
+    )  # fmt: skip
+    return next(iter(found)) if len(found) == 1 or (found and name in OF_FIGURES_ALONE) else ""
 
 
 def multiplied(text: str) -> str:
@@ -163,3 +146,14 @@ def multiplied(text: str) -> str:
 
 def plain_number(number: str) -> str:
     return str(WORDS.get(number.lower(), number))
+
+
+def said_in_name(name: str, file: str) -> str:
+    """Return what the name of a file says of a condition: the 4 devices, or the batch of 16, of ddp_4gpu_bs16.log."""
+    return value_of(name, re.sub(r"[_.-]+", " ", file))
+
+
+def count_in_name(name: str, file: str) -> int | None:
+    """Return the number that the name of a file says of a condition."""
+    said = said_in_name(name, file).replace(",", "")
+    return int(said) or None if said.isdecimal() else None
