@@ -31,8 +31,10 @@ run_tests() {
     [ "$code" -eq 0 ] || [ "$code" -eq "$NO_TESTS" ] || exit "$code"
     return "$code"
 }
-# A file stays in one process, because its tests share launches. tests/conftest.py says which come first.
-in_parallel() { run_tests -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"; }
+# A file stays in one process, because its tests share launches. tests/conftest.py says which come first. Two cores run
+# three files at once: tests wait for ranks that start, and for timeouts, about a third of the time.
+processes=$(python -c 'import os; print((os.cpu_count() or 1) * 3 // 2)')
+in_parallel() { run_tests -n "$processes" --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"; }
 
 found=no
 if [ "${1:-}" = --all ]; then

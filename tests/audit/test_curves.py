@@ -126,3 +126,13 @@ def test_a_csv_of_runs_is_no_curve_whatever_its_columns_are_called(tmp_path):
     steps = "".join(f"{step},{100 + step},3.1,ckpt_{step}.pt\n" for step in range(9))
     curve = saved(tmp_path, f"step,tokens/s,loss,checkpoint\n{steps}", "curve.csv")
     assert read_reported([curve])[0].form == "CSV of curves"
+
+
+def test_json_lines_are_curves_and_half_a_line_at_the_end_is_left(tmp_path):
+    """LLaMA-Factory's trainer_log.jsonl of a run that was killed."""
+    rows = [{"current_steps": step, "loss": 4.0 - step / 10, "tokens_per_sec": 100.0} for step in (1, 2, 3)]
+    path = saved(tmp_path, "\n".join([*map(json.dumps, rows), '{"current_st']), "trainer_log.jsonl")
+    run = only(path)
+    assert (run.form, run.optimizer_steps, run.train_loss, run.rate) == ("JSON lines", 3, 3.7, 100.0)
+    with pytest.raises(InputError, match="says no time"):
+        only(saved(tmp_path, '{"a": 1}\n[]\nnull\n', "other.jsonl"))

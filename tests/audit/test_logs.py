@@ -256,3 +256,18 @@ def test_the_configuration_that_wandb_stored_beside_a_log_is_read(tmp_path, inde
     saved(tmp_path, '{"gpu": "A100", "gpu_count"', "wandb-metadata.json")  # damaged: the log is read without it
     (run,) = read_reported([saved(tmp_path, steps, "output.log")])
     assert (run.world_size, run.sequence_length, run.accumulation) == (4, 1024, 8)
+
+
+def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_path):
+    line = "[rank0] step {step} loss 3.{step:02d} lr 0.001 throughput {rate} tok/s step_time {ms}ms\n"
+    paths = []
+    for name, ranks, rate, ms in (("a.log", 4, 1000, 800), ("b.log", 8, 3600, 400)):
+        head = f"world_size={ranks} global_batch_size=64 seq_len=1024 dtype=bf16\n"
+        steps = "".join(line.format(step=step, rate=rate, ms=ms) for step in range(20))
+        paths.append(saved(tmp_path, head + steps, name))
+    run = read_reported(paths[:1])[0]
+    assert (run.form, run.world_size, run.global_batch_size, run.time_s) == ("training log", 4, 64, 0.8)
+    assert (run.sequence_length, run.train_loss, run.optimizer_steps) == (1024, 3.19, 20)
+    found = answered(paths)
+    assert found is not None and not any("throughput" in each.name for each in found.measures), "of one rank or of all"
+    assert found.in_question is not None and found.in_question.ratio == 2

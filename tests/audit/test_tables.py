@@ -339,10 +339,13 @@ SEEN = {
                                "batch size 8 against 32 (4 times)", ("=32", "=8")),
     "a batch behind a claim of the text": (
         table("Method | GPUs | global batch | tokens/s", "DDP | 8 | 64 | 100", "ours | 8 | 128 | 190")
-        + "\nOurs is 1.9x as fast.\n", "global batch size 64 against 128 (2 times)", ("1.9x", "2.5x")),
+        + "\nOurs is 1.9x as fast.\n", "global batch size 64 against 128 (2 times)", ("1.9x as fast", "better")),
     "a length behind a claim of the text": (
         table("Method | GPUs | seq len | tokens/s", "DDP | 8 | 2048 | 100", "ours | 8 | 1024 | 190")
-        + "\nOurs is 90 % faster.\n", "sequence length 2048 against 1024", ("90 %", "10 %")),
+        + "\nOurs is 90 % faster.\n", "sequence length 2048 against 1024", ("90 % faster", "better")),
+    "a claim that the figures do not give": (
+        table("Method | GPUs | tokens/s", "DDP | 8 | 100", "ours | 8 | 190") + "\nOurs is 2.5x faster than DDP.\n",
+        "the figures give 1.9x", ("2.5x faster than", "better than")),
     "a page of placeholders": ("All numbers are projected.\n\n" + SPEED_UP, "All numbers are projected",
                                ("projected", "measured")),
     "two losses": (table("Compression | ms / step | Speed-up", "none | 612 | 1.00", "8-bit | 405 | 1.51")

@@ -42,6 +42,7 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
+from testbed.audit.words import DEVICES
 from testbed.config.run_types import REFERENCE
 from testbed.errors import value_text
 
@@ -274,6 +275,12 @@ def _is_all_of_it(claim: Claim, words: str) -> bool:
     return claim.other.first.form == ROW and (names[0] == names[1] or "" in names)
 
 
+def _are_named_as_models(claim: Claim) -> bool:
+    """Return whether each side is called by its model alone: two models are what is compared."""
+    names = [(strategy_of(side), side.first.settings.get(MODEL)) for side in claim.sides]
+    return claim.other.first.form == ROW and all(model and name in (None, model) for name, model in names)
+
+
 def _is_mixed_too(a: str, b: str) -> bool:
     """Return whether one precision is called mixed, and the other is one that mixed training uses."""
     mixed, plain = {"amp", "mixed precision", "mixed", "half precision"}, {"bf16", "fp16"}
@@ -500,9 +507,10 @@ _COSTS = "a token costs another time"
 FACTS: tuple[Fact, ...] = (
     Fact("ranks", _field("world_size"), "the ratio has their work in it",
          decides=True, spoils=lambda claim: kind_of(claim) == OF_BOTH),
-    Fact("devices", _field("device_name"), "each computes at another rate", differs=_is_another_device),
+    Fact("devices", _field("device_name"), "each computes at another rate", differs=_is_another_device,
+         spoils=lambda claim: not _is_all_of_it(claim, rf"(?:\d+ ?x ?)?(?:nvidia )?(?:{DEVICES})(?:[ -]?\d+ ?gb?)?")),
     Fact("model", _model, _COSTS, ("num_layers", "num_heads", "embedding_size", "vocab_size"), is_work=True,
-         decides=True, differs=_is_another_model),
+         decides=True, differs=_is_another_model, spoils=lambda claim: not _are_named_as_models(claim)),
     Fact("global batch size", _batches, "an update is of another number of sequences",
          ("global_batch_size",), is_work=True, decides=True,
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),

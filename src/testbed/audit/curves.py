@@ -5,6 +5,7 @@ A curve is known by its exact name, in the table CURVES. W&B, MLflow and Lightni
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +16,14 @@ from typing import Any
 
 from testbed.audit.printed_setup import counts_of, said_in
 from testbed.audit.reported import SAYS_NOTHING, Reported
+from testbed.audit.tables.columns import quantity_of
 from testbed.audit.words import count_in_name
 from testbed.errors import InputError
-from testbed.io import read_json
+from testbed.io import read_json, read_text
 
-STATE, EVENTS, CSV = "trainer_state.json", "TensorBoard event files", "CSV of curves"
+STATE, EVENTS, CSV, JSON_LINES = "trainer_state.json", "TensorBoard event files", "CSV of curves", "JSON lines"
 PRINTED_TRAINER = "log of a transformers Trainer"
-FORMS = (STATE, EVENTS, CSV, PRINTED_TRAINER)
+FORMS = (STATE, EVENTS, CSV, JSON_LINES, PRINTED_TRAINER)
 STEP = ("step", "_step", "steps", "iteration", "iter", "global_step", "trainer/global_step")
 # quantity -> the names of its curves: of transformers, torchtitan, Megatron-LM, nanochat, composer and Lightning
 CURVES: dict[str, tuple[str, ...]] = {
@@ -41,6 +43,9 @@ CURVES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 RATE_UNITS = {"token_rate": "tokens/s", "rank_token_rate": "tokens/s", "sample_rate": "samples/s", "rate": "throughput"}
 QUANTITY_OF = {name: quantity for quantity, names in CURVES.items() for name in names}
+# what a heading of a table means as a curve, where no program's name is known
+OF_HEADINGS = {"token_rate": "token_rate", "sample_rate": "sample_rate", "device_token_rate": "rank_token_rate",
+               "step_s": "iteration_s"}  # fmt: skip
 OF_CHARTS = ("time_s", "rate", "train_loss", "val_loss", "tflops", "mfu", "losses")  # what metrics tell of a run
 MOST_STEPS = 1e15
 Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
@@ -100,10 +105,28 @@ def _of_call(end: Mapping[str, object]) -> dict[str, Any]:
     return {**time, **({"rate": rate, "rate_unit": "samples/s"} if rate is not None else {})}
 
 
+def read_json_lines(path: Path) -> list[Reported]:
+    """Read a file with an object for each step that was logged, as LLaMA-Factory and NeMo write it.
+
+    Raises:
+        InputError: no line is an object with a step and a curve that is known.
+    """
+    told = []
+    for line in read_text(path, errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # half a line of a run that was killed
+        if isinstance(row, dict):
+            step = next((row[name] for name in (*STEP, "current_steps") if name in row), None)
+            told += [(step, name, value) for name, value in row.items()]
+    return [reported_of(path, JSON_LINES, curves_in(told))]
+
+
 def is_curves(header: Sequence[str]) -> bool:
     """Return whether the first line of a CSV names steps and at least one curve that is known."""
     names = [_metric(name) for name in header]
-    return any(name in STEP for name in names) and any(name in QUANTITY_OF for name in names)
+    return any(name in STEP for name in names) and any(map(_curve_named, names))
 
 
 def no_curves_in(header: Sequence[str]) -> str:
@@ -111,6 +134,12 @@ def no_curves_in(header: Sequence[str]) -> str:
     if not any(_metric(name) in STEP for name in header):
         return "it has no column 'step'"
     return f"no metric beside '{header[0]}' is known; known are {', '.join(QUANTITY_OF)}"
+
+
+def _curve_named(name: str) -> str | None:
+    """Return the quantity of a curve: by a program's name of it, or as the heading of a table."""
+    known = QUANTITY_OF.get(name)
+    return known if known or re.search(r"\bms\b|_ms|[(\[]", name) else OF_HEADINGS.get(quantity_of(name) or "")
 
 
 def _metric(heading: str) -> str:
@@ -170,7 +199,7 @@ def curves_in(told: Iterable[tuple[object, object, object]]) -> Curves:
     """Return the known curves in (step, name, value); of one step told twice the later value counts."""
     found: dict[str, dict[int, float]] = {}
     for step, name, value in told:
-        quantity, at = QUANTITY_OF.get(str(name).strip().lower()), number(step)
+        quantity, at = _curve_named(str(name).strip().lower()), number(step)
         if quantity is None or at is None or abs(at) > MOST_STEPS:
             continue
         if (read := number(value, nan_too=quantity == "train_loss")) is not None:

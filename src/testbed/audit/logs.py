@@ -227,6 +227,26 @@ PROGRAMS = (
         },
         rate_unit="samples/s",
     ),
+    Program(  # of no program that is known: a step, its loss, and a rate or a time with its unit
+        "training",
+        mark=r"(?i)\b(?:step|iter(?:ation)?)[ :=#]*\d+\b.{0,200}?\bloss[ :=]+\d.{0,300}?(?:/s(?:ec)?\b|\d ?ms\b)",
+        line=r"(?i)\b(?:step|iter(?:ation)?)[ :=#]*(\d{1,12})\b(?=.{0,200}?\bloss[ :=]+[\dn])",
+        figures={
+            "loss": r"(?i)\bloss[ :=]+([\w.+-]+)",
+            "ms": rf"(?i)\b(?:dt|(?:step|iter)[_ ]?time|time)[ :=]*{NUMBER} ?ms\b",
+            "s": rf"(?i)\b(?:dt|(?:step|iter)[_ ]?time|time)[ :=]*{NUMBER} ?s\b",
+            "rate": rf"(?i)\b(?:throughput|tok(?:en)?s?(?:/s(?:ec)?|_per_s(?:ec)?)|tps)[ :=]+{NUMBER}"
+            rf"|{NUMBER} ?tok(?:en)?s?/s",
+        },
+        header={
+            "world_size": rf"\b(?:world_size|dist_world_size|num_gpus|nproc_per_node)[ =:]+{COUNT}",
+            "global_batch_size": rf"\b(?:global|total|effective)[_ ]batch(?:[_ ]size)?[ =:]+{COUNT}\b",
+            "sequence_length": rf"\b(?:seq_len|block_size|context_length|sequence_length)[ =:]+{COUNT}",
+            PRECISION: r"\b(?:dtype|precision)[ =:]+'?([\w.]+)",
+        },
+        first_step=0,
+        rate_unit="throughput",
+    ),
 )
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
 KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
@@ -342,9 +362,10 @@ def _figure(name: str, pattern: re.Pattern[str], line: str) -> float | None:
     found = pattern.search(line)
     if not found:
         return None
-    if name == "loss" and found[1].lower().lstrip("+-").startswith("nan"):
+    text = next(group for group in found.groups() if group is not None)
+    if name == "loss" and text.lower().lstrip("+-").startswith("nan"):
         return math.nan
-    value = _number(found[1])
+    value = _number(text)
     is_none = name == "loss" and value is not None and value < 0  # pipeline stages without the loss print -1
     return None if is_none else value
 

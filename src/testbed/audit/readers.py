@@ -292,6 +292,7 @@ def log_lines(text: str) -> str:
 READERS: dict[str, Read] = {
     r".*\.csv": read_csv,
     r".*\.tsv": read_table,
+    r".*\.jsonl": curves.read_json_lines,
     r".*\.(log|out|err|txt|md)": read_text_log,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r".*tfevents.*": curves.read_event_files,

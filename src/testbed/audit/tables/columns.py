@@ -135,8 +135,9 @@ RESULTS = (*TIMES, *RATES, "mfu", "tflops", *RATIOS, *OTHERS)
 # of a heading that is not known, with its unit; no bytes, and no part of a time that is no work
 _IS_RATE = re.compile(r"(?<![kmgt]b)(?<![kmgt]ib)/s\b")
 _IS_NO_RESULT = re.compile(
-    r"warm|compil|load|save|set-?up|init|std|dev\b|deviation|variance|p\d\d|min\b|max\b|overhead|diff|delta|bandwidth"
-    r"|memory|timeout|interval|idle|wait|stall|goal|target|budget|expected|projected|estimated|theoretical|peak|ideal"
+    r"warm|compil|load|save|set-?up|init|std|dev\b|deviation|variance|min\b|max\b|overhead|diff|delta|bandwidth|price"
+    r"|cost|usd|[$\u20ac]|memory|timeout|interval|idle|wait|stall|goal|target|budget|expected|projected|estimated"
+    r"|theoretical|peak|ideal"
 )
 _PRECISIONS = re.compile(r"\b(?:fp32|tf32|fp16|bf16|fp8|amp|mixed)\b")
 _OF_A_FILE = re.compile(r"(?i)[~\d., ]+ ?[KMG]i?B")  # a size in bytes
@@ -146,6 +147,9 @@ COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads"
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings.split(", ")}
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
+LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
+_LEARNT = [each for name in LEARNT if name != "train_loss" for each in QUANTITIES[name][1] if len(each) > 2]
+_IS_DIFFERENCE = re.compile(r"\bvs\b|\bover\b|relative|delta|\bgain|\bdrop|change|target|goal|^(?:baseline|reference) ")
 _TO_A_LOSS = re.compile(
     r"(?i)\b(?:to|until|reach\w*) (?:a |the |the same )?(?:[\d.]+ )?(?:val\w*|eval\w*|target)?[. ]*"
     r"(?:loss|perplexity)\b"
@@ -157,7 +161,7 @@ _SPELLINGS = {
     r"^ | $": "",
     r"^(?:time|wall clock|days|hours|minutes) to "
     r"(?:train|target|solution|accuracy|quality|convergence|[\d.]+ ?%|[\d.]+[mbt] tokens)(?![a-z])": "time",
-    r"(?<=\w)(?: @ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to|compared with|against) .{1,40})(?=$| "
+    r"(?<=\w)(?: ?@ ?\w[\w. ]{0,30}| (?:vs\.?|over|relative to|compared to|compared with|against) .{1,40})(?=$| "
     r"?[(\[])": "",
     r"^(?:valid|validation|eval|evaluation|dev)\.? (?=loss|ppl|perplexity|acc|error|bpb)": "val ",
     r"[ (](?:pct|percent)\)?$": " (%)",
@@ -168,6 +172,7 @@ _SPELLINGS = {
     r"/(?:sec|second|secs)\b": "/s",
     r"/(?:iter(?:ation)?|it|update|optimizer step)\b": "/step",
     r"\b(?:seconds|sec)/": "s/",
+    r"(?<=tok|ens|les|ges) s$": "/s",  # decode_tok_s
     r"\b(?:batch size|batchsize|bsz|bs)\b": "batch",
     r"/(?:device|accelerator|rank|card|chip)\b": "/gpu",
 }
@@ -292,11 +297,14 @@ def _in_one_line(heading: str) -> str:
 def _other(heading: str) -> str | None:
     """Return what a heading that is not known has the unit of: of a rate, or of a time."""
     name, unit = _canonical(heading)
+    inside = re.search(r"[(\[]([^()\[\]]*)[)\]]", name)  # Runtime (ms) on V100
+    unit = unit or (inside[1] if inside else "")
     if not name or _IS_NO_RESULT.search(name):
         return None
     if _IS_RATE.search(f"{name} {unit}"):
         return "other_rate"
-    return "other_time" if unit in SECONDS or _with_unit_behind(name)[1] else None
+    is_time = unit.partition("/")[0] in SECONDS or name.partition("/")[0] in SECONDS or "latency" in name
+    return "other_time" if is_time or _with_unit_behind(name)[1] else None
 
 
 def _named(table: Table, columns: Sequence[Column]) -> Named:
@@ -410,10 +418,9 @@ def _are_factors(cells: Sequence[str]) -> bool:
 def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:
     """Return whether a column has scores, and no differences of them, another direction, or whole numbers alone, as
     `acc` of accumulation has."""
-    is_difference = re.search(r"(?i)\bvs\b|\bover\b|relative|delta|\bgain|\bdrop|change", heading) is not None
     arrow = "\N{DOWNWARDS ARROW}" if quantity == "score" else "\N{UPWARDS ARROW}"
     are_counts = "%" not in heading and all(re.fullmatch(r"\d*|-+", plain(cell)) for cell in cells)
-    return not (is_difference or arrow in heading or are_counts)
+    return not (_IS_DIFFERENCE.search(heading.lower()) or arrow in heading or are_counts)
 
 
 def _said_columns(columns: Sequence[Column], taken: set[str], said: SaidOfTable) -> list[Column]:
@@ -471,6 +478,8 @@ def quantity_of(heading: str) -> str | None:
         return None
     if name == "throughput/gpu" and unit:
         return _HEADING.get(f"{unit.removesuffix('/gpu')}/gpu")
+    if name not in _HEADING and not re.search(f",|{_IS_DIFFERENCE.pattern}", name):  # wikitext2 ppl
+        name = next((each for each in _LEARNT if name.endswith(f" {each}")), name)
     of_a_unit = _OF_A_UNIT.fullmatch(f"{name} {unit}".strip())  # Throughput, tokens/s
     if of_a_unit and (named := _HEADING.get(of_a_unit[1])) in RESULTS:
         return named

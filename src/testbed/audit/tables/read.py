@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testbed.audit.reported import TABLE, Reported
 from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, quantity_of
-from testbed.audit.tables.figures import LONGEST, is_number, plain
+from testbed.audit.tables.figures import LONGEST, figure_of, is_number, plain
 from testbed.audit.tables.grid import Row, Table, csv_tables, page_tables
 from testbed.audit.tables.sentences import quotes_in
 from testbed.audit.words import BATCHES
@@ -69,6 +69,8 @@ def no_table_in(path: Path, text: str) -> str:
     for table in SUFFIXES.get(path.suffix.lower(), page_tables)(text):
         for at, heading in enumerate(map(plain, table.header)):
             cells = [plain(row.cells[at]) for row in table.rows] if quantity_of(heading) in RESULTS else []
+            if any(figure_of(cell, "factor") for cell in cells):
+                return f"a column '{heading}' that refers to no other row"
             if words := next((cell for cell in cells if re.search(r"\d", cell)), "")[:LONGEST]:
                 return f"a table whose cells under '{heading}' are no single figures, as '{words}'"
     return "no table with a heading that is known of a time, a rate or a speed-up (--columns names them)"

@@ -23,12 +23,11 @@ from testbed.audit.reported import (
     Reported,
     Side,
 )
-from testbed.audit.tables.columns import OTHERS, RATES, RATIOS, RESULTS, TIMES, Grid
+from testbed.audit.tables.columns import LEARNT, OTHERS, RATES, RATIOS, RESULTS, TIMES, Grid
 from testbed.audit.tables.figures import Figure, plain
 from testbed.audit.words import FORMS, value_of
 from testbed.errors import InputError
 
-LEARNT = ("val_loss", "train_loss", "perplexity", "score", "error")
 SHOWN = 12  # rows that a refusal lists
 COUNTS = {"global_batch_size": "batch", "micro_batch_size": "micro_batch", "accumulation": "accumulation",
           "sequence_length": "length", "num_parameters": "params", "optimizer_steps": "steps"}  # fmt: skip

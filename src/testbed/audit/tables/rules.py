@@ -48,6 +48,11 @@ LINEAR = 1.05  # caches and the noise of single runs give as much
 DATA_RANKS = "data_ranks"  # of the column dp, else devices / (tensor x pipeline ranks)
 FIRST = "first "  # before a quantity: its figure in the row that a ratio refers to
 POWERS = dict.fromkeys(RATES, 1) | dict.fromkeys(TIMES, -1)
+APART = 1.15  # a claimed ratio and those of the figures, where other digits and other steps explain nothing
+_OF_SPEED = re.compile(
+    r"(?i)^(?!.*\b(?:up to|less|memory|smaller|larger|cheaper|cost|parameters?|peak|theoretical|ideal)\b)"
+    r".*\b(?:faster|quicker|speed-?ups?|throughput|speeds? up|as fast|outperforms?)\b"
+)
 CLAIMED = 0.03  # by which a ratio of the text may be off
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 LONGEST_NOTE = 160
@@ -316,6 +321,7 @@ def rows_compare_with_their_reference(grid: Grid) -> Iterator[Finding]:
     for pair, sentence in _claimed_by_the_text(grid) if not ratios else ():
         words = textwrap.shorten(sentence, LONGEST_NOTE, placeholder=" ...")
         yield from _against_reference(pair, "speedup", f'"{words}"')
+    yield from _contradicted_claims(grid)
 
 
 def _is_referred_to(grid: Grid, name: str, row: int | None) -> bool:
@@ -354,6 +360,20 @@ def _claimed_by_the_text(grid: Grid) -> Iterator[tuple[Pair, str]]:
             gains = [each.ratio for each in measures(pair.claim) if abs(each.ratio / claimed - 1) <= CLAIMED]
             if gains and not failure_of(grid, reference) and (is_another_strategy(pair.claim) or gains[0] > 1):
                 yield pair, sentence
+
+
+def _contradicted_claims(grid: Grid) -> Iterator[Finding]:
+    """Note a sentence that says of two rows how many times as fast one is, where no figure of them has that ratio."""
+    for rows, claimed, sentence in grid.said.claims:
+        named = grid.said.named.rows_in(sentence)
+        if len(rows) != 2 or not (len(grid.lines) == 2 or len(named) == 2) or not _OF_SPEED.search(sentence):
+            continue
+        pair = Pair(grid, *sorted(rows, reverse=True))
+        ratios = [each.ratio for each in measures(pair.claim)]
+        if ratios and all(abs(math.log(claimed) - abs(math.log(each))) > math.log(APART) for each in ratios):
+            given = ", ".join(f"{max(each, 1 / each):.3g}x" for each in ratios)
+            words = textwrap.shorten(sentence, LONGEST_NOTE, placeholder=" ...")
+            yield pair.finds(Rule.FOLLOWS, NOTE, f'"{words}": the figures give {given}')
 
 
 def _size(grid: Grid, row: int) -> int | None:
