@@ -17,10 +17,9 @@ from testbed.errors import Failure, InputError
 from testbed.experiments.conformance import environments, plain, results
 from testbed.experiments.conformance.trials import Outcome, Trial, confirmed, judged, trials, why_failed
 
-TRIAL = Trial("plain", 2, 1, True, "fp32")
-ROUNDED = Trial("plain", 2, 1, True, "bf16")
+TRIAL = Trial(2, 1, True, "fp32")
+ROUNDED = Trial(2, 1, True, "bf16")
 EXACT = Outcome([4.0, 3.0], [1.0, 0.9], np.ones(4))
-LATE = Outcome(error="it did not end within 180 s", timed_out=True)
 
 
 def moved(loss: float = 0.0, norm: float = 0.0, weights: float = 0.0) -> Outcome:
@@ -69,15 +68,15 @@ def test_a_difference_in_fp32_counts_and_the_table_says_how_many_repeats_show_it
     once = confirmed(iter([far, near, far, near, near]))
     assert (once["agrees"], once["again"]) == (False, [0.0, 2.0, 0.0, 0.0])
     line = {"deepspeed": "0.16.9", "torch": "2.11.0", **once}
-    assert "| 1 of 4 repeats differ |" in results.tables([line])
+    assert "; 1 of 4 repeats differ |" in results.tables([line])
     del line["again"]
-    assert "| not repeated |" in results.tables([line])
+    assert "; not repeated |" in results.tables([line])
 
 
-def test_a_timeout_of_a_repeat_leaves_the_combination_open():
-    late = judged(TRIAL, EXACT, [], LATE)
-    assert late["timed_out"]
-    assert confirmed(iter([judged(TRIAL, EXACT, [], moved(loss=6e-6)), late])) == late
+def test_a_repeat_that_fails_does_not_count():
+    late = judged(TRIAL, EXACT, [], Outcome(error="it did not end within 180 s"))
+    line = confirmed(iter([judged(TRIAL, EXACT, [], moved(loss=6e-6)), late]))
+    assert (line["agrees"], line["again"]) == (False, [])
 
 
 def test_a_failure_says_whether_the_single_process_failed_already():
@@ -97,7 +96,7 @@ def of_task(**changes) -> Outcome:
     losses, norms, weights = plain.alone(
         {"stage": None, "accumulation": 1, "max_norm": 0.25, "precision": "fp32", "seed": 0, **changes}
     )
-    return Outcome(losses, norms, torch.cat([each.float().flatten() for each in weights]).numpy())
+    return Outcome(losses, norms, torch.cat([each.float().flatten() for each in weights]).tolist())
 
 
 def test_the_small_model_is_the_same_however_the_batch_is_split_and_shows_a_small_fault(monkeypatch):
@@ -112,13 +111,13 @@ def test_the_small_model_is_the_same_however_the_batch_is_split_and_shows_a_smal
 LINES = [
     {"command": "python scripts/conformance.py", "commit": "c" * 40, "is_dirty": False, "cpu": "A", "cores": 2},
     *(
-        {"deepspeed": "0.19.8", "torch": "2.13.0", "through": "plain", "stage": 1, "accumulation": accumulation,
+        {"deepspeed": "0.19.8", "torch": "2.13.0", "stage": 1, "accumulation": accumulation,
          "clipping": clipping, "precision": "bf16", "agrees": accumulation == 1,
          "distances": dict.fromkeys(("loss", "norm", "weights"), 0.1),
          "allowed": {"loss": 0.2, "norm": 0.01, "weights": 0.2}}
         for accumulation in (1, 2) for clipping in (True, False)
     ),
-    {"deepspeed": "0.9.5", "torch": "2.13.0", "through": "plain", "stage": 1, "accumulation": 1, "clipping": True,
+    {"deepspeed": "0.9.5", "torch": "2.13.0", "stage": 1, "accumulation": 1, "clipping": True,
      "precision": "fp32", "agrees": False, "error": "ImportError: <no> torch._six"},
 ]  # fmt: skip
 
@@ -127,18 +126,18 @@ def test_the_tables_count_what_agrees_and_name_what_does_not():
     text = results.tables(LINES)
     rows = [line for line in text.splitlines() if line.startswith("| 2.13.0")]
     assert rows == [
-        "| 2.13.0 | 0.9.5 | DeepSpeed alone |  | does not run |  |  |",
-        "| 2.13.0 | 0.19.8 | DeepSpeed alone |  | 2 of 4 agree |  |  |",
+        "| 2.13.0 | 0.9.5 |  | does not run |  |  |",
+        "| 2.13.0 | 0.19.8 |  | 2 of 4 agree |  |  |",
     ], "releases in the order of their numbers"
     which = "accumulation 2, clipping; accumulation 2, not clipping"
-    assert f"| 0.19.8 | 2.13.0 | DeepSpeed alone | 1 | bf16 | {which} | 1.0e-01 (2e-01) | 1.0e-01 (1e-02)" in text
+    assert f"| 0.19.8 | 2.13.0 | 1 | bf16 | {which} | loss 1.0e-01 (2e-01), norm 1.0e-01 (1e-02)" in text
     assert "ImportError: &lt;no&gt; torch._six" in text
     assert f"- `python scripts/conformance.py`, commit `{'c' * 40}`, 2 cores (A)" in text
 
 
 def test_every_stage_precision_accumulation_and_clipping_is_tried_both_ways():
     every = trials()
-    assert len({trial.name for trial in every}) == len(every) == 4 * 2 * 2 * (3 + 2)
+    assert len({trial.name for trial in every}) == len(every) == 4 * 2 * 2 * 3
 
 
 REFUSED = {
@@ -164,10 +163,10 @@ def test_disk_and_time_are_said_and_a_full_disk_refuses(tmp_path, monkeypatch):
     said = run_here("scripts/conformance.py", *words)
     assert said.returncode == 0
     assert (
-        "160 combinations of 2 pairs of releases, 0 of them are there; 3 environments to make: up to 7.2 GB"
+        "96 combinations of 2 pairs of releases, 0 of them are there; 3 environments to make: up to 7.2 GB"
         in said.stdout
     )
-    assert "plain ZeRO 3, accumulation 2, not clipping, autocast" in said.stdout
+    assert "ZeRO 3, accumulation 2, not clipping, autocast" in said.stdout
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(1e9))
     refused = run_here("scripts/conformance.py", *words)
@@ -195,28 +194,16 @@ def program(monkeypatch, tmp_path):
 
 def test_what_is_there_is_not_run_again(program, capsys):
     call, trained, out = program
-    assert call("--here", "--only", "plain ZeRO 1.*fp32") == 0
+    assert call("--here", "--only", "ZeRO 1.*fp32") == 0
     assert len(trained) == 4
     file = out / results.FILE
     kept = file.read_text().splitlines()
     file.write_text("\n".join(kept[:-1]) + "\n")
-    assert call("--here", "--only", "plain ZeRO 1.*fp32") == 0
+    assert call("--here", "--only", "ZeRO 1.*fp32") == 0
     assert trained[4:] == trained[3:4], "the one whose line was removed"
-    assert call("--here", "--only", "plain ZeRO [12].*fp32") == 0
-    assert [name[:12] for name in trained[5:]] == ["plain ZeRO 2"] * 4
+    assert call("--here", "--only", "ZeRO [12].*fp32") == 0
+    assert [name[:6] for name in trained[5:]] == ["ZeRO 2"] * 4
     assert "all 4 agree | all 4 agree" in capsys.readouterr().out
-
-
-def test_what_timed_out_is_tried_again(program, capsys, monkeypatch):
-    call, trained, out = program
-    words = ("--here", "--only", "plain ZeRO 1, accumulation 1, clipping, fp32")
-    with monkeypatch.context() as busy:
-        busy.setitem(globals(), "judged", lambda trial, *_, real=judged: real(trial, LATE, [], LATE))
-        assert call(*words) == 1
-    assert "the single process: it did not end within 180 s; not kept" in capsys.readouterr().out
-    assert results.combinations(results.read(out / results.FILE)) == []
-    assert call(*words) == 0
-    assert len(trained) == 2
 
 
 def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
@@ -264,44 +251,21 @@ def test_releases_of_deepspeed_share_the_environment_of_their_pytorch(pip, tmp_p
     assert python == pair / "bin" / "python"
     installs = [command[command.index("install") + 2 :] for command in commands if "install" in command]
     assert [words[0] for words in installs] == ["torch==2.13.0", "deepspeed==0.18.9", "deepspeed==0.19.8"]
-    assert any(word.startswith("numpy==") for word in installs[0])
+    assert "numpy" in installs[0]
     assert [path.read_text().strip() for path in pair.rglob("base.pth")] == [str(next(base.rglob("site-packages")))]
     fails.append("deepspeed==0.0.1")
-    with pytest.raises(Failure, match=r"cannot install deepspeed==0\.0\.1: ERROR: No matching distribution"):
+    with pytest.raises(Failure, match=r"deepspeed==0\.0\.1 cannot be installed: ERROR: No matching distribution"):
         environments.make(tmp_path, "2.13.0", "0.0.1", Stop())
 
 
-@pytest.mark.parametrize("kind", ["a folder", "a link", "a link above"])
-def test_what_this_program_did_not_make_is_not_removed(tmp_path, kind):
-    folder, other = tmp_path / "environments" / "torch-2.13.0", tmp_path / "other" / "torch-2.13.0"
-    other.mkdir(parents=True)
-    (other / "mine.txt").touch()
-    if kind != "a folder":
-        (other / environments.OURS).touch()
-    if kind == "a link above":
-        folder.parent.symlink_to(other.parent)
-    else:
-        folder.parent.mkdir()
-        folder.symlink_to(other) if kind == "a link" else other.rename(folder)
-    with pytest.raises(InputError, match="was not made by this program"):
-        environments.remove(folder)
-    assert (folder / "mine.txt").exists()
-
-
-def test_environments_are_removed_when_they_are_done_and_a_release_that_is_none_fails(pip, program, capsys):
+def test_a_release_that_is_none_fails_and_the_others_are_tried(pip, program, capsys):
     call, trained, out = program
     pip[1].append("deepspeed==0.0.1")
-    words = ["--deepspeed", "0.19.8", "0.0.1", "--torch", "2.13.0", "--only", "plain ZeRO 1.*fp32", "--yes"]
-    assert call(*words, "--remove") == 1
+    words = ["--deepspeed", "0.0.1", "0.19.8", "--torch", "2.13.0", "--only", "ZeRO 1.*fp32", "--yes"]
+    assert call(*words) == 1
     assert len(trained) == 4
-    assert "cannot install deepspeed==0.0.1" in capsys.readouterr().out
-    assert [path.name for path in (out / "environments").iterdir() if path.is_dir()] == []
+    assert "deepspeed==0.0.1 cannot be installed" in capsys.readouterr().out
     assert {line["deepspeed"] for line in results.combinations(results.read(out / results.FILE))} == {"0.19.8"}
-    words.remove("0.0.1")
-    environments.make(out, "2.13.0", "0.19.8", Stop())
-    assert call(*words, "--remove") == 0
-    assert len(trained) == 4, "nothing was left to run"
-    assert [path.name for path in (out / "environments").iterdir() if path.is_dir()] == []
 
 
 def test_what_stands_in_a_file_forges_no_line():
@@ -310,11 +274,10 @@ def test_what_stands_in_a_file_forges_no_line():
 
 
 @pytest.mark.launches
-def test_the_installed_release_agrees_alone_and_through_the_program(tmp_path):
+def test_the_installed_release_agrees(tmp_path):
     only = "ZeRO 2, accumulation 2, clipping, fp32"
     ended = run_here("scripts/conformance.py", "--here", "--only", only, "--out_dir", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    made, *lines = [json.loads(line) for line in (tmp_path / results.FILE).read_text().splitlines()]
+    made, line = [json.loads(line) for line in (tmp_path / results.FILE).read_text().splitlines()]
     assert made["command"].startswith("python scripts/conformance.py --here")
-    assert [line["through"] for line in lines] == ["plain", "program"]
-    assert all(max(line["distances"].values()) < 5e-6 for line in lines)
+    assert max(line["distances"].values()) < 5e-6

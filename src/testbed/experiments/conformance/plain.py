@@ -6,8 +6,8 @@ A worker of experiments/rank_server.py: FOLDER/tasks.json has a dict with
     max_norm      of clipping
     seed          of the initial weights
     precision     "fp32"; "bf16": weights and gradients in bf16, masters in fp32; "autocast": fp32 weights
-Rank 0 writes FOLDER/results.json, the loss and the unclipped gradient norm of each step, and FOLDER/weights.npy, the
-final weights in one row.
+Rank 0 writes FOLDER/results.json: the loss and the unclipped gradient norm of each step, and the final weights in one
+row.
 """
 
 from __future__ import annotations
@@ -186,5 +186,5 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     losses, norms, weights = (alone if task["stage"] is None else with_deepspeed)(task)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        np.save(folder / "weights.npy", torch.cat([each.float().flatten() for each in weights]).numpy())
-        (folder / "results.json").write_text(json.dumps({"losses": losses, "norms": norms}))
+        row = torch.cat([each.float().flatten() for each in weights]).tolist()
+        (folder / "results.json").write_text(json.dumps({"losses": losses, "norms": norms, "weights": row}))
