@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
@@ -52,7 +52,7 @@ def release(text: str) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    of_releases = {"nargs": "+", "type": release, "default": [], "metavar": "RELEASE"}
+    of_releases: dict[str, Any] = {"nargs": "+", "type": release, "default": [], "metavar": "RELEASE"}
     parser.add_argument("--deepspeed", **of_releases, help="releases of DeepSpeed")
     parser.add_argument("--torch", **of_releases, help="releases of PyTorch; all pairs are tried")
     here_help = "try the releases that are installed here, and make no environment"
