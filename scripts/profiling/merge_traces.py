@@ -4,9 +4,9 @@
     python scripts/profiling/merge_traces.py checkpoint/ddp --out trace.json.gz
 
 Each rank is a process. Its step and phases have a track of their own, and arrows join matching collectives. Clocks are
-aligned by collectives; the uncertainty is printed and stored in the file. Memory does not grow with the traces.
+aligned by collectives; the uncertainty is printed and stored in the file. Memory does not grow with the ranks.
 
-Exit code: 0; 1 a trace is damaged, or --out cannot be written; 2 RUN holds no trace, or a file is not a trace.
+Exit code: 0; 1 --out cannot be written; 2 RUN holds no trace, or a file is not a trace or is damaged.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.programs import REPOSITORY, TINY_RUN, data_flags
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here
 
 from testbed.analysis.profiles import merged_trace
 from testbed.analysis.profiles.clocks import align
 from testbed.analysis.profiles.merged_trace import merge
-from testbed.errors import Failure, InputError
+from testbed.errors import InputError
 
 PROGRAM = REPOSITORY / "scripts" / "profiling" / "merge_traces.py"
 STEP_US, LATE_US = 10_000.0, 2_000.0
@@ -132,22 +132,18 @@ def test_without_a_group_only_what_lies_between_the_steps_is_matched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "kind"),
+    "content",
     [
-        (b'{"traceEvents": [{"ph": "X", "na', Failure),
-        (b'{"traceEvents": [{"ph": "X"}, 5]}', Failure),
-        (b'{"traceEvents": []}', InputError),
-        (b'{"steps": []}', InputError),
-        (b"\xff\xfe\x00", Failure),
-        (b"", InputError),
+        b'{"traceEvents": [{"ph": "X", "na', b'{"traceEvents": [{"ph": "X"}, 5]}', b'{"traceEvents": [5]}',
+        b'{"traceEvents": []}', b'{"steps": []}', b"\xff\xfe\x00", b"",
     ],
-)
-def test_a_damaged_or_foreign_file_is_one_sentence_that_names_it(tmp_path, content, kind):
+)  # fmt: skip
+def test_a_damaged_or_foreign_file_is_one_sentence_that_names_it(tmp_path, content):
     write_trace(tmp_path, 0)
     path = write_trace(tmp_path, 1)
     path.write_bytes(content)
-    with pytest.raises(kind, match=r"rank1\.pt\.trace\.json"):
-        merge(tmp_path, tmp_path / "out.json.gz")
+    done = run_here("scripts/profiling/merge_traces.py", tmp_path, "--out", tmp_path / "out.json.gz")
+    assert done.returncode == 2 and "rank1.pt.trace.json" in done.stderr.replace(f"{tmp_path}: ", "")
     assert not (tmp_path / "out.json.gz").exists()
     assert not list(tmp_path.glob(".out*"))
 
@@ -159,13 +155,13 @@ def test_a_folder_without_traces_is_refused(tmp_path):
 
 
 @pytest.mark.launches
-def test_memory_does_not_grow_with_the_traces(tmp_path):
-    """Two traces of 11 MB each take at most 30 MB more than two small ones. VmHWM: ru_maxrss has the parent's too."""
+def test_memory_does_not_grow_with_the_ranks(tmp_path):
+    """Four traces of 3 MB take at most 20 MB more than two. VmHWM: ru_maxrss has the parent's too."""
     peaks = []
-    for name, filler in (("small", 10), ("large", 20_000)):
-        for rank in (0, 1):
-            path = write_trace(tmp_path / name, rank, filler=filler)
-        words = [sys.executable, str(PROGRAM), str(tmp_path / name), "--out", str(tmp_path / f"{name}.json.gz")]
+    for num in (2, 4):
+        for rank in range(num):
+            path = write_trace(tmp_path / str(num), rank, filler=6000)
+        words = [sys.executable, str(PROGRAM), str(tmp_path / str(num)), "--out", str(tmp_path / f"{num}.json.gz")]
         code = "import runpy, sys; sys.argv = sys.argv[1:]\n"
         code += "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
         code += (
@@ -173,7 +169,7 @@ def test_memory_does_not_grow_with_the_traces(tmp_path):
         )
         done = subprocess.run([words[0], "-c", code, *words[1:]], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]))
-    assert path.stat().st_size > 10e6 and peaks[1] - peaks[0] < 30_000, (path.stat().st_size, peaks)
+    assert path.stat().st_size > 3e6 and peaks[1] - peaks[0] < 20_000, (path.stat().st_size, peaks)
 
 
 @pytest.mark.launches
