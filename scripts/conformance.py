@@ -12,7 +12,7 @@ weights are compared with those of a single process without DeepSpeed, in the sa
 docs/results/conformance says what was found.
 
 A combination that is in DIR/conformance.jsonl is not run again: the same call resumes where it stopped. Remove a line
-to run it again. Other files: DIR/environments/, which may be removed, and DIR/runs/.
+to run it again. Other files: logs, and DIR/environments/, which may be removed.
 
 Exit code: 0 all that was asked for agrees; 1 something differs or does not run; 2 what was typed cannot be run; 130 or
 143 interrupted.
@@ -21,8 +21,10 @@ Exit code: 0 all that was asked for agrees; 1 something differs or does not run;
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -34,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.sweep_flags import add_flags, check_out_dir, parser_of
 from testbed.errors import Failure, InputError, counted, say
 from testbed.experiments.conformance import environments, results
-from testbed.experiments.conformance.trials import Trial, carry_out, trials
+from testbed.experiments.conformance.trials import Trial, trials
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
@@ -152,17 +154,25 @@ def run_all(arguments: argparse.Namespace, left: Plan, file: Path) -> int:
 def lines_of(
     arguments: argparse.Namespace, torch: str, deepspeed: str, wanted: Sequence[Trial], stop: Stop
 ) -> Iterator[results.Line]:
-    """Yield the line of each combination of a pair, in its environment, until a signal comes."""
-    if stop.signal_number is not None:
-        return
+    """Yield the line of each combination of a pair, in its environment, until a signal comes. Raises Failure."""
+    from testbed.distributed.processes import end_processes
+
     python = Path(sys.executable) if arguments.here else environments.make(arguments.out_dir, torch, deepspeed, stop)
     if stop.signal_number is not None:
         return
-    folder = arguments.out_dir.absolute() / "runs" / f"torch-{torch}-deepspeed-{deepspeed}"
-    for line in carry_out(str(python.absolute()), folder, wanted):
-        if stop.signal_number is not None:  # the server may have seen it too
-            return
-        yield {"deepspeed": deepspeed, "torch": torch, **line}
+    log = arguments.out_dir / f"torch-{torch}-deepspeed-{deepspeed}.log"
+    command = [str(python.absolute()), "-m", "testbed.experiments.conformance.trials", *(one.name for one in wanted)]
+    with log.open("a") as file, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True, env=environments.variables()
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for text in process.stdout:
+            if stop.signal_number is not None:
+                end_processes(process, stop)
+                return
+            yield {"deepspeed": deepspeed, "torch": torch, **json.loads(text)}
+    if process.returncode:
+        raise Failure(f"the process of its runs died; {log} says why")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def test_only_launch_reads_the_ranks_of_the_launcher():
         nodes = ast.walk(ast.parse(text)) if any(name in text for name in names) else ()
         if any(isinstance(node, ast.Constant) and node.value in names for node in nodes):
             readers.add(module)
-    assert readers - {"experiments.rank_server"} == {"distributed.launch"}, "the rank server sets them, as a launcher"
+    assert readers - {"experiments.conformance.trials"} == {"distributed.launch"}, "it sets them, as a launcher"
 
 
 def test_no_file_has_outgrown_its_idea():

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.programs import run_here, script
 
 from testbed.distributed.processes import Ended, Stop
 from testbed.errors import Failure, InputError
-from testbed.experiments.conformance import environments, plain, results
-from testbed.experiments.conformance.trials import Outcome, Trial, confirmed, judged, trials, why_failed
+from testbed.experiments.conformance import Task, environments, plain, results
+from testbed.experiments.conformance import trials as of_trials
+from testbed.experiments.conformance.trials import Outcome, Trial, confirmed, judged, run, trials
 
 TRIAL = Trial(2, 1, True, "fp32")
 ROUNDED = Trial(2, 1, True, "bf16")
@@ -85,18 +87,28 @@ def test_a_failure_says_whether_the_single_process_failed_already():
     assert judged(TRIAL, failed, [], failed)["error"] == "the single process: exit code 1: it broke"
 
 
-def test_the_first_rank_that_failed_by_itself_says_why(tmp_path):
-    (tmp_path / "rank_1.err").write_text("Traceback (most recent call last):\n  line\nRuntimeError: of rank 1\n")
-    assert why_failed([None, 1], tmp_path) == "exit code 1: RuntimeError: of rank 1"
-    assert "did not end" in why_failed([None, None], tmp_path)
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda: int("of rank 1"), "ValueError: invalid literal"),
+        (lambda: os._exit(3), "process 1 terminated with exit code 3"),
+        (lambda: time.sleep(9), "did not end within 1 s"),
+    ],
+)
+def test_a_rank_that_fails_or_hangs_says_why(monkeypatch, act, said):
+    def be_rank(rank, *_):
+        if rank == 1:
+            act()
+
+    monkeypatch.setattr(of_trials, "be_rank", be_rank)
+    monkeypatch.setattr(of_trials, "TIMEOUT_S", 1.0)
+    assert said in run(TRIAL.task(0)).error
 
 
 def of_task(**changes) -> Outcome:
     """Run the single process of plain.py here."""
-    losses, norms, weights = plain.alone(
-        {"stage": None, "accumulation": 1, "max_norm": 0.25, "precision": "fp32", "seed": 0, **changes}
-    )
-    return Outcome(losses, norms, torch.cat([each.float().flatten() for each in weights]).tolist())
+    return Outcome(*plain.alone(Task(None, 1, 0.25, "fp32", 0)._replace(**changes)))
 
 
 def test_the_small_model_is_the_same_however_the_batch_is_split_and_shows_a_small_fault(monkeypatch):
@@ -179,16 +191,19 @@ def program(monkeypatch, tmp_path):
     """Return a function that runs the program with a trainer that is made up, and the names of what it has trained."""
     module, trained = script("conformance.py"), []
 
-    def carry_out(python, folder, wanted):
+    def lines_of(arguments, torch, deepspeed, wanted, stop):
+        if not arguments.here:
+            environments.make(arguments.out_dir, torch, deepspeed, stop)
         for trial in wanted:
             trained.append(trial.name)
-            yield judged(trial, EXACT, [moved(loss=1e-3)], moved(loss=1e-3 if trial.precision != "fp32" else 0.0))
+            line = judged(trial, EXACT, [moved(loss=1e-3)], moved(loss=1e-3 if trial.precision != "fp32" else 0.0))
+            yield {"deepspeed": deepspeed, "torch": torch, **line}
 
     def call(*words: object) -> int:
         monkeypatch.setattr("sys.argv", ["conformance.py", *map(str, words), "--out_dir", str(tmp_path / "out")])
         return module.main()
 
-    monkeypatch.setattr(module, "carry_out", carry_out)
+    monkeypatch.setattr(module, "lines_of", lines_of)
     return call, trained, tmp_path / "out"
 
 

@@ -121,7 +121,7 @@ class Ranks:
         paths = os.pathsep.join(str(REPOSITORY / folder) for folder in ("src", "tests"))
         with self.log.open("a") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "testbed.experiments.rank_server"],
+                [sys.executable, "-m", "support.rank_server"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 env={**os.environ, "PYTHONPATH": paths},
             )  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from testbed.distributed.processes import Stop, run
 from testbed.errors import Failure
+from testbed.io import SOURCE
 
 # what DeepSpeed is built with: older releases read pkg_resources, which setuptools 81 no longer has
 BESIDES = ("numpy", "setuptools<81", "wheel", "packaging", "ninja")
@@ -39,6 +40,12 @@ def make(out: Path, torch: str, deepspeed: str, stop: Stop) -> Path:
     _make(base, None, [f"torch=={torch}", *BESIDES], stop)
     _make(pair, base, [f"deepspeed=={deepspeed}", f"torch=={torch}"], stop)
     return pair / "bin" / "python"
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of the runs of a pair."""
+    own = {"PYTHONPATH": str(SOURCE), "PYTHONSAFEPATH": "1"}  # -m would look in the current folder first
+    return {**os.environ, **own, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 def _make(folder: Path, base: Path | None, packages: Sequence[str], stop: Stop) -> None:

@@ -1,21 +1,9 @@
-"""Train a tiny language model with DeepSpeed alone, or with plain PyTorch in one process. Nothing of the testbed.
-
-A worker of experiments/rank_server.py: FOLDER/tasks.json has a dict with
-    stage         of ZeRO; null: plain PyTorch in one process, which goes through the same micro batches
-    accumulation  micro batches per step and rank
-    max_norm      of clipping
-    seed          of the initial weights
-    precision     "fp32"; "bf16": weights and gradients in bf16, masters in fp32; "autocast": fp32 weights
-Rank 0 writes FOLDER/results.json: the loss and the unclipped gradient norm of each step, and the final weights in one
-row.
-"""
+"""Train a tiny language model with DeepSpeed alone, or with plain PyTorch in one process. Nothing of the testbed."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from testbed.experiments.conformance import RANKS, RATE, ROWS, STEPS, WARMUP_STEPS
+from testbed.experiments.conformance import RANKS, RATE, ROWS, STEPS, WARMUP_STEPS, Task
 
 SEQUENCE = 24
 VOCABULARY, CHANNELS, HEADS, LAYERS = 61, 20, 2, 2  # nothing that divides evenly, so that shards are filled up
@@ -104,12 +92,16 @@ def norm_of(gradients: Any) -> float:
     return float(sum((gradient.double() ** 2).sum() for gradient in gradients)) ** 0.5
 
 
-def alone(task: dict[str, Any]) -> tuple[list[float], list[float], list[torch.Tensor]]:
-    """Train in one process, without DeepSpeed. Return losses, norms and weights."""
-    model, optimizer = built(task["seed"])
+Found = tuple[list[float], list[float], list[float]]  # loss and unclipped norm of each step, final weights in one row
+
+
+def alone(task: Task) -> Found:
+    """Train in one process, without DeepSpeed."""
+    torch.set_num_threads(1)
+    model, optimizer = built(task.seed)
     masters: list[Any] = list(model.parameters())
-    number = task["accumulation"] * RANKS
-    if task["precision"] == "bf16":
+    number = task.accumulation * RANKS
+    if task.precision == "bf16":
         model.bfloat16()
         masters = [parameter.detach().float() for parameter in model.parameters()]  # rounded, as DeepSpeed's
         optimizer = torch.optim.AdamW(groups(masters), lr=RATE, betas=(0.9, 0.95), eps=1e-8)
@@ -117,7 +109,7 @@ def alone(task: dict[str, Any]) -> tuple[list[float], list[float], list[torch.Te
     for step in range(STEPS):
         total = 0.0
         for inputs, targets in micro_batches(step, number, 0, 1):
-            with torch.autocast("cpu", torch.bfloat16, enabled=task["precision"] == "autocast"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=task.precision == "autocast"):
                 loss = model(inputs, targets)
             (loss / number).backward()
             total += loss.item() / number
@@ -125,7 +117,7 @@ def alone(task: dict[str, Any]) -> tuple[list[float], list[float], list[torch.Te
             assert parameter.grad is not None, "every weight takes part"
             master.grad = parameter.grad.to(master.dtype)
         norms.append(norm_of(master.grad for master in masters))
-        nn.utils.clip_grad_norm_(masters, task["max_norm"])
+        nn.utils.clip_grad_norm_(masters, task.max_norm)
         set_rate(optimizer, step)
         optimizer.step()
         for master, parameter in zip(masters, model.parameters(), strict=True):
@@ -133,41 +125,46 @@ def alone(task: dict[str, Any]) -> tuple[list[float], list[float], list[torch.Te
                 parameter.data.copy_(master)
             parameter.grad = None
         losses.append(total)
-    return losses, norms, [parameter.detach() for parameter in model.parameters()]
+    return losses, norms, in_one_row(model.parameters())
 
 
-def with_deepspeed(task: dict[str, Any]) -> tuple[list[float], list[float], list[torch.Tensor]]:
+def in_one_row(weights: Iterable[torch.Tensor]) -> list[float]:
+    return torch.cat([weight.detach().float().flatten() for weight in weights]).tolist()
+
+
+def with_deepspeed(task: Task) -> Found:
     """Train on all ranks with `deepspeed.initialize`, as its guide says."""
     import deepspeed
 
+    torch.set_num_threads(1)
     # else it would compile a shared-memory all-reduce for inference, for a minute
     deepspeed.ops.__compatible_ops__.update(deepspeed_shm_comm=False, deepspeed_ccl_comm=False)
     deepspeed.init_distributed("gloo")
-    model, optimizer = built(task["seed"])
+    model, optimizer = built(task.seed)
     config = {
-        "train_micro_batch_size_per_gpu": ROWS // RANKS // task["accumulation"],
-        "gradient_accumulation_steps": task["accumulation"],
-        "gradient_clipping": task["max_norm"],
-        "zero_optimization": {"stage": task["stage"]},
+        "train_micro_batch_size_per_gpu": ROWS // RANKS // task.accumulation,
+        "gradient_accumulation_steps": task.accumulation,
+        "gradient_clipping": task.max_norm,
+        "zero_optimization": {"stage": task.stage},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
-    if task["precision"] == "bf16":
+    if task.precision == "bf16":
         config["bf16"] = {"enabled": True}
-    if task["precision"] == "autocast":
+    if task.precision == "autocast":
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     engine, optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     losses, norms = [], []
     for step in range(STEPS):
         set_rate(optimizer, step)
         total = torch.zeros((), dtype=torch.float64)
-        for inputs, targets in micro_batches(step, task["accumulation"], dist.get_rank(), RANKS):
+        for inputs, targets in micro_batches(step, task.accumulation, dist.get_rank(), RANKS):
             loss = engine(inputs, targets)
             engine.backward(loss)
-            total += loss.detach() / task["accumulation"] / RANKS
+            total += loss.detach() / task.accumulation / RANKS
             # stage 0 in fp32 reports no norm: it keeps plain gradients, averaged by now
             own = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
-            own_norm = norm_of(own) if own and task["stage"] == 0 else float("nan")
+            own_norm = norm_of(own) if own and task.stage == 0 else float("nan")
             engine.step()
         dist.all_reduce(total)
         losses.append(total.item())
@@ -175,16 +172,7 @@ def with_deepspeed(task: dict[str, Any]) -> tuple[list[float], list[float], list
         norms.append(own_norm if norm is None else float(norm))
     weights = []
     for parameter in engine.module.parameters():
-        is_cut = task["stage"] == 3
+        is_cut = task.stage == 3
         with deepspeed.zero.GatheredParameters([parameter]) if is_cut else contextlib.nullcontext():
             weights.append(parameter.detach().clone())
-    return losses, norms, weights
-
-
-def main(folder: Path) -> None:
-    task = json.loads((folder / "tasks.json").read_text())
-    torch.set_num_threads(1)
-    losses, norms, weights = (alone if task["stage"] is None else with_deepspeed)(task)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        row = torch.cat([each.float().flatten() for each in weights]).tolist()
-        (folder / "results.json").write_text(json.dumps({"losses": losses, "norms": norms, "weights": row}))
+    return losses, norms, in_one_row(weights)

@@ -1,12 +1,20 @@
-"""The combinations that every pair of releases is tried with, how each is run, and when it agrees. No torch."""
+"""The combinations that every pair of releases is tried with, how each is run, and when it agrees.
+
+`python -m testbed.experiments.conformance.trials NAME...`, in the environment of a pair, carries out those with these
+names, and prints a line of JSON for each. It needs numpy, PyTorch and DeepSpeed alone; PyTorch is imported to run.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import itertools
 import json
 import os
-import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from testbed.errors import Failure, one_line
-from testbed.experiments.conformance import RANKS
-from testbed.io import SOURCE
-from testbed.sweep.runner import reason_of_failure
+from testbed.distributed.rendezvous import free_port
+from testbed.errors import one_line
+from testbed.experiments.conformance import RANKS, Task
 
 TOLERANCES = {"loss": 5e-6, "norm": 5e-6, "weights": 1e-5}  # float32 sums in another order
 ROUNDED = 2.0  # what rounds to bf16 may be this many times as far from fp32 as the single process
@@ -26,9 +33,8 @@ SEEDS = (0, 1, 2)  # of initial weights: the others are tried where bf16 differs
 REPEATS = 4  # with the same weights, where fp32 differs
 LEAST_ROUNDED = 1e-5  # nats, root mean square: what is nearer to fp32 than this was computed in fp32
 MAX_NORM = {True: 0.25, False: 1e9}  # the model's norms lie between 0.4 and 3
-TIMEOUT_S, GRACE_S = 180.0, 10.0
+TIMEOUT_S = 180.0
 STAGES, PRECISIONS = (0, 1, 2, 3), ("fp32", "bf16", "autocast")
-WORKER = "testbed.experiments.conformance.plain"
 # what each rank would import, seconds long; a release may lack some
 PRELOADED = (
     "deepspeed torch._dynamo torch._inductor.compile_fx deepspeed.ops.adam deepspeed.runtime.zero.stage3 "
@@ -50,10 +56,8 @@ class Trial:
         clipping = "clipping" if self.clipping else "not clipping"
         return f"ZeRO {self.stage}, accumulation {self.accumulation}, {clipping}, {self.precision}"
 
-    def task(self, seed: int) -> dict[str, Any]:
-        """Return what its worker reads."""
-        work = {"stage": self.stage, "accumulation": self.accumulation, "precision": self.precision}
-        return {**work, "max_norm": MAX_NORM[self.clipping], "seed": seed}
+    def task(self, seed: int) -> Task:
+        return Task(self.stage, self.accumulation, MAX_NORM[self.clipping], self.precision, seed)
 
 
 def trials() -> list[Trial]:
@@ -74,66 +78,42 @@ class Outcome:
     error: str | None = None
 
 
-class Server:
-    """The process that forks ranks, in the environment of a Python."""
-
-    def __init__(self, python: str, folder: Path):
-        self.folder = folder
-        self.alone: dict[str, Outcome] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        variables = {
-            "PYTHONPATH": str(SOURCE),
-            "PYTHONSAFEPATH": "1",  # -m would look in the current folder first
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
-        }
-        with (folder / "server.log").open("a") as log:
-            self.process = subprocess.Popen(
-                [python, "-m", "testbed.experiments.rank_server"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-                env={**os.environ, **variables},
-            )  # fmt: skip
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()  # its ranks, if any, end with it
-        self.process.communicate()
-
-    def run_alone(self, trial: Trial, seed: int, precision: str, accumulation: int) -> Outcome:
-        """Return the single process's run of a trial, of another precision or accumulation; made once."""
-        task = {**trial.task(seed), "stage": None, "precision": precision, "accumulation": accumulation}
-        key = str(task)
-        if key not in self.alone:
-            self.alone[key] = self.run(task, ranks=1)
-        return self.alone[key]
-
-    def run(self, task: dict[str, Any], ranks: int = RANKS) -> Outcome:
-        """Carry a task out in ranks of its own."""
-        (self.folder / "tasks.json").write_text(json.dumps(task))
-        request = {"worker": WORKER, "folder": str(self.folder), "ranks": ranks, "preload": PRELOADED}
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({**request, "timeout_s": TIMEOUT_S, "grace_s": GRACE_S}) + "\n")
-            self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise Failure(f"the process that starts ranks died; {self.folder / 'server.log'} says why")
-        codes = json.loads(answer)
-        if any(code != 0 for code in codes):
-            return Outcome(error=why_failed(codes, self.folder))
-        return Outcome(**json.loads((self.folder / "results.json").read_text()))
+@functools.cache
+def run_alone(task: Task, precision: str, accumulation: int) -> Outcome:
+    """Return the single process's run of a task, of another precision or accumulation."""
+    return run(task._replace(stage=None, precision=precision, accumulation=accumulation), ranks=1)
 
 
-def why_failed(codes: Sequence[int | None], folder: Path) -> str:
-    """Return the last error of the first rank that failed by itself."""
-    failed = [(rank, code) for rank, code in enumerate(codes) if code]
-    if not failed:
-        return f"it did not end within {TIMEOUT_S:g} s; if other work ran, remove its line and call again"
-    rank, code = failed[0]
-    return one_line(reason_of_failure(folder / "run", folder / f"rank_{rank}.err", code), 400)
+def run(task: Task, ranks: int = RANKS) -> Outcome:
+    """Carry a task out in ranks that are forked from this process, which has imported what takes seconds."""
+    from torch import multiprocessing
+
+    late_s, is_late = time.monotonic() + TIMEOUT_S, False
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "outcome.json"
+        arguments = task, ranks, free_port(), file
+        forked: Any = multiprocessing.start_processes(
+            be_rank, arguments, ranks, join=False, daemon=True, start_method="fork"
+        )
+        try:
+            while not forked.join(timeout=1.0):
+                if is_late := time.monotonic() > late_s:
+                    for process in forked.processes:
+                        process.kill()
+            return Outcome(**json.loads(file.read_text()))
+        except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
+            late = f"it did not end within {TIMEOUT_S:g} s; if other work ran, remove its line and call again"
+            return Outcome(error=late if is_late else one_line(str(error).strip().splitlines()[-1], 400))
+
+
+def be_rank(rank: int, task: Task, ranks: int, port: int, file: Path) -> None:
+    from testbed.experiments.conformance import plain
+
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(number) for name, number in place.items()}, MASTER_ADDR="127.0.0.1")
+    losses, norms, weights = (plain.alone if task.stage is None else plain.with_deepspeed)(task)
+    if rank == 0:
+        file.write_text(json.dumps({"losses": losses, "norms": norms, "weights": weights}))
 
 
 def judged(trial: Trial, exact: Outcome, rounded: Sequence[Outcome], actual: Outcome) -> dict[str, Any]:
@@ -173,20 +153,17 @@ def distances(expected: Outcome, actual: Outcome, of_steps: Callable[[np.ndarray
     return {name: float(f"{value:.3g}") for name, value in far.items()}
 
 
-def carry_out(python: str, folder: Path, wanted: Sequence[Trial]) -> Iterator[dict[str, Any]]:
-    """Yield the line of each trial under the releases of a Python."""
-    with Server(python, folder) as server:
-        for trial in wanted:
-            seeds = SEEDS[:1] * (1 + REPEATS) if trial.precision == "fp32" else SEEDS
-            yield confirmed(judged_with(server, trial, seed) for seed in seeds)
+def carried_out(trial: Trial) -> dict[str, Any]:
+    """Return the line of a trial under the releases that are installed here."""
+    seeds = SEEDS[:1] * (1 + REPEATS) if trial.precision == "fp32" else SEEDS
+    return confirmed(judged_with(trial, seed) for seed in seeds)
 
 
-def judged_with(server: Server, trial: Trial, seed: int) -> dict[str, Any]:
+def judged_with(trial: Trial, seed: int) -> dict[str, Any]:
     """Make a trial's runs with the initial weights of a seed, those of the single process included."""
-    exact = server.run_alone(trial, seed, "fp32", trial.accumulation)
-    splits = () if trial.precision == "fp32" else SPLITS
-    rounded = [server.run_alone(trial, seed, trial.precision, split) for split in splits]
-    return judged(trial, exact, rounded, server.run(trial.task(seed)))
+    task, splits = trial.task(seed), () if trial.precision == "fp32" else SPLITS
+    rounded = [run_alone(task, trial.precision, split) for split in splits]
+    return judged(trial, run_alone(task, "fp32", trial.accumulation), rounded, run(task))
 
 
 def confirmed(tries: Iterator[dict[str, Any]]) -> dict[str, Any]:
@@ -205,3 +182,18 @@ def confirmed(tries: Iterator[dict[str, Any]]) -> dict[str, Any]:
     ]
     agrees = line["precision"] != "fp32" and any(other["agrees"] for other in others)
     return {**line, "again": [float(f"{each:.3g}") for each in times], "agrees": agrees}
+
+
+def main(names: Sequence[str]) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is not an answer
+    for module in PRELOADED:
+        with contextlib.suppress(Exception):  # a rank that needs it fails with it, and says why
+            importlib.import_module(module)
+    for trial in trials():
+        if trial.name in names:
+            print(json.dumps(carried_out(trial)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Import PyTorch once and fork every rank that is asked for: a rank is there at once, and always fresh.
 
-Usage: python -m testbed.experiments.rank_server. Each line on stdin is a request, a JSON object with
+Usage: python -m support.rank_server. Each line on stdin is a request, a JSON object with
     worker      the module whose `main(folder)` each rank calls
     folder      where the rank reads its task and writes its result; it prints into rank_N.out and rank_N.err there
     ranks       the number of ranks
