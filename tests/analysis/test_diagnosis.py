@@ -434,8 +434,7 @@ def test_a_planted_cause_is_named_on_two_ranks(ranks, token_files, tmp_path, run
         assert timed.unknown == NOT_COMPARED
     else:
         assert [(one.cause, one.rank) for one in timed.findings] == [("late", 1)]
-        least, num = (0.0299, 1) if run_type == "ddp" else (0.06, metrics["timed_collectives"]["waits_per_step"])
-        assert timed.findings[0].shift.seconds == pytest.approx(0.03 * num) and timed.findings[0].shift.low >= least
+        assert timed.findings[0].shift.seconds == pytest.approx(0.03) and timed.findings[0].shift.low >= 0.0299
 
 
 def test_the_page_of_the_study_has_the_counts_of_its_cases():

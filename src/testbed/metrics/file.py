@@ -123,8 +123,7 @@ def _check(metrics: Any, version: str) -> None:
     ranks = segments[-1]["world_size"] if segments else world_size
     if watched and watched != list(range(ranks)):
         raise InputError(f"watched.per_rank is of ranks {reprlib.repr(watched)}, and the last start had {ranks}")
-    timed = metrics.get("timed_collectives", {"per_rank_s": [], "kinds": []})
-    for times in (*timed["per_rank_s"], *(kind["per_rank_s"] for kind in timed["kinds"])):
+    for times in metrics.get("timed_collectives", {"per_rank_s": []})["per_rank_s"]:
         if len(times) != ranks:
             raise InputError(f"timed_collectives has {len(times)} times for {ranks} ranks")
 

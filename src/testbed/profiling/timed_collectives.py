@@ -22,7 +22,6 @@ from testbed.distributed.launch import Launch
 
 WINDOWS = 10  # means over steps in their order
 LEAST_STEPS = WINDOWS + 2  # that a read has to show: the first and the last do not count
-MOST_KINDS = 8
 ROOTED = ("broadcast", "gather", "reduce", "scatter")  # in which ranks do different things
 Call = tuple[int, str, int, str]  # as all ranks know it: step, group, number in the group, name with sizes
 
@@ -71,34 +70,22 @@ def calls_of(
     return TimedCalls(seconds, has_smaller)
 
 
-def timed_collectives(per_rank: Sequence[TimedCalls], adds_up: bool) -> dict[str, Any]:
-    """Return the field `timed_collectives`: each rank's wait of a step in collectives that all ranks have timed.
+def timed_collectives(per_rank: Sequence[TimedCalls]) -> dict[str, Any]:
+    """Return the field `timed_collectives`: each rank's longest wait of a step in collectives that all have timed.
 
-    A rank waits in a call by what it is in it longer than the rank that comes last.
-
-    Args:
-        adds_up: whether each call blocks, so that the waits of a step add up. Where calls overlap, ranks wait for one
-            lateness in several of them; then the longest wait of a step is taken, which is never more than that.
+    A rank waits in a call by what it is in it longer than the rank that comes last. Where calls overlap, ranks wait for
+    one lateness in several of them, so their waits are not added up.
     """
     found: dict[str, Any] = {"has_smaller_groups": any(one.has_smaller_groups for one in per_rank)}
-    common = sorted(set.intersection(*(set(one.seconds) for one in per_rank)))
+    common = set.intersection(*(set(one.seconds) for one in per_rank))
     # of the first step the recorder may have lost a part, and the last one may not be over
     of_step: dict[int, list[np.ndarray]] = {step: [] for step in sorted({call[0] for call in common})[1:-1]}
     if len(of_step) < WINDOWS:
-        return {**found, "num_steps": 0, "waits_per_step": 0, "per_rank_s": [], "kinds": []}
-    of_kind: dict[str, list[np.ndarray]] = {}
+        return {**found, "num_steps": 0, "per_rank_s": []}
     for call in common:
-        if (step := call[0]) in of_step:
+        if call[0] in of_step:
             seconds = np.array([one.seconds[call] for one in per_rank])
-            of_step[step].append(seconds - seconds.min())
-            of_kind.setdefault(call[3], []).append(of_step[step][-1])
-    times = np.array([(np.sum if adds_up else np.max)(waits, axis=0) for waits in of_step.values()])  # steps x ranks
-    means = {kind: np.sum(waits, axis=0) / len(times) for kind, waits in of_kind.items()}
-    most = sorted(means, key=lambda kind: -np.ptp(means[kind]))[:MOST_KINDS]
-    return {
-        **found,
-        "num_steps": len(times),
-        "waits_per_step": sum(map(len, of_step.values())) / len(times) if adds_up else 1,
-        "per_rank_s": [part.mean(axis=0).round(9).tolist() for part in np.array_split(times, WINDOWS)],
-        "kinds": [{"name": one, "num": len(of_kind[one]), "per_rank_s": means[one].round(9).tolist()} for one in most],
-    }
+            of_step[call[0]].append(seconds - seconds.min())
+    times = np.array([np.max(waits, axis=0) for waits in of_step.values()])  # steps x ranks
+    windows = [part.mean(axis=0).round(9).tolist() for part in np.array_split(times, WINDOWS)]
+    return {**found, "num_steps": len(times), "per_rank_s": windows}

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from testbed import run_folder
-from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.flight_recorder import MOST_TIMED, recorded
@@ -149,8 +148,7 @@ class Report:
         if failed:
             self.console.say(f"note: PyTorch's flight recorder cannot be read: {failed[0]}")
         elif per_rank:
-            adds_up = STRATEGIES[self.settings.training.run_type].sends == "tensors"
-            self.recorder.add_timed_collectives(timed_collectives(per_rank, adds_up))
+            self.recorder.add_timed_collectives(timed_collectives(per_rank))
 
     def _axes_of_group(self, name: str) -> str:
         return self.settings.plan.mesh.axes_of(process_group.ranks_of_group(name))

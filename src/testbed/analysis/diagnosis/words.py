@@ -149,12 +149,8 @@ def _what(finding: Finding) -> str:
         where = "outside the step's phases" if details["phase"] == ELSEWHERE else f"of {details['phase']}"
         return f"is slow {which} {where}, before the transfer begins"
     if finding.cause == "late":
-        why = [] if details["phase"] is None else [f"its {details['phase'].replace('_', ' ')} takes longer"]
-        if "collective" in details:
-            why.append(f"most in {details['collective']}, {details['calls']:.3g} in a step")
-        reason = f" ({'; '.join(why)})" if why else ""
-        where = "in one of them" if details["is_longest"] else "in all of them together"
-        return f"comes last to collectives{reason}, and {where} the other GPUs wait for it so long"
+        longer = "" if details["phase"] is None else f" (its {details['phase'].replace('_', ' ')} takes longer)"
+        return f"comes last to collectives{longer}, and in one of them the other GPUs wait for it so long"
     if finding.cause == "writing":
         return "is busy between the steps: rows, printing, writing" if is_one else f"{details['what']} take time"
     if finding.cause == "start-up":

@@ -73,22 +73,12 @@ class Watched(TypedDict):
     per_rank: list[WatchedRank]
 
 
-class TimedKind(TypedDict):
-    name: Name
-    num: Annotated[Positive, "calls in these steps"]
-    per_rank_s: Annotated[OneOrMore[Amount], "mean seconds of a step for which each rank's GPU waited in it"]
-
-
 class TimedCollectives(TypedDict):
     has_smaller_groups: Annotated[bool, "in the steps some of the ranks exchanged too, or that is not known"]
     num_steps: Annotated[Count, "measured steps of which all ranks had timed their collectives; 0: too few"]
-    waits_per_step: Annotated[
-        Amount, "waits of a step that are added up; 1: where collectives overlap, the longest one is taken"
-    ]
     per_rank_s: Annotated[
         list[OneOrMore[Amount]],
         Meta(max_length=10),
-        "seconds of a step for which each rank's GPU waited in collectives of all ranks for the one that came last: "
-        "means over ten windows of these steps",
+        "seconds of a step for which each rank's GPU waited for the one that came last, in the collective of all ranks "
+        "in which it waited longest: means over ten windows of these steps",
     ]
-    kinds: Annotated[list[TimedKind], Meta(max_length=8), "those in which ranks differ most"]
