@@ -88,13 +88,18 @@ class Comparison:
         for place, size in self.noise.items():
             typical[place.step, place.phase].append(size)
         self.typical = {key: statistics.quantiles([*sizes, *sizes], n=4)[2] for key, sizes in typical.items()}
+        # of A's synchronised gradients: the squared norm of each step, and the ranks that have each, or any
+        self.squares: dict[int, float] = defaultdict(float)
+        self.have: dict[tuple[int, str], set[int]] = defaultdict(set)
+        for place, parts in a.records.items():
+            if place.phase == "synchronisation":
+                self.squares[place.step] += float(a.whole(place)[:, SQUARES].sum())
+                for name in (place.name, SQUARES_OF_ALL):
+                    self.have[place.step, name].update(*parts.values())
 
     def first(self) -> Parting | None:
         """Return where A parts first, or None."""
-        for place in self.places:
-            if (found := self.at(place)) is not None:
-                return found
-        return None
+        return next((found for place in self.places if (found := self.at(place)) is not None), None)
 
     def _is_expected(self, place: Place) -> bool:
         """Return whether the side that lacks a place has others of its kind in this step, so that it is missing."""
@@ -105,56 +110,85 @@ class Comparison:
         return _kind(place.name) in {_kind(each.name) for each in alike}
 
     def limit(self, place: Place) -> float:
-        """Return the largest difference that rounding explains."""
-        floor = self.floor
-        if place.phase in ("data", "weights") or place.step == 0:
-            floor = LEAST["fp32"]
-        if place.phase in ("forward", "backward") and place.step > 1:
-            floor = max(floor, AMPLIFIED * LEAST["fp32"])  # what is within the limit of an update is in what follows
+        """Return the largest difference from side B that rounding explains."""
         if place.phase == "data":
             return 0.0
         if place.phase == "update" and self.b.whole(place).ndim == 1:
             return EXACT
-        measured = max(self.noise.get(place, 0.0), self.typical.get((place.step, place.phase), 0.0))
+        floor = LEAST["fp32"] if place.phase == "weights" or place.step == 0 else self.floor
+        if place.phase in ("forward", "backward") and place.step > 1:
+            floor = max(floor, AMPLIFIED * LEAST["fp32"])  # what is within the limit of an update is in what follows
         if place.phase == "update" and place.step > 0:
             weights = np.sqrt(np.mean(self.b.whole(place)[..., FIRST:] ** 2))
-            updates = np.sqrt(np.mean(update_of(self.b, place)[..., FIRST:] ** 2))
+            updates = np.sqrt(np.mean(value_of(self.b, place)[..., FIRST:] ** 2))
             floor = max(AMPLIFIED * floor, float(BEYOND * ROUNDING["fp32"] * weights / max(updates, TINY)))
+        measured = max(self.noise.get(place, 0.0), self.typical.get((place.step, place.phase), 0.0))
         return max(BEYOND * measured, floor)
 
     def at(self, place: Place) -> Parting | None:
         """Return how the sides part at one place, or None."""
+        nothing = np.zeros(0)
         if place in self.absent:
-            nothing, side = np.zeros(0), "A" if place in self.a.records else "B"
+            side = "A" if place in self.a.records else "B"
             return Parting(place, [], float("inf"), 0.0, nothing, nothing, f"side {side} alone computes this")
-        limit = self.limit(place)
-        if (found := self._copies(place, limit)) is not None:
+        if place.phase == "clipping" and (
+            idle := sorted(self.have[place.step, place.name].difference(*self.a.records[place].values()))
+        ):
+            name = "all weights" if place.name == SQUARES_OF_ALL else place.name
+            said = f"rank {', '.join(map(str, idle))} skips the optimizer's step, or has no gradient there"
+            return Parting(Place(place.step, "update", name), idle, 1.0, 0.0, nothing, nothing, said)
+        b, limit, against = self._expected(place)
+        if (found := self._copies(place, b, limit, against)) is not None:
             return found
-        if place.phase == "synchronisation":
-            return self._synchronised(place)
-        if place.phase == "clipping":
-            return self._clipped(place)
-        if place.phase == "weights" and (both := self._read_again(place)) is not None:
-            return self._parting(place, *both)
-        if place.phase == "update" and place.step > 0:
-            a, b = update_of(self.a, place), update_of(self.b, place)
-        else:
-            a, b = self.a.whole(place), self.b.whole(place)
-        return self._parting(place, a, b, limit, OTHER_SIDE)
-
-    def _parting(self, place: Place, a: np.ndarray, b: np.ndarray, limit: float, against: str) -> Parting | None:
+        a = value_of(self.a, place)
         size = size_of(a, b)
         return None if size <= limit else Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, against)
 
-    def _copies(self, place: Place, limit: float) -> Parting | None:
-        """Compare what several ranks of A have of one thing with each other."""
+    def _expected(self, place: Place) -> tuple[np.ndarray, float, str]:
+        """Return what A should have, by how much rounding explains a difference from that, and what that is in words:
+        what follows from A itself, where it says it twice, else what side B has."""
+        if place.phase == "clipping":
+            return self._clipped(place)
+        before = Place(place.step, "backward", place.name)
+        if place.phase == "synchronisation" and before in self.a.records:
+            return self.a.whole(before), max(OWN, self._rounding_of_b(place, before)), SUMMANDS
+        before = Place(place.step - 1, "update", place.name)
+        if place.phase == "weights" and place.step > 1 and before in self.a.records:
+            left = self.a.whole(before)
+            if left.shape == self.a.whole(place).shape:  # else flat pieces of many
+                return left, max(LEAST["fp32"], self._rounding_of_b(place, before)), WHAT_UPDATE_LEFT
+        return value_of(self.b, place), self.limit(place), OTHER_SIDE
+
+    def _rounding_of_b(self, place: Place, before: Place) -> float:
+        """Return what to allow, as side B itself says this twice too: of weights that are read in bf16 it differs."""
+        if before not in self.b.records or self.b.whole(before).shape != self.b.whole(place).shape:
+            return 0.0
+        return BEYOND * size_of(self.b.whole(place), self.b.whole(before))
+
+    def _clipped(self, place: Place) -> tuple[np.ndarray, float, str]:
+        """Return the norm, or what clipping should leave, as it follows from the synchronised gradients."""
+        squares, most = self.squares[place.step], float(self.a.facts.get("max_grad_norm", 0.0))
+        if place.name == "norm" and not squares:
+            return self.b.whole(place), 10 * OWN, OTHER_SIDE
+        norm = squares**0.5
+        factor = min(1.0, most / (norm + 1e-6)) if most > 0 else 1.0
+        if place.name == "norm":
+            return np.array([norm]), 10 * OWN, NORM_OF_GRADIENTS
+        if place.name == SQUARES_OF_ALL:
+            return np.array([squares * factor**2]), OWN, NORM_OF_GRADIENTS
+        return factor * self.a.whole(Place(place.step, "synchronisation", place.name)), OWN, NORM_OF_GRADIENTS
+
+    def _copies(self, place: Place, b: np.ndarray, limit: float, against: str) -> Parting | None:
+        """Compare what several ranks of A have of one thing: with what is expected if it is the whole, else with the
+        copy to believe."""
         odd: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
-        against, truth = self._truth(place)
-        limit = max(limit, OWN) if place.phase in ("forward", "backward") else OWN
-        for part, of_ranks in self.a.records[place].items():
+        parts = self.a.records[place]
+        is_known = len(parts) == 1 and (against != OTHER_SIDE or place.name == "target tokens")
+        limit = max(limit, OWN) if place.phase in ("forward", "backward", "weights") else OWN
+        for part, of_ranks in parts.items():
             if len({array.tobytes() for array in of_ranks.values()}) == 1:
                 continue
-            honest = _nearest(of_ranks, self._copy_of_b(place, part, of_ranks)) if truth is None else truth
+            honest = b if is_known else _nearest(of_ranks, self._copy_of_b(place, part, of_ranks))
             for rank, array in of_ranks.items():
                 size = size_of(array, honest)
                 if size > limit:
@@ -162,8 +196,8 @@ class Comparison:
         if not odd:
             return None
         rank = max(odd, key=lambda each: odd[each][0])
-        size, a, b = odd[rank]
-        return Parting(place, sorted(odd), size, limit, a, b, against)
+        size, mine, honest = odd[rank]
+        return Parting(place, sorted(odd), size, limit, mine, honest, against if is_known else OTHER_COPIES)
 
     def _copy_of_b(self, place: Place, part: str, of_ranks: dict[int, np.ndarray]) -> dict[int, np.ndarray] | None:
         """Return what side B has of a part; of data its rows, however B's ranks share the batch."""
@@ -171,79 +205,6 @@ class Comparison:
             first, length = int(part.partition(":")[0]), len(next(iter(of_ranks.values())))
             return {0: self.b.whole(place)[first : first + length]}
         return self.b.records.get(place, {}).get(part)
-
-    def _truth(self, place: Place) -> tuple[str, np.ndarray | None]:
-        """Return in words and numbers what every rank's copy should be, where that is known."""
-        local = Place(place.step, "backward", place.name)
-        if place.phase == "synchronisation" and len(self.a.records[place]) == 1 and local in self.a.records:
-            return SUMMANDS, self.a.whole(local)
-        if place.name == "norm" and (squares := self._squares(place.step)) > 0:
-            return NORM_OF_GRADIENTS, np.array([np.sqrt(squares)])
-        if place.name == "target tokens":
-            return OTHER_SIDE, self.b.whole(place)
-        return OTHER_COPIES, None
-
-    def _synchronised(self, place: Place) -> Parting | None:
-        """Compare a gradient with the sum of the side's own summands. Where they are unknown, with the other side."""
-        local = Place(place.step, "backward", place.name)
-        a = self.a.whole(place)
-        if local not in self.a.records:
-            return self._parting(place, a, self.b.whole(place), self.limit(place), OTHER_SIDE)
-        limit = OWN
-        if local in self.b.records:
-            limit = max(limit, BEYOND * size_of(self.b.whole(place), self.b.whole(local)))
-        return self._parting(place, a, self.a.whole(local), limit, SUMMANDS)
-
-    def _read_again(self, place: Place) -> tuple[np.ndarray, np.ndarray, float, str] | None:
-        """Return what forward reads after the first step beside what A's own last update left, whose difference from
-        side B the update was judged by; None where that is unknown."""
-        left, now = Place(place.step - 1, "update", place.name), self.a.whole(place)
-        if place.step < 2 or left not in self.a.records or self.a.whole(left).shape != now.shape:
-            return None
-        limit = LEAST["fp32"]
-        if left in self.b.records and self.b.whole(left).shape == self.b.whole(place).shape:
-            limit = max(limit, BEYOND * size_of(self.b.whole(place), self.b.whole(left)))  # of weights read in bf16
-        return now, self.a.whole(left), limit, WHAT_UPDATE_LEFT
-
-    def _clipped(self, place: Place) -> Parting | None:
-        """Compare the norm, and what clipping left, with what follows from the synchronised gradients."""
-        if idle := self._idle_ranks(place):
-            name = "all weights" if place.name == SQUARES_OF_ALL else place.name
-            said = f"rank {', '.join(map(str, idle))} skips the optimizer's step, or has no gradient there"
-            nothing = np.zeros(0)
-            return Parting(Place(place.step, "update", name), idle, 1.0, 0.0, nothing, nothing, said)
-        squares, a = self._squares(place.step), self.a.whole(place)
-        most, norm = float(self.a.facts.get("max_grad_norm", 0.0)), squares**0.5
-        if place.name == "norm":
-            b = np.array([norm]) if squares else self.b.whole(place)
-            return self._parting(place, a, b, 10 * OWN, NORM_OF_GRADIENTS)
-        factor = min(1.0, most / (norm + 1e-6)) if most > 0 else 1.0
-        if a.ndim == 1:
-            b = np.array([squares * factor**2])
-        else:
-            b = factor * self.a.whole(Place(place.step, "synchronisation", place.name))
-        return self._parting(place, a, b, OWN, NORM_OF_GRADIENTS)
-
-    def _idle_ranks(self, place: Place) -> list[int]:
-        """Return the ranks that had a synchronised gradient and brought none to the optimizer."""
-        if place.name == "norm":
-            return []
-        had = [
-            of_ranks
-            for other, parts in self.a.records.items()
-            if (other.step, other.phase) == (place.step, "synchronisation")
-            and place.name in (other.name, SQUARES_OF_ALL)
-            for of_ranks in parts.values()
-        ]
-        return sorted(
-            {rank for of_ranks in had for rank in of_ranks}
-            - {rank for of_ranks in self.a.records[place].values() for rank in of_ranks}
-        )
-
-    def _squares(self, step: int) -> float:
-        """Return the squared norm of A's synchronised gradients."""
-        places = [place for place in self.a.records if place.step == step and place.phase == "synchronisation"]
-        return sum(float(self.a.whole(place)[:, SQUARES].sum()) for place in places)
 
     def _to_blame(self, place: Place, a: np.ndarray, b: np.ndarray, limit: float) -> list[int]:
         """Return the ranks of A whose rows or bins differ, if not all do."""
@@ -308,18 +269,17 @@ def _nearest(of_ranks: dict[int, np.ndarray], expected: dict[int, np.ndarray] | 
     return min(common, key=lambda array: size_of(array, other))
 
 
-def update_of(side: Side, place: Place) -> np.ndarray:
-    """Return what a step added to a weight; of a number, itself."""
+def value_of(side: Side, place: Place) -> np.ndarray:
+    """Return what is compared of a place: of a weight what the step added to it, else what is there."""
     now, before = side.whole(place), Place(place.step - 1, place.phase, place.name)
-    return now if now.ndim == 1 or before not in side.records else now - side.whole(before)
+    is_weight = place.phase == "update" and now.ndim > 1 and before in side.records
+    return now - side.whole(before) if is_weight else now
 
 
 def _noise(side: Side, again: Side) -> dict[Place, float]:
     """Return the differences that another split of the same work makes."""
-    found = {}
-    for place in side.records.keys() & again.records.keys():
-        if place.phase == "update" and place.step > 0:
-            found[place] = size_of(update_of(again, place), update_of(side, place))
-        elif place.phase not in ("data", "clipping"):
-            found[place] = size_of(again.whole(place), side.whole(place))
-    return found
+    return {
+        place: size_of(value_of(again, place), value_of(side, place))
+        for place in side.records.keys() & again.records.keys()
+        if place.phase not in ("data", "clipping")
+    }
