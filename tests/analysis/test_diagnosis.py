@@ -213,6 +213,16 @@ def test_a_stage_that_makes_twice_the_calls_is_not_slow_in_them():
     ]
 
 
+def test_a_stage_between_two_others_exchanges_twice_as_much():
+    """As measured on three ranks: what it takes to send and receive is in no phase."""
+    metrics = add(watched_run(1, ranks=3, mesh={"pipeline": 3}), 1, 0.001, "own_elsewhere")
+    metrics["watched"]["per_rank"][1]["collectives"] = [
+        {**one, "num": 2 * one["num"]} for one in metrics["watched"]["per_rank"][1]["collectives"]
+    ]
+    assert found(metrics) == []
+    assert found(add(metrics, 1, 0.01, "own_elsewhere")) == [("collective", 1)]
+
+
 @pytest.mark.parametrize(("share", "is_said"), [(0.004, False), (0.007, True)])
 def test_half_a_percent_of_a_step_is_said(share, is_said):
     metrics = add(watched_run(1, noise=0.0), 1, share * STEP_S, "own_backward")

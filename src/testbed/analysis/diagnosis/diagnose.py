@@ -263,15 +263,17 @@ def _of_phases(run: _Watched, group: range) -> Iterator[Finding]:
     for call: how many a stage makes is by design.
     """
     beyond = {} if run.has_lone_stages else _speeds(run, group)[1]
+    num = [sum(row["num"] for row in rows if _phase_of(row)) / max(1, run.num_steps) for rows in run.collectives]
+    num_calls = np.maximum(np.array(num)[group], 1e-9)
     shifts: dict[str, list[list[Shift]]] = {}
     for phase in (*PHASES, ELSEWHERE):
         is_whole = phase == ELSEWHERE or (run.has_lone_stages and phase == "data_wait")
-        times = run.own(phase) if is_whole else run.pause(phase)
-        shifts[phase] = [run.shifts(against_others(batches(times)[:, group]))]
+        # a stage between two others exchanges twice as much, elsewhere
+        each = num_calls if run.has_lone_stages and phase == ELSEWHERE else np.ones(len(group))
+        times = (run.own(phase) if is_whole else run.pause(phase))[:, group] / each
+        shifts[phase] = [run.shifts(against_others(batches(times)) * each)]
         if phase in beyond:
             shifts[phase].append(run.shifts(beyond[phase]))
-    num = [sum(row["num"] for row in rows if _phase_of(row)) / max(1, run.num_steps) for rows in run.collectives]
-    num_calls = np.maximum(np.array(num)[group], 1e-9)
     of_calls = run.shifts(against_others(batches(run.of("calls")[:, group] / num_calls)) * num_calls)
     for place, rank in enumerate(group):
         called = _called(run, rank, group)  # of a run that was killed nothing is known of single collectives
