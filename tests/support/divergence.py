@@ -29,7 +29,7 @@ RESULTS = REPOSITORY / "docs" / "results" / "first_divergence"
 BELOW = "## The answers"  # in the page: what stands below follows from the file
 STEPS = 3
 WORKER = "support.divergence_worker"
-OF_WORK = ("--label_smoothing", "--adam_eps", "--precision", "--optimizer")  # a baseline does the same
+OF_WORK = ("--label_smoothing", "--adam_eps", "--precision", "--optimizer", "--gelu")  # a baseline does the same
 SOUND = {name: (run_type, ranks, flags) for name, (run_type, ranks, flags, _) in VARIANTS.items() if ranks <= 4} | {
     f"bf16, {name}": (
         run_type,
