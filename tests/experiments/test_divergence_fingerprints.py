@@ -238,7 +238,7 @@ def test_a_saved_side_from_before_a_flag_has_its_default(tmp_path):
 def write_steps(folder: Path, rank: int, steps: int) -> None:
     x = whole(torch.ones(64, 8))
     for step in range(steps):
-        np.savez(folder / file_name(step, rank), **{f"update|ln_f.bias|{rank}": (1 + step) * x})
+        np.savez(folder / file_name(step, rank), **{f"{step}|{rank}|update|ln_f.bias|{rank}": (1 + step) * x})
 
 
 def test_steps_that_not_all_ranks_wrote_are_left_out(tmp_path):

@@ -6,6 +6,7 @@ up to the whole, whatever the run type. `attach.py` says when a strategy does wh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,39 +34,39 @@ ATTENTION = "attn.c_proj"  # its input is what attention mixed
 CUT_BY_CHANNELS = ("attn.c_attn", "mlp.c_fc", "attention")  # over tensor ranks; all else is the residual stream
 
 
+@dataclasses.dataclass
 class Recorder:
     """Fingerprints of the step that runs; `end_step` writes them.
 
-    Args:
+    Attributes:
         data_rank: which share of the global batch this rank reads.
         context, tensor: number of ranks, and which this is, of each axis.
         stage: number of the pipeline rank.
         share_of_local: what a rank's own gradients count in the synchronised ones: 1 / ranks where they are averaged.
         is_transposed: whether linear layers are transformers' Conv1D.
+        rows: of this rank's share, what passes through the model now; None: nothing.
+        backward_row: where the micro batch begins that backward is at; None: unknown.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: RunSettings,
-        rank: int,
-        data_rank: int,
-        context: tuple[int, int] = (1, 0),
-        tensor: tuple[int, int] = (1, 0),
-        stage: int = 0,
-        share_of_local: float = 1.0,
-        is_transposed: bool = False,
-    ):
-        self.folder, self.settings, self.rank, self.data_rank = folder, settings, rank, data_rank
-        self.context, self.tensor, self.stage = context, tensor, stage
-        self.share_of_local, self.is_transposed = share_of_local, is_transposed
-        self.share = settings.batch.global_batch_size // settings.plan.data_world_size
-        self.records: dict[str, np.ndarray] = {}
-        self.rows: slice | None = None  # of this rank's share: what passes through the model now; None: nothing
-        self.next_row = 0
-        self.backward_row: int | None = None  # where the micro batch begins that backward is at; None: unknown
-        self._watched: set[int] = set()
-        folder.mkdir(parents=True, exist_ok=True)
+    folder: Path
+    settings: RunSettings
+    rank: int
+    data_rank: int
+    context: tuple[int, int] = (1, 0)
+    tensor: tuple[int, int] = (1, 0)
+    stage: int = 0
+    share_of_local: float = 1.0
+    is_transposed: bool = False
+    records: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    rows: slice | None = None
+    next_row: int = 0
+    backward_row: int | None = None
+    watched: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def share(self) -> int:
+        """Return the rows of a global batch that a rank reads."""
+        return self.settings.batch.global_batch_size // self.settings.plan.data_world_size
 
     def add(self, phase: str, name: str, part: str, numbers: np.ndarray) -> None:
         """Add to a record of this step."""
@@ -89,7 +90,8 @@ class Recorder:
     def end_step(self, step: int) -> None:
         """Write the records of a step, 0 before the first, and begin anew."""
         with replacing(self.folder / file_name(step, self.rank)) as path, path.open("wb") as file:
-            np.savez(file, **self.records)  # type: ignore[arg-type]
+            numbers = {f"{step}|{self.rank}|{key}": array for key, array in self.records.items()}
+            np.savez(file, **numbers)  # type: ignore[arg-type]
         self.records = {}
 
     def _add_rows(
@@ -174,8 +176,8 @@ class Recorder:
 
     def watch_parameter(self, name: str, parameter: torch.Tensor) -> None:
         """Record what backward brings to a parameter. FSDP2 has others in forward than between steps."""
-        if id(parameter) not in self._watched and parameter.requires_grad:
-            self._watched.add(id(parameter))  # it lives as long as the run
+        if id(parameter) not in self.watched and parameter.requires_grad:
+            self.watched.add(id(parameter))  # it lives as long as the run
             parameter.register_hook(functools.partial(self.add_local_gradient, name))
 
     def add_local_gradient(self, name: str, gradient: torch.Tensor) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,7 @@ def _order_of_name(name: str) -> tuple[int, int, str]:
 
 
 Parts = dict[str, dict[int, np.ndarray]]  # part -> rank -> numbers
+Records = dict[Place, Parts]
 
 
 @dataclasses.dataclass
@@ -64,7 +64,7 @@ class Side:
         facts: of its start; "failed" among them, and why, where the run came to no end.
     """
 
-    records: dict[Place, Parts]
+    records: Records
     facts: dict[str, Any]
 
     def whole(self, place: Place) -> np.ndarray:
@@ -112,19 +112,27 @@ def file_name(step: int, rank: int) -> str:
 
 def read_folder(folder: Path, facts: dict[str, Any], ranks: int) -> Side:
     """Read what the ranks of a run left. A run that failed has the first steps, those that all ranks wrote."""
-    records: dict[Place, Parts] = defaultdict(lambda: defaultdict(dict))
+    records: Records = {}
     for step in itertools.count():
         paths = [folder / file_name(step, rank) for rank in range(ranks)]
         if not all(path.exists() for path in paths):
             break
-        for rank, path in enumerate(paths):
+        for path in paths:
             with np.load(path) as file:
-                for key in file.files:
-                    phase, name, part = key.split("|")
-                    records[Place(step, phase, name)][part][rank] = file[key]
+                _add(records, file)
     if (decided := folder / PRECISION).is_file():
         facts = facts | {"precision": decided.read_text(encoding="utf-8")}
-    return Side({place: dict(parts) for place, parts in records.items()}, facts)
+    return Side(records, facts)
+
+
+def _add(records: Records, file: Any) -> None:
+    """Add the arrays of a file, which are called by step, rank, phase, name and part."""
+    for key in file.files:
+        if key != FACTS:
+            step, rank, phase, name, part = key.split("|")
+            PHASES.index(phase)
+            parts = records.setdefault(Place(int(step), phase, name), {})
+            parts.setdefault(part, {})[int(rank)] = file[key]
 
 
 def save(side: Side, path: Path) -> None:
@@ -141,16 +149,12 @@ def save(side: Side, path: Path) -> None:
 
 def read_file(path: Path) -> Side:
     """Read what `save` wrote. Raises InputError."""
-    records: dict[Place, Parts] = defaultdict(lambda: defaultdict(dict))
+    records: Records = {}
     try:
         with np.load(path) as file:
             facts = json.loads(str(file[FACTS]))
             dict(facts["work"])
-            for key in file.files:
-                if key != FACTS:
-                    step, rank, phase, name, part = key.split("|")
-                    PHASES.index(phase)
-                    records[Place(int(step), phase, name)][part][int(rank)] = file[key]
+            _add(records, file)
     except Exception as error:  # numpy, zip and zlib have many
         raise InputError(f"{path} is no file of fingerprints ({type(error).__name__}); make one with --save") from None
-    return Side(dict(records), facts)
+    return Side(records, facts)
