@@ -65,14 +65,12 @@ def test_a_difference_in_bf16_counts_if_other_initial_weights_show_it_too():
     assert (again["agrees"], again["again"]) == (False, [1.5, 1.5])
 
 
-def test_a_difference_in_fp32_counts_and_the_table_says_how_many_repeats_show_it():
+def test_a_difference_in_fp32_counts_and_the_table_says_what_other_weights_show():
     far, near = (judged(TRIAL, EXACT, [], moved(loss=loss)) for loss in (1e-5, 0.0))
-    once = confirmed(iter([far, near, far, near, near]))
-    assert (once["agrees"], once["again"]) == (False, [0.0, 2.0, 0.0, 0.0])
+    once = confirmed(iter([far, near, far]))
+    assert (once["agrees"], once["again"]) == (False, [0.0, 2.0])
     line = {"deepspeed": "0.16.9", "torch": "2.11.0", **once}
-    assert "; 1 of 4 repeats differ |" in results.tables([line])
-    del line["again"]
-    assert "; not repeated |" in results.tables([line])
+    assert "; from other weights 0 to 2 times what is allowed |" in results.tables([line])
 
 
 def test_a_repeat_that_fails_does_not_count():

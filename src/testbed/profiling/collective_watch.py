@@ -67,10 +67,10 @@ class QueueClock:
 class _Call:
     """A collective that this thread has called."""
 
-    __slots__ = ("is_over", "is_under_way", "name", "row")
+    __slots__ = ("is_over", "is_under_way", "row")
 
-    def __init__(self, name: str, row: list[float]):
-        self.name, self.row = name, row
+    def __init__(self, row: list[float]):
+        self.row = row
         self.is_under_way = self.is_over = False
 
 
@@ -170,7 +170,7 @@ class CollectiveWatch:
         row = self.totals.setdefault((name, group_of(arguments) or ALL_RANKS, self._phase), [0, 0, 0.0, 0.0])
         row[0] += 1
         row[1] += sum(sizes_of(arguments))
-        return _Call(name, row)
+        return _Call(row)
 
     def leave(self, event: str, call: _Call | None) -> None:
         """Note an event of a collective, "done" from any thread."""

@@ -12,7 +12,7 @@ from testbed.analysis.document.markdown import table_text
 from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
-from testbed.errors import InputError, as_lines, counted, one_line
+from testbed.errors import InputError, as_lines, one_line
 from testbed.experiments.conformance.trials import STAGES, Trial
 from testbed.io import read_whole, write_text
 
@@ -115,8 +115,7 @@ def _which(group: Sequence[Line]) -> str:
 
 
 def _why(group: Sequence[Line]) -> str:
-    """Return the error, or the largest distances and what repeats came to: of fp32 with the same initial weights, of
-    bf16 with others."""
+    """Return the error, or the largest distances and what runs from other initial weights came to."""
     if reason := group[0].get("error") or group[0].get("note"):
         return one_line(reason, 200)
     far = []
@@ -124,10 +123,6 @@ def _why(group: Sequence[Line]) -> str:
         pairs = [(line["distances"][name], line["allowed"][name]) for line in group]
         distance, allowed = max(pairs, key=lambda pair: pair[0] / pair[1])
         far.append(f"{name} {distance:.1e} ({allowed:.0e})")
-    again, repeats = [times for line in group for times in line.get("again", ())], "not repeated"
-    if again and group[0]["precision"] == "fp32":
-        differing = sum(not times <= 1 for times in again)  # not a number differs
-        repeats = f"{differing} of {counted(len(again), 'repeat')} differ"
-    elif again:
-        repeats = f"others {min(again):.2g} to {max(again):.2g} times what is allowed"
-    return f"{', '.join(far)}; {repeats}"
+    again = [times for line in group for times in line.get("again", ())]
+    others = f"from other weights {min(again):.2g} to {max(again):.2g} times what is allowed" if again else ""
+    return "; ".join([", ".join(far), *filter(None, [others])])
