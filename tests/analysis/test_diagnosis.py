@@ -311,15 +311,6 @@ def test_ranks_along_the_context_do_equal_work():
     assert found(metrics) == [("forward", 1)]
 
 
-def test_a_file_without_queued_times_is_read():
-    metrics = add(watched_run(7), 1, 0.03, "own_backward")
-    for row in metrics["watched_steps"]:
-        for name in [name for name in row if name.startswith(("per_rank_queued", "per_rank_calls"))]:
-            del row[name]
-    check_metrics(metrics)
-    assert found(metrics) == [("backward", 1)]
-
-
 def test_what_was_not_looked_at_is_said():
     killed = watched_run(7)
     del killed["watched"]

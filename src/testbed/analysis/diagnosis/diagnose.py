@@ -187,8 +187,7 @@ class _Watched:
 
     def of(self, name: str) -> np.ndarray:
         """Return a figure, windows x ranks."""
-        zeros = [0.0] * self.world_size  # earlier files lack queued times and calls
-        return np.array([row.get(f"per_rank_{name}_s", zeros) for row in self.rows])
+        return np.array([row[f"per_rank_{name}_s"] for row in self.rows])
 
     def own(self, phase: str) -> np.ndarray:
         """Return the own times of a phase but those in which the thread waited for its core, windows x ranks."""

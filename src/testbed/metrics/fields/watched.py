@@ -1,6 +1,6 @@
 """Fields of --watch_collectives: where each rank's time went, without clocks that agree."""
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, TypedDict
 
 from msgspec import Meta
 
@@ -30,21 +30,19 @@ class WatchedSteps(TypedDict):
     per_rank_cpu_backward_s: OneOrMore[Amount]
     per_rank_cpu_synchronise_s: OneOrMore[Amount]
     per_rank_cpu_optimizer_s: OneOrMore[Amount]
-    per_rank_queued_data_wait_s: NotRequired[
-        Annotated[
-            OneOrMore[Amount],
-            "the part of own time in which the thread was ready to run and its core did something else; 0 where the "
-            "system does not tell it",
-        ]
+    per_rank_queued_data_wait_s: Annotated[
+        OneOrMore[Amount],
+        "the part of own time in which the thread was ready to run and its core did something else; 0 where the system "
+        "does not tell it",
     ]
-    per_rank_queued_forward_s: NotRequired[OneOrMore[Amount]]
-    per_rank_queued_backward_s: NotRequired[OneOrMore[Amount]]
-    per_rank_queued_synchronise_s: NotRequired[OneOrMore[Amount]]
-    per_rank_queued_optimizer_s: NotRequired[OneOrMore[Amount]]
-    per_rank_queued_between_s: NotRequired[OneOrMore[Amount]]
-    per_rank_queued_elsewhere_s: NotRequired[OneOrMore[Amount]]
-    per_rank_calls_s: NotRequired[
-        Annotated[OneOrMore[Amount], "the part of own time in which it called collectives, without queued time"]
+    per_rank_queued_forward_s: OneOrMore[Amount]
+    per_rank_queued_backward_s: OneOrMore[Amount]
+    per_rank_queued_synchronise_s: OneOrMore[Amount]
+    per_rank_queued_optimizer_s: OneOrMore[Amount]
+    per_rank_queued_between_s: OneOrMore[Amount]
+    per_rank_queued_elsewhere_s: OneOrMore[Amount]
+    per_rank_calls_s: Annotated[
+        OneOrMore[Amount], "the part of own time in which it called collectives, without queued time"
     ]
     per_rank_blocked_s: Annotated[OneOrMore[Amount], "of the step, blocked in collectives"]
     per_rank_gc_s: Annotated[OneOrMore[Amount], "Python's garbage collection, between the steps too"]
