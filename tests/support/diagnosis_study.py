@@ -5,7 +5,8 @@
     PYTHONPATH=../src:. python -m support.diagnosis_study --table --into FILE.jsonl
     PYTHONPATH=../src:. python -m support.diagnosis_study --overhead 1000 --into OVERHEAD.jsonl
 
-A case that the file holds is not run again, so it continues where it was stopped. Cases are drawn from the seed: the
+A case that the file holds is not run again, so it continues where it was stopped. `--keep FOLDER` keeps what each run
+recorded, so that another rule can be asked about the same runs. Cases are drawn from the seed: the
 run types and causes in turn, rank, style and share of the step (1 to 30 %, uniform on the log scale) at random.
 """
 
@@ -66,8 +67,8 @@ def clean(seed: int, count: int) -> Iterator[dict]:
 class Study:
     """Runs cases, each in a fresh process per rank."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.ranks = folder, Ranks(folder / "ranks.log")
+    def __init__(self, folder: Path, keep: Path | None = None):
+        self.folder, self.keep, self.ranks = folder, keep, Ranks(folder / "ranks.log")
         self.data = data_flags(write_token_files(folder, train_tokens=200_000))
         self.step_s: dict[str, float] = {}
 
@@ -99,6 +100,9 @@ class Study:
             plant = [case["cause"], amount, case["rank"], case["style"]]
         steps = max(STEPS[0], min(STEPS[1], round(RUN_S / step_s)))
         metrics = self.run(case["run_type"], steps, plant, "--watch_collectives", "every_step")
+        if self.keep is not None:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.folder / "run" / "out" / "training_metrics.json", self.keep / f"{case['id']}.json")
         said = json_of(diagnose(metrics))
         findings = [
             {name: one[name] for name in ("cause", "rank", "seconds", "low", "high")} for one in said["findings"]
@@ -190,6 +194,7 @@ def main() -> None:
     parser.add_argument("--clean", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--keep", type=Path)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--overhead", type=int, default=0, metavar="STEPS")
     arguments = parser.parse_args()
@@ -203,7 +208,7 @@ def main() -> None:
     done = {case["id"] for case in read(arguments.into)}
     cases = [*planted(arguments.seed, arguments.planted), *clean(arguments.seed, arguments.clean)]
     with tempfile.TemporaryDirectory() as folder, arguments.into.open("a") as file:
-        study = Study(Path(folder))
+        study = Study(Path(folder), arguments.keep)
         for case in random.Random(arguments.seed).sample(cases, len(cases)):
             if case["id"] in done:
                 continue

@@ -25,6 +25,7 @@ from testbed.train.batches import TrainingBatches
 
 def record(arguments: list[str], prints: Path, steps: int) -> None:
     checked, launch = check_run(parse_command_line(arguments), read_launch()), read_launch()
+    prints.mkdir(parents=True, exist_ok=True)
     with attention_kernel(checked.settings.model.attention):
         strategy = build(checked.settings)
         torch.manual_seed(process_group.seed_of_rank(checked.settings.training.seed, launch.rank))
