@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.sweep_flags import add_flags, check_out_dir, parser_of
 from testbed.errors import Failure, InputError, counted, say
-from testbed.experiments.conformance import environments, results
-from testbed.experiments.conformance.trials import Trial, trials
+from testbed.experiments.conformance import Trial, environments, results
+from testbed.experiments.conformance.trials import trials
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:

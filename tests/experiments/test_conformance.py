@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,9 +16,9 @@ from support.programs import run_here, script
 
 from testbed.distributed.processes import Ended, Stop
 from testbed.errors import Failure, InputError
-from testbed.experiments.conformance import Task, environments, plain, results
+from testbed.experiments.conformance import Trial, environments, plain, results
 from testbed.experiments.conformance import trials as of_trials
-from testbed.experiments.conformance.trials import Outcome, Trial, confirmed, judged, run, trials
+from testbed.experiments.conformance.trials import Outcome, confirmed, judged, run, trials
 
 TRIAL = Trial(2, 1, True, "fp32")
 ROUNDED = Trial(2, 1, True, "bf16")
@@ -101,19 +102,19 @@ def test_a_rank_that_fails_or_hangs_says_why(monkeypatch, act, said):
 
     monkeypatch.setattr(of_trials, "be_rank", be_rank)
     monkeypatch.setattr(of_trials, "TIMEOUT_S", 1.0)
-    assert said in run(TRIAL.task(0)).error
+    assert said in run(TRIAL, 0).error
 
 
 def of_task(**changes) -> Outcome:
     """Run the single process of plain.py here."""
-    return Outcome(*plain.alone(Task(None, 1, 0.25, "fp32", 0)._replace(**changes)))
+    return Outcome(*plain.alone(dataclasses.replace(TRIAL, stage=None, **changes), 0))
 
 
 def test_the_small_model_is_the_same_however_the_batch_is_split_and_shows_a_small_fault(monkeypatch):
     whole = of_task()
     assert min(whole.norms) > 0.25, "clipping is active in every step"
     assert judged(TRIAL, whole, [], of_task(accumulation=4))["agrees"]
-    assert not judged(TRIAL, whole, [], of_task(max_norm=1e9))["agrees"]
+    assert not judged(TRIAL, whole, [], of_task(clipping=False))["agrees"]
     monkeypatch.setattr(plain, "RATE", plain.RATE * 1.001)
     assert not judged(TRIAL, whole, [], of_task())["agrees"]
 

@@ -1,24 +1,29 @@
 """Train one small model under releases of DeepSpeed and PyTorch, and say which releases train the same one."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 RANKS, STEPS, ROWS = 2, 6, 16  # of every run; rows of a global batch
 RATE, WARMUP_STEPS = 0.01, 2  # the learning rate rises in equal steps
+MAX_NORM = {True: 0.25, False: 1e9}  # the model's norms lie between 0.4 and 3
 
 
-class Task(NamedTuple):
-    """A run of the small model.
+@dataclass(frozen=True)
+class Trial:
+    """One way to train.
 
     Attributes:
         stage: of ZeRO; None: plain PyTorch in one process, which goes through the same micro batches.
         accumulation: micro batches per step and rank.
-        max_norm: of clipping.
+        clipping: whether clipping is active.
         precision: "fp32"; "bf16": weights and gradients in bf16, masters in fp32; "autocast": fp32 weights.
-        seed: of the initial weights.
     """
 
     stage: int | None
     accumulation: int
-    max_norm: float
+    clipping: bool
     precision: str
-    seed: int
+
+    @property
+    def name(self) -> str:
+        clipping = "clipping" if self.clipping else "not clipping"
+        return f"ZeRO {self.stage}, accumulation {self.accumulation}, {clipping}, {self.precision}"

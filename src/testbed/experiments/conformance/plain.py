@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from testbed.experiments.conformance import RANKS, RATE, ROWS, STEPS, WARMUP_STEPS, Task
+from testbed.experiments.conformance import MAX_NORM, RANKS, RATE, ROWS, STEPS, WARMUP_STEPS, Trial
 
 SEQUENCE = 24
 VOCABULARY, CHANNELS, HEADS, LAYERS = 61, 20, 2, 2  # nothing that divides evenly, so that shards are filled up
@@ -95,13 +95,13 @@ def norm_of(gradients: Any) -> float:
 Found = tuple[list[float], list[float], list[float]]  # loss and unclipped norm of each step, final weights in one row
 
 
-def alone(task: Task) -> Found:
+def alone(trial: Trial, seed: int) -> Found:
     """Train in one process, without DeepSpeed."""
     torch.set_num_threads(1)
-    model, optimizer = built(task.seed)
+    model, optimizer = built(seed)
     masters: list[Any] = list(model.parameters())
-    number = task.accumulation * RANKS
-    if task.precision == "bf16":
+    number = trial.accumulation * RANKS
+    if trial.precision == "bf16":
         model.bfloat16()
         masters = [parameter.detach().float() for parameter in model.parameters()]  # rounded, as DeepSpeed's
         optimizer = torch.optim.AdamW(groups(masters), lr=RATE, betas=(0.9, 0.95), eps=1e-8)
@@ -109,7 +109,7 @@ def alone(task: Task) -> Found:
     for step in range(STEPS):
         total = 0.0
         for inputs, targets in micro_batches(step, number, 0, 1):
-            with torch.autocast("cpu", torch.bfloat16, enabled=task.precision == "autocast"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=trial.precision == "autocast"):
                 loss = model(inputs, targets)
             (loss / number).backward()
             total += loss.item() / number
@@ -117,7 +117,7 @@ def alone(task: Task) -> Found:
             assert parameter.grad is not None, "every weight takes part"
             master.grad = parameter.grad.to(master.dtype)
         norms.append(norm_of(master.grad for master in masters))
-        nn.utils.clip_grad_norm_(masters, task.max_norm)
+        nn.utils.clip_grad_norm_(masters, MAX_NORM[trial.clipping])
         set_rate(optimizer, step)
         optimizer.step()
         for master, parameter in zip(masters, model.parameters(), strict=True):
@@ -132,7 +132,7 @@ def in_one_row(weights: Iterable[torch.Tensor]) -> list[float]:
     return torch.cat([weight.detach().float().flatten() for weight in weights]).tolist()
 
 
-def with_deepspeed(task: Task) -> Found:
+def with_deepspeed(trial: Trial, seed: int) -> Found:
     """Train on all ranks with `deepspeed.initialize`, as its guide says."""
     import deepspeed
 
@@ -140,31 +140,31 @@ def with_deepspeed(task: Task) -> Found:
     # else it would compile a shared-memory all-reduce for inference, for a minute
     deepspeed.ops.__compatible_ops__.update(deepspeed_shm_comm=False, deepspeed_ccl_comm=False)
     deepspeed.init_distributed("gloo")
-    model, optimizer = built(task.seed)
+    model, optimizer = built(seed)
     config = {
-        "train_micro_batch_size_per_gpu": ROWS // RANKS // task.accumulation,
-        "gradient_accumulation_steps": task.accumulation,
-        "gradient_clipping": task.max_norm,
-        "zero_optimization": {"stage": task.stage},
+        "train_micro_batch_size_per_gpu": ROWS // RANKS // trial.accumulation,
+        "gradient_accumulation_steps": trial.accumulation,
+        "gradient_clipping": MAX_NORM[trial.clipping],
+        "zero_optimization": {"stage": trial.stage},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
-    if task.precision == "bf16":
+    if trial.precision == "bf16":
         config["bf16"] = {"enabled": True}
-    if task.precision == "autocast":
+    if trial.precision == "autocast":
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     engine, optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     losses, norms = [], []
     for step in range(STEPS):
         set_rate(optimizer, step)
         total = torch.zeros((), dtype=torch.float64)
-        for inputs, targets in micro_batches(step, task.accumulation, dist.get_rank(), RANKS):
+        for inputs, targets in micro_batches(step, trial.accumulation, dist.get_rank(), RANKS):
             loss = engine(inputs, targets)
             engine.backward(loss)
-            total += loss.detach() / task.accumulation / RANKS
+            total += loss.detach() / trial.accumulation / RANKS
             # stage 0 in fp32 reports no norm: it keeps plain gradients, averaged by now
             own = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
-            own_norm = norm_of(own) if own and task.stage == 0 else float("nan")
+            own_norm = norm_of(own) if own and trial.stage == 0 else float("nan")
             engine.step()
         dist.all_reduce(total)
         losses.append(total.item())
@@ -172,7 +172,7 @@ def with_deepspeed(task: Task) -> Found:
         norms.append(own_norm if norm is None else float(norm))
     weights = []
     for parameter in engine.module.parameters():
-        is_cut = task.stage == 3
+        is_cut = trial.stage == 3
         with deepspeed.zero.GatheredParameters([parameter]) if is_cut else contextlib.nullcontext():
             weights.append(parameter.detach().clone())
     return losses, norms, in_one_row(weights)

@@ -13,7 +13,8 @@ from testbed.analysis.document.model import Table
 from testbed.config.device_name import cpu_name
 from testbed.distributed.launch import usable_cores
 from testbed.errors import InputError, as_lines, one_line
-from testbed.experiments.conformance.trials import STAGES, Trial
+from testbed.experiments.conformance import Trial
+from testbed.experiments.conformance.trials import STAGES
 from testbed.io import read_whole, write_text
 
 FILE = "conformance.jsonl"

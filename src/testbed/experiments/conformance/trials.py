@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,13 @@ import numpy as np
 
 from testbed.distributed.rendezvous import free_port
 from testbed.errors import one_line
-from testbed.experiments.conformance import RANKS, Task
+from testbed.experiments.conformance import RANKS, Trial
 
 TOLERANCES = {"loss": 5e-6, "norm": 5e-6, "weights": 1e-5}  # float32 sums in another order
 ROUNDED = 2.0  # what rounds to bf16 may be this many times as far from fp32 as the single process
 SPLITS = (1, 2, 4, 8)  # accumulations of the single process: one run's rounding is a draw, the largest of these counts
 SEEDS = (0, 1, 2)  # of initial weights: the others are tried where a run differs with the first
 LEAST_ROUNDED = 1e-5  # nats, root mean square: what is nearer to fp32 than this was computed in fp32
-MAX_NORM = {True: 0.25, False: 1e9}  # the model's norms lie between 0.4 and 3
 TIMEOUT_S = 180.0
 STAGES, PRECISIONS = (0, 1, 2, 3), ("fp32", "bf16", "autocast")
 # what each rank would import, seconds long; a release may lack some
@@ -39,24 +38,6 @@ PRELOADED = (
     "deepspeed torch._dynamo torch._inductor.compile_fx deepspeed.ops.adam deepspeed.runtime.zero.stage3 "
     "deepspeed.runtime.zero.muon.muon_optimizer"
 ).split()
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One way to train."""
-
-    stage: int
-    accumulation: int
-    clipping: bool
-    precision: str
-
-    @property
-    def name(self) -> str:
-        clipping = "clipping" if self.clipping else "not clipping"
-        return f"ZeRO {self.stage}, accumulation {self.accumulation}, {clipping}, {self.precision}"
-
-    def task(self, seed: int) -> Task:
-        return Task(self.stage, self.accumulation, MAX_NORM[self.clipping], self.precision, seed)
 
 
 def trials() -> list[Trial]:
@@ -78,19 +59,18 @@ class Outcome:
 
 
 @functools.cache
-def run_alone(task: Task, precision: str, accumulation: int) -> Outcome:
-    """Return the single process's run of a task, of another precision or accumulation."""
-    return run(task._replace(stage=None, precision=precision, accumulation=accumulation), ranks=1)
+def run_alone(trial: Trial, seed: int) -> Outcome:
+    return run(trial, seed, ranks=1)
 
 
-def run(task: Task, ranks: int = RANKS) -> Outcome:
-    """Carry a task out in ranks that are forked from this process, which has imported what takes seconds."""
+def run(trial: Trial, seed: int, ranks: int = RANKS) -> Outcome:
+    """Train in ranks that are forked from this process, which has imported what takes seconds."""
     from torch import multiprocessing
 
     late_s, is_late = time.monotonic() + TIMEOUT_S, False
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcome.json"
-        arguments = task, ranks, free_port(), file
+        arguments = trial, seed, ranks, free_port(), file
         forked: Any = multiprocessing.start_processes(
             be_rank, arguments, ranks, join=False, daemon=True, start_method="fork"
         )
@@ -105,12 +85,12 @@ def run(task: Task, ranks: int = RANKS) -> Outcome:
             return Outcome(error=late if is_late else one_line(str(error).strip().splitlines()[-1], 400))
 
 
-def be_rank(rank: int, task: Task, ranks: int, port: int, file: Path) -> None:
+def be_rank(rank: int, trial: Trial, seed: int, ranks: int, port: int, file: Path) -> None:
     from testbed.experiments.conformance import plain
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ.update({name: str(number) for name, number in place.items()}, MASTER_ADDR="127.0.0.1")
-    losses, norms, weights = (plain.alone if task.stage is None else plain.with_deepspeed)(task)
+    losses, norms, weights = (plain.alone if trial.stage is None else plain.with_deepspeed)(trial, seed)
     if rank == 0:
         file.write_text(json.dumps({"losses": losses, "norms": norms, "weights": weights}))
 
@@ -159,9 +139,11 @@ def carried_out(trial: Trial) -> dict[str, Any]:
 
 def judged_with(trial: Trial, seed: int) -> dict[str, Any]:
     """Make a trial's runs with the initial weights of a seed, those of the single process included."""
-    task, splits = trial.task(seed), () if trial.precision == "fp32" else SPLITS
-    rounded = [run_alone(task, trial.precision, split) for split in splits]
-    return judged(trial, run_alone(task, "fp32", trial.accumulation), rounded, run(task))
+    splits = () if trial.precision == "fp32" else SPLITS
+    alone = replace(trial, stage=None)
+    rounded = [run_alone(replace(alone, accumulation=split), seed) for split in splits]
+    exact = run_alone(replace(alone, precision="fp32"), seed)
+    return judged(trial, exact, rounded, run(trial, seed))
 
 
 def confirmed(tries: Iterator[dict[str, Any]]) -> dict[str, Any]:
