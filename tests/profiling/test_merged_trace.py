@@ -115,9 +115,9 @@ def test_the_true_offset_is_within_the_bound():
         ends = begins.max(axis=1)[:, None] + random.exponential(1e-3, (500, 2))
         mine, reference = (np.stack([begins[:, rank], ends[:, rank]], axis=1) for rank in (1, 0))
         clock = align(mine + offset, reference, shares_clock=False)
-        assert abs(clock.offset - offset) <= clock.uncertainty < 0.02
-        assert (align(mine + offset, reference, shares_clock=True).offset == 0) is (offset == 0)
-    assert align(np.empty((0, 2)), np.empty((0, 2)), shares_clock=True).uncertainty is None
+        assert abs(clock.offset_us - offset) <= clock.uncertainty_us < 0.02
+        assert (align(mine + offset, reference, shares_clock=True).offset_us == 0) is (offset == 0)
+    assert align(np.empty((0, 2)), np.empty((0, 2)), shares_clock=True).uncertainty_us is None
 
 
 def test_without_a_group_only_what_lies_between_the_steps_is_matched(tmp_path):

@@ -25,7 +25,7 @@ from testbed.analysis.diagnosis.shifts import (
     batches,
     shift_of,
 )
-from testbed.errors import one_line
+from testbed.errors import counted, one_line
 
 LEAST_SHARE = 0.005  # of the step: less is not said
 LEAST_SHARE_OF_CORE = 0.03  # what else runs on a machine is never shared out evenly
@@ -94,8 +94,8 @@ def diagnose(metrics: Mapping[str, Any]) -> Diagnosis:
     if not rows:
         return Diagnosis(unknown=_why_not_watched(metrics))
     if len(rows) < LEAST_WINDOWS:
-        few = f"it watched {len(rows)} steps after warm-up, and a claim takes {LEAST_WINDOWS}; train more steps"
-        return Diagnosis(unknown=f"{few}, or watch each: --watch_collectives every_step")
+        few = f"it watched {counted(len(rows), 'step')} after warm-up, and a claim takes {LEAST_WINDOWS}"
+        return Diagnosis(unknown=f"{few}; train more steps, or watch each: --watch_collectives every_step")
     if any(len(row["per_rank_gc_s"]) != world_size for row in rows):
         return Diagnosis(unknown="its watched steps are not of all of its ranks")
     if not metrics["timing"]["step_time_p50_sec"]:

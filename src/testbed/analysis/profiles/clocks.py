@@ -14,14 +14,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Clock:
-    """By how much a rank's clock is ahead of rank 0's, in the unit of the times.
+    """By how much a rank's clock is ahead of rank 0's.
 
     Attributes:
-        uncertainty: the true offset is at most this far away, whatever the network does; None: unknown.
+        uncertainty_us: the true offset is at most this far away, whatever the network does; None: unknown.
     """
 
-    offset: float = 0.0
-    uncertainty: float | None = 0.0
+    offset_us: float = 0.0
+    uncertainty_us: float | None = 0.0
     num_collectives: int = 0
 
 
@@ -29,12 +29,12 @@ def align(mine: np.ndarray, reference: np.ndarray, shares_clock: bool) -> Clock:
     """Return the difference between this rank's clock and rank 0's.
 
     Args:
-        mine: (n, 2) begin and end of n collectives of all ranks, by this rank's clock.
+        mine: (n, 2) begin and end of n collectives of all ranks, in microseconds of this rank's clock.
         reference: the same collectives by rank 0's clock.
         shares_clock: both ranks are on one machine: the offset is 0 unless the collectives contradict.
     """
     if not len(mine):
-        return Clock(uncertainty=None)
+        return Clock(uncertainty_us=None)
     latest = float(np.min(mine[:, 1] - reference[:, 0]))  # it left after rank 0 had entered
     earliest = float(np.max(mine[:, 0] - reference[:, 1]))  # and entered before rank 0 left
     apart = float(np.median(mine[:, 1] - reference[:, 1]))

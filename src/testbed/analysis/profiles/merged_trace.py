@@ -11,7 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,15 @@ def merge(run: Path, out: Path) -> str:
     origin_ns = _base_ns(_content(paths[0]))
     ranks = [_scan(path, origin_ns) for path in paths]
     _align(ranks)
+    clocks = [{"rank": trace.rank, "host": trace.host, **asdict(trace.clock)} for trace in ranks]
+    head = {"displayTimeUnit": "ms", "otherData": {"clocks": clocks, "clock_of": f"rank {ranks[0].rank}"}}
     num_events = num_flows = 0
     try:
         with replacing(out) as temporary:
             pack: Callable = gzip.open if out.suffix == ".gz" else open
             level = {"compresslevel": 1} if out.suffix == ".gz" else {}
             with pack(temporary, "wt", encoding="utf-8", **level) as file:
-                file.write(json.dumps(_head(ranks))[:-1] + ', "traceEvents": [\n')
+                file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
                 for event in _timeline(ranks):
                     file.write((",\n" if num_events else "") + json.dumps(event, separators=(",", ":")))
                     num_events += 1
@@ -169,20 +171,9 @@ def _align(ranks: list[RankTrace]) -> None:
         trace.clock = align(mine, reference, shares_clock=bool(trace.host) and trace.host == first.host)
 
 
-def _head(ranks: list[RankTrace]) -> dict[str, Any]:
-    clocks = [
-        {
-            "rank": trace.rank, "host": trace.host, "offset_us": trace.clock.offset,
-            "uncertainty_us": trace.clock.uncertainty, "num_collectives": trace.clock.num_collectives,
-        }
-        for trace in ranks
-    ]  # fmt: skip
-    return {"displayTimeUnit": "ms", "otherData": {"clocks": clocks, "clock_of": f"rank {ranks[0].rank}"}}
-
-
 def _timeline(ranks: list[RankTrace]) -> Iterator[Event]:
     """Yield all events on rank 0's clock, from the first one on."""
-    start_us = min(trace.begin_us - trace.clock.offset for trace in ranks)
+    start_us = min(trace.begin_us - trace.clock.offset_us for trace in ranks)
     for trace in ranks:
         yield from _events(trace, len(ranks), start_us)
     yield from _flows(ranks, start_us)
@@ -199,7 +190,7 @@ def _events(trace: RankTrace, world: int, start_us: float) -> Iterator[Event]:
             continue
         event["pid"] = trace.process_of(event.get("pid"))
         if event["ph"] != "M":
-            event["ts"] = round(trace.base_us + event["ts"] - trace.clock.offset - start_us, 3)
+            event["ts"] = round(trace.base_us + event["ts"] - trace.clock.offset_us - start_us, 3)
         if isinstance(event.get("id"), int):  # each rank counts its own flows from 1
             event["id"] = event["id"] * world + trace.rank
         yield event
@@ -220,7 +211,7 @@ def _flows(ranks: list[RankTrace], start_us: float) -> Iterator[Event]:
     for key in ranks[0].spans:
         if any(key not in trace.spans for trace in ranks):
             continue
-        spans = [[moment - trace.clock.offset - start_us for moment in trace.spans[key][:2]] for trace in ranks]
+        spans = [[moment - trace.clock.offset_us - start_us for moment in trace.spans[key][:2]] for trace in ranks]
         last = max(range(len(ranks)), key=lambda index: spans[index][0])
         for index in range(len(ranks)):
             if index == last:
@@ -240,9 +231,9 @@ def _on_clocks(ranks: list[RankTrace]) -> str:
     """Say how well the clocks are aligned."""
     if len(ranks) == 1:
         return "one rank: there are no clocks to align"
-    known = [(trace.clock.uncertainty, trace.rank) for trace in ranks[1:] if trace.clock.uncertainty is not None]
+    known = [(trace.clock.uncertainty_us, trace.rank) for trace in ranks[1:] if trace.clock.uncertainty_us is not None]
     if len(known) < len(ranks) - 1:
-        unknown = ", ".join(str(trace.rank) for trace in ranks if trace.clock.uncertainty is None)
+        unknown = ", ".join(str(trace.rank) for trace in ranks if trace.clock.uncertainty_us is None)
         return f"the clocks of rank {unknown} are not aligned: no collective of all ranks is there"
     worst_us, worst = max(known)
     fewest = min(trace.clock.num_collectives for trace in ranks[1:])

@@ -89,7 +89,8 @@ def _of_gradients(parting: Parting, ratio: float, a: Side, b: Side) -> str:
     if is_exchange and (own := _own_summand(parting, a)) is not None:
         return own
     if not np.isnan(ratio) and not _is(ratio, 1.0):
-        return f"gradients are {ratio:.4g} times {_theirs(parting)}: {_meaning(ratio, ranks, a, is_exchange)}"
+        theirs = "the other side's" if parting.against == OTHER_SIDE else parting.against
+        return f"gradients are {ratio:.4g} times {theirs}: {_meaning(ratio, ranks, a, is_exchange)}"
     if is_exchange and place.name == "wte.weight" and _has_two_ends(place, a):
         return "the tied embedding: the gradients of its two ends are not added as they should be"
     if is_exchange and BF16[0] < parting.size < BF16[1]:
@@ -104,10 +105,6 @@ def _has_two_ends(place: Place, a: Side) -> bool:
     summands = a.records.get(Place(place.step, "backward", place.name), {})
     stages = {part.partition("stage")[2].partition(":")[0] for part in summands}
     return len(stages) != 1
-
-
-def _theirs(parting: Parting) -> str:
-    return "the other side's" if parting.against == OTHER_SIDE else parting.against
 
 
 def _meaning(ratio: float, ranks: int, a: Side, is_exchange: bool) -> str:
