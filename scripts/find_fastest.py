@@ -95,8 +95,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_here, save_certificate, this_machine
-    from testbed.planner.automatic import constants_here
-    from testbed.planner.constants import published_constants
+    from testbed.planner.measured_rates import constants_here
+    from testbed.planner.step_time import published_constants
     from testbed.sweep.field import OVER, field_of, predictions_of, prune
     from testbed.sweep.race import Race
     from testbed.sweep.race_runs import check_budget

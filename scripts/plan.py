@@ -39,6 +39,7 @@ from testbed.planner.question import OF_OTHERS, OTHER_MODELS
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
+    from testbed.memory_model.job import Job
     from testbed.planner.question import Question
 
 
@@ -131,7 +132,7 @@ def _add_budget(budget: argparse._ArgumentGroup) -> None:
 def _add_answer(answer: argparse._ArgumentGroup) -> None:
     text = "strategies and meshes shown; 0 = all (default: %(default)s)"
     answer.add_argument("--top", type=not_negative, default=12, metavar="N", help=text)
-    answer.add_argument("--json", type=Path, metavar="FILE.json", help="write the plan, which the report reads")
+    answer.add_argument("--json", type=Path, metavar="FILE.json", help="write the plan as a file")
     answer.add_argument("--picture", type=Path, metavar="FILE.png", help="draw memory and step time")
     text = "the best run on each number of devices: gpus=8,16,...,4096 doubles, gpus=8,16,24 lists"
     answer.add_argument("--sweep", metavar="gpus=LIST", help=text)
@@ -200,12 +201,11 @@ def _check_answer(arguments: argparse.Namespace) -> None:
 def questions_of(arguments: argparse.Namespace, typed: frozenset[str]) -> tuple[list[Question], list[int]]:
     """Return the question for each kind of device, and numbers of devices. InputError names a flag that cannot be."""
     from testbed.memory_model.devices import device_named
-    from testbed.planner.amounts import deadline_of, numbers_of_sweep
-    from testbed.planner.automatic import constants_here
-    from testbed.planner.constants import published_constants
     from testbed.planner.machines import as_measured, machine_here, machine_of
+    from testbed.planner.measured_rates import constants_here
     from testbed.planner.plan import Budget
-    from testbed.planner.question import question
+    from testbed.planner.question import deadline_of, numbers_of_sweep, question
+    from testbed.planner.step_time import published_constants
 
     budget = Budget(
         tokens=arguments.tokens,
@@ -248,8 +248,7 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
     from testbed.analysis.plan.tables import plan_text
     from testbed.io import write_json
     from testbed.planner.advice import answered, hints
-    from testbed.planner.plan import best_of_each, headline
-    from testbed.planner.plan_file import plan_record
+    from testbed.planner.plan import best_of_each, headline, plan_record
 
     runs, refused = answered(question)
     each = best_of_each(runs)
@@ -268,7 +267,7 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
     top = arguments.top or None
-    say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary, hints(question, each[0])))
+    say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary, hints(question)))
     return 0
 
 
@@ -276,7 +275,7 @@ def compare(questions: Sequence[Question], numbers: Sequence[int]) -> int:
     """Print the best run of each kind and number of devices, and which to take."""
     from testbed.analysis.document.terminal import table_lines
     from testbed.analysis.plan.tables import NOT_TRAINED, choices_table
-    from testbed.planner.choices import answers_of, caveats_of
+    from testbed.planner.advice import answers_of, caveats_of
 
     first = questions[0]
     several = len(questions) > 1
@@ -304,16 +303,14 @@ def check(question: Question) -> int:
     from testbed.analysis.plan.tables import check_text
     from testbed.autotune.check_mesh import check_jobs
     from testbed.planner.advice import refusal
-    from testbed.planner.plan import best_of_each, plan
 
     runs, refused = question.runs
-    if not runs or not runs[0].fits:  # they build without devices, and a plan has the most frugal one alone
-        runs = plan(question.jobs()[0], question.machine, question.constants)
-    jobs = list(
-        {
-            (run.job.run_type, run.job.layout.zero_stage, run.job.schedule): run.job for run in best_of_each(runs)[::-1]
-        }.values()
-    )[::-1]
+    # where none fits they build all the same, and a plan has the most frugal one alone
+    found = [run.job for run in runs] if question.fitting() else question.jobs()[0]
+    first: dict[object, Job] = {}
+    for job in found:
+        first.setdefault((job.run_type, job.layout.zero_stage, job.schedule), job)
+    jobs = list(first.values())
     if not jobs:
         raise InputError(refusal(question))
     say(

@@ -72,8 +72,8 @@ def metrics_fields() -> str:
 
 
 def planner_score() -> str:
-    from testbed.planner.constants import SCORE_FILE
     from testbed.planner.score import page_of
+    from testbed.planner.step_time import SCORE_FILE
 
     return page_of(json.loads(SCORE_FILE.read_text(encoding="utf-8")))
 

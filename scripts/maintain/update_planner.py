@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this che
 
 from testbed.errors import say
 from testbed.io import write_json
-from testbed.planner.constants import SCORE_FILE
 from testbed.planner.rows import OWN_COPY
 from testbed.planner.score import score_file
+from testbed.planner.step_time import SCORE_FILE
 from testbed.program import program
 
 

@@ -19,7 +19,14 @@ class InputError(ValueError):
     """A flag, or a file that it names, cannot be used. One sentence. A program ends with exit code 2.
 
     Any other ValueError is a mistake in the code.
+
+    Attributes:
+        rule: the sentence without `way_out`, its end, which may not be one for who tries many settings.
     """
+
+    def __init__(self, rule: object, way_out: str = "") -> None:
+        super().__init__(f"{rule}{way_out}")
+        self.rule = str(rule)
 
 
 @contextlib.contextmanager

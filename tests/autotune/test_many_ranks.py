@@ -110,7 +110,7 @@ def as_fsdp_moves(parameters: list[nn.Parameter], buffers: list[torch.Tensor], d
 
 def test_roles_are_the_ends_of_what_holds_the_same():
     def roles(vocab: int = 50304, layers: int = 6, **layout: int) -> list[int]:
-        model = DenseModel.of_sizes(layers=layers, hidden=96, heads=6, seq_length=32, vocab=vocab)
+        model = DenseModel(layers=layers, hidden=96, heads=6, seq_length=32, vocab=vocab)
         job = Job(model=model, layout=Layout(**layout), micro_batch=1, accumulation=1, run_type="mesh")
         return role_ranks(job)
 
@@ -120,7 +120,7 @@ def test_roles_are_the_ends_of_what_holds_the_same():
     assert roles(data=3, pipeline=2, tensor=2) == [0, 1, 4, 5, 6, 7, 10, 11]
     # stages between the ends have as many blocks; then one with fewer
     assert roles(pipeline=6, layers=6 * 4, vocab=64) == [0, 1, 4, 5]
-    assert len(stages_of(DenseModel.of_sizes(layers=7, hidden=96, heads=6, seq_length=32, vocab=64), 4)[1].blocks) == 2
+    assert len(stages_of(DenseModel(layers=7, hidden=96, heads=6, seq_length=32, vocab=64), 4)[1].blocks) == 2
     assert roles(pipeline=4, layers=7, vocab=64) == [0, 1, 2, 3]
     # 2 rows of the vocabulary each, then 1, then none
     assert roles(tensor=8, vocab=11) == [0, 4, 5, 6, 7]

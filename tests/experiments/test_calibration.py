@@ -28,8 +28,7 @@ from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting, Work
 from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.memory_model.job import job_of_settings
 from testbed.planner.calibration import BETWEEN, OPERATIONS, WITHIN, Calibration, Timing, read_calibration
-from testbed.planner.constants import constants_of_calibration
-from testbed.planner.residuals import kind_of
+from testbed.planner.measured_rates import Calibrated, kind_of
 from testbed.planner.step_time import step_time
 
 CPU = torch.device("cpu")
@@ -167,5 +166,5 @@ def test_a_machine_is_calibrated_and_planned_with(ranks, tmp_path, monkeypatch):
     assert made.keys() == {("baseline", 1), ("ddp", 1), ("ddp", 2), ("pipeline 1f1b", 2), ("tensor", 2)}
     assert calibration.memory["plain"] > 50e6 and calibration.machine_facts["cores"]
     for (_, number), job in made.items():
-        time = step_time(job, calibration.machine(number), constants_of_calibration(calibration))
+        time = step_time(job, calibration.machine(number), Calibrated(calibration))
         assert 0 < time.low <= time.seconds <= time.high < 60

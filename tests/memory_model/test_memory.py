@@ -12,12 +12,12 @@ from support.settings import settings_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from testbed.autotune.micro_batch import _step, _throw_away
-from testbed.memory_model.buffers import buffers_of
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import DenseModel, Job, Layout, job_of_settings
 from testbed.memory_model.memory import (
     WORKSPACE,
     _in_flight,
+    buffers_of,
     fits,
     memory_of,
     memory_of_ranks,

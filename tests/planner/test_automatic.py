@@ -9,9 +9,10 @@ from support.settings import checked_run, launch
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.errors import InputError
-from testbed.planner.automatic import best_plan, constants_here, job_on
+from testbed.planner.automatic import best_plan, job_on
 from testbed.planner.calibration import CALIBRATION
 from testbed.planner.machines import machine_here
+from testbed.planner.measured_rates import constants_here
 from testbed.planner.step_time import step_time
 from testbed.sweep.field import field_of, predictions_of
 from testbed.sweep.request import Machine, Request, parse_variants

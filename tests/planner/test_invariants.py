@@ -54,7 +54,7 @@ def test_an_answer_is_true_and_can_be_followed(number: int):
         follow_refusal(words, str(error))
         return
     each = best_of_each(runs)
-    hints = advice.hints(question, each[0])
+    hints = advice.hints(question)
     text = plan_text(each, question.budget, refused, question.work, None, question.vocabulary, hints)
     print(text[:1500])
     check_numbers(question, each, text)

@@ -18,7 +18,7 @@ from testbed.errors import InputError
 from testbed.experiments.calibration.sizes import CPU
 from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting
 from testbed.memory_model.devices import Device, Link, device_named
-from testbed.memory_model.job import Job, Machine, job_of
+from testbed.memory_model.job import Job, job_of
 from testbed.model.shape import ModelShape
 from testbed.planner.calibration import (
     BETWEEN,
@@ -31,12 +31,17 @@ from testbed.planner.calibration import (
     read_calibration,
 )
 from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
-from testbed.planner.constants import Constants, calibrated_constants, constants_of_calibration
-from testbed.planner.fit import Fit
 from testbed.planner.machines import as_measured, machine_here, machine_of
-from testbed.planner.measured_rates import Calibrated, MeasuredRates, Tables
-from testbed.planner.residuals import GROUPS, Residuals, kind_of
-from testbed.planner.step_time import StepTime, step_time
+from testbed.planner.measured_rates import (
+    GROUPS,
+    Calibrated,
+    MeasuredRates,
+    constants_here,
+    interval_of,
+    kind_of,
+    ranks_at_work,
+)
+from testbed.planner.step_time import step_parts, step_time
 
 FLOPS, BANDWIDTH, LINK = 40e9, 8e9, 1.5e9  # of the made-up machine
 MESSAGE_S = 4e-5
@@ -99,25 +104,16 @@ def with_steps(factors: dict[str, float], fixed_kind: str = "baseline") -> Calib
         if (kind == fixed_kind) == (ranks == 1):
             with contextlib.suppress(InputError):  # too few micro batches for a schedule
                 job = job_of_kind(setting, kind, ranks)
-                seconds = with_factors(calibration, factors, job, calibration.machine(ranks)).seconds
+                seconds = with_factors(calibration, factors, job)
                 steps.append(WholeStep(job=job, link=WITHIN, seconds=seconds))
     return dataclasses.replace(calibration, steps=tuple(steps))
 
 
-def with_factors(calibration: Calibration, factors: dict[str, float], job: Job, machine: Machine) -> StepTime:
-    calibrated = dataclasses.replace(Calibrated.of(calibration), residuals=_Fixed(factors))
-    return step_time(job, machine, Constants(calibrated=calibrated))
-
-
-class _Fixed:
-    def __init__(self, factors):
-        self.factors = factors
-
-    def of(self, kind, ranks):
-        return self.factors
-
-    def interval(self):
-        return 1.0, 1.0
+def with_factors(calibration: Calibration, factors: dict[str, float], job: Job) -> float:
+    """Return the seconds of a step whose groups of parts take so many times what was measured."""
+    rates = MeasuredRates(calibration, ranks_at_work(job), factors)
+    parts, idle, _ = step_parts(job, calibration.machine(job.layout.devices), rates)
+    return sum(parts.values()) + idle
 
 
 TRUE = {"compute": 1.25, "elementwise": 1.4, "optimizer": 0.9, "host": 1.5, "communication": 1.3}
@@ -125,11 +121,11 @@ TRUE = {"compute": 1.25, "elementwise": 1.4, "optimizer": 0.9, "host": 1.5, "com
 
 def test_factors_of_whole_steps_carry_over_to_other_sizes():
     calibration = with_steps(TRUE)
-    constants = constants_of_calibration(calibration)
+    constants = Calibrated(calibration)
     for kind in FLAGS_OF_KIND:
         ranks = 1 if kind == "baseline" else 2
         machine, job = calibration.machine(ranks), job_of_kind(SETTING, kind, ranks)
-        expected = with_factors(calibration, TRUE, job, machine).seconds
+        expected = with_factors(calibration, TRUE, job)
         found = step_time(job, machine, constants)
         assert found.seconds == pytest.approx(expected, rel=0.04), kind
         assert found.low <= found.seconds <= found.high
@@ -143,8 +139,8 @@ def test_the_interval_widens_with_the_errors_of_steps_left_out():
     noisy = [
         dataclasses.replace(step, seconds=step.seconds * math.exp(draw.gauss(0, 0.17))) for step in calibration.steps
     ]
-    low, high = Calibrated.of(calibration).residuals.interval()
-    low_noisy, high_noisy = Calibrated.of(dataclasses.replace(calibration, steps=tuple(noisy))).residuals.interval()
+    low, high = interval_of(Calibrated(calibration).errors)
+    low_noisy, high_noisy = interval_of(Calibrated(dataclasses.replace(calibration, steps=tuple(noisy))).errors)
     assert low_noisy < 0.9 < low and high < 1.1 < high_noisy
 
 
@@ -194,7 +190,7 @@ def test_zero_3_gathers_large_tensors_once_in_a_micro_batch_and_small_ones_once_
 
 def test_a_slow_link_makes_wait_for_the_rest():
     calibration = made_up()
-    rates = MeasuredRates(Tables(calibration, 2), dict.fromkeys(GROUPS, 1.0))
+    rates = MeasuredRates(calibration, 2, dict.fromkeys(GROUPS, 1.0))
     message = Traffic(kind="all_reduce", size=8e6, ranks=2, window=0.0)
     assert rates.traffic_seconds(message, calibration.machine(2)) == (pytest.approx(MESSAGE_S + 8e6 / LINK), 0)
     link = Link(name="slow", latency_s=0.0, bytes_per_s=1e7 / (1448 / 1514))
@@ -206,10 +202,10 @@ def test_a_slow_link_makes_wait_for_the_rest():
 def test_only_what_travels_in_the_background_is_hidden_on_a_cpu_and_all_of_it_on_a_gpu_with_streams():
     message = Traffic(kind="all_reduce", size=8e6, ranks=2)
     behind = dataclasses.replace(message, in_background=True)
-    rates = MeasuredRates(Tables(made_up(), 2), dict.fromkeys(GROUPS, 1.0))
+    rates = MeasuredRates(made_up(), 2, dict.fromkeys(GROUPS, 1.0))
     assert (rates.window(message), rates.window(behind)) == (0, 1)
     streams = dataclasses.replace(made_up(), backend="nccl", overlap=0.7)
-    rates = MeasuredRates(Tables(streams, 2), dict.fromkeys(GROUPS, 1.0))
+    rates = MeasuredRates(streams, 2, dict.fromkeys(GROUPS, 1.0))
     assert rates.window(message) == rates.window(behind) == 0.7
     work_s, wait_s = rates.traffic_seconds(message, streams.machine(2))
     assert work_s == 0 and wait_s == pytest.approx(MESSAGE_S + 8e6 / LINK)
@@ -219,9 +215,9 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     calibration = with_steps(TRUE)
     calibration.write(tmp_path / "calibration.json")
     assert read_calibration(tmp_path / "calibration.json") == calibration
-    constants = calibrated_constants(tmp_path / "calibration.json", HERE)
+    constants = constants_here(tmp_path / "calibration.json", HERE)
     job = job_of_kind(SETTING, "ddp", 2)
-    first = step_time(job, calibration.machine(2), constants_of_calibration(calibration))
+    first = step_time(job, calibration.machine(2), Calibrated(calibration))
     assert step_time(job, calibration.machine(2), constants).seconds == pytest.approx(first.seconds)
 
 
@@ -229,7 +225,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
 def test_a_foreign_calibration_is_refused(tmp_path, name, value):
     made_up().write(tmp_path / "calibration.json")
     with pytest.raises(InputError, match=r"another .*--calibrate"):
-        calibrated_constants(tmp_path / "calibration.json", {**HERE, name: value})
+        constants_here(tmp_path / "calibration.json", {**HERE, name: value})
     check_machine(made_up(), HERE, tmp_path)
 
 
@@ -245,7 +241,7 @@ def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
         read_calibration(path)
     with_a_step = with_steps(TRUE)
     with pytest.raises(InputError, match="no layer_norm"):
-        Calibrated.of(
+        Calibrated(
             dataclasses.replace(
                 with_a_step, timings=[one for one in with_a_step.timings if one.operation != "layer_norm"]
             )
@@ -253,7 +249,7 @@ def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
 
 
 def test_without_whole_steps_the_parts_are_added_up_with_a_wide_interval():
-    time = step_time(job_of_kind(SETTING, "ddp", 2), made_up().machine(2), constants_of_calibration(made_up()))
+    time = step_time(job_of_kind(SETTING, "ddp", 2), made_up().machine(2), Calibrated(made_up()))
     assert time.high / time.low > 1.5 and time.seconds == pytest.approx(sum(time.parts.values()))
 
 
@@ -269,7 +265,7 @@ def test_each_message_takes_the_link_that_its_ranks_cross():
     job = job_of_kind(SETTING, "tensor", 2)
     job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, data=2))
     machine = dataclasses.replace(calibration.machine(4), per_node=2, between_nodes=slow)
-    parts = step_time(job, machine, constants_of_calibration(calibration)).parts
+    parts = step_time(job, machine, Calibrated(calibration)).parts
     gradients = 4 * job.model.parameters / 2
     assert parts["exposed communication between nodes"] == pytest.approx(gradients / 12.5e6, rel=0.1)
     assert 0 < parts["exposed communication within a node"] < 0.1
@@ -299,7 +295,7 @@ def test_links_that_nodes_measured_together_replace_the_rate_of_the_network():
     )
     machine = as_measured(machine_of(device_named("h100-sxm"), 16, None, "400gbit"), measured)
     assert machine.between_nodes == slow
-    rates = MeasuredRates(Tables(measured, 2), dict.fromkeys(GROUPS, 1.0))
+    rates = MeasuredRates(measured, 2, dict.fromkeys(GROUPS, 1.0))
     crossing = Traffic(kind="all_reduce", size=8e6, ranks=2, stride=8)
     assert rates.traffic_seconds(crossing, machine) == (0, pytest.approx(1.0))
 
@@ -322,5 +318,5 @@ def test_shards_stay_in_a_node_and_their_copies_meet_once_a_step():
 def test_the_interval_leaves_one_error_in_twenty_out_at_each_end(errors, left_out):
     """Of n errors the k-th from each end, k = 0.05 (n + 1): a new step lies between them in 90 % of cases."""
     most = errors // 2
-    low, high = Residuals(Fit([]), frozenset(), tuple(place / 1000 for place in range(-most, most + 1))).interval()
+    low, high = interval_of([place / 1000 for place in range(-most, most + 1)])
     assert (math.log(low), math.log(high)) == pytest.approx(((left_out - most) / 1000, (most - left_out) / 1000))

@@ -19,9 +19,7 @@ from testbed.memory_model.job import DenseModel, Job, Layout
 from testbed.memory_model.memory import fits, memory_of
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import MODEL_SIZES
-from testbed.planner.amounts import numbers_of_sweep
 from testbed.planner.candidates import possible
-from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_of
 from testbed.planner.plan import (
     GIVEN_UP,
@@ -31,11 +29,11 @@ from testbed.planner.plan import (
     best_of_each,
     headline,
     plan,
+    plan_record,
     roomy_bytes,
 )
-from testbed.planner.plan_file import plan_record
-from testbed.planner.question import OTHER_MODELS, question
-from testbed.planner.step_time import StepTime, step_time
+from testbed.planner.question import OTHER_MODELS, numbers_of_sweep, question
+from testbed.planner.step_time import StepTime, published_constants, step_time
 
 PLAN = "scripts/plan.py"
 NODE = machine_of(device_named("h100-sxm"), 8, None, None)
@@ -295,7 +293,7 @@ def test_sizes_of_other_models_are_those_of_their_papers():
     counted = {"llama2-7b": 6.74, "llama2-13b": 13.02, "llama2-70b": 68.98, "mistral-7b": 7.24}
     counted |= {"llama3-8b": 8.03, "llama3-70b": 70.55, "llama3-405b": 405.85}
     for name, billions in counted.items():
-        assert DenseModel.of_sizes(**OTHER_MODELS[name]).parameters / 1e9 == pytest.approx(billions, rel=1e-3), name
+        assert DenseModel(**OTHER_MODELS[name]).parameters / 1e9 == pytest.approx(billions, rel=1e-3), name
     assert counted.keys() == OTHER_MODELS.keys()
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from testbed.errors import InputError
 from testbed.planner import score as scoring
-from testbed.planner.constants import SCORE_FILE, published_constants
 from testbed.planner.rows import OWN_COPY, own_rows
-from testbed.planner.score import LEFT_OUT, HeldOut, constant_mfu, held_out, page_of, score_file, width_of
+from testbed.planner.score import SCHEMES, HeldOut, constant_mfu, held_out, page_of, score_file, width_of
+from testbed.planner.step_time import SCORE_FILE, published_constants
 
 COMMITTED = json.loads(SCORE_FILE.read_text(encoding="utf-8"))
 
@@ -47,9 +47,9 @@ def test_a_group_left_out_is_seen_by_neither_model(monkeypatch: pytest.MonkeyPat
     fitted: list[set[float]] = []
 
     class Spy(scoring.Fit):
-        def __init__(self, seen: Any) -> None:
+        def __init__(self, seen: Any, parts: Any) -> None:
             fitted.append({one.log_time for one in seen})
-            super().__init__(seen)
+            super().__init__(seen, parts)
 
     controls: list[set[str]] = []
     monkeypatch.setattr(scoring, "Fit", Spy)
@@ -58,7 +58,7 @@ def test_a_group_left_out_is_seen_by_neither_model(monkeypatch: pytest.MonkeyPat
         "constant_mfu",
         lambda row, others: controls.append({row.form.block, *(other.form.block for other in others)}) or 0.0,
     )
-    held_out(rows, LEFT_OUT["block"])
+    held_out(rows, SCHEMES["block"][1])
     times = {block: {math.log(row.step_time_s) for row in rows if row.form.block == block} for block in controls[0]}
     assert sorted(map(sorted, fitted)) == sorted(map(sorted, times.values()))
     assert all(len(found) == 2 for found in controls)  # the row's own, and the other block

@@ -21,11 +21,21 @@ from testbed.memory_model.model_states import held_by_rank
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.collectives import Traffic, data_traffic, far_boundaries, pipeline_traffic
-from testbed.planner.constants import published_constants
-from testbed.planner.fit import Fit, Measured, Nominal, conformal_quantile, nominal_of
-from testbed.planner.parts import bubble_seconds, exposed_hops_seconds, repeated_shares, step_parts
+from testbed.planner.fit import Fit, Measured, Nominal, conformal_quantile
 from testbed.planner.rates import Rates, link_seconds, orthogonalisation_flops, weight_bytes
-from testbed.planner.step_time import BETWEEN, BUBBLE, step_time
+from testbed.planner.step_time import (
+    BETWEEN,
+    BUBBLE,
+    PARTS,
+    WITHIN,
+    bubble_seconds,
+    exposed_hops_seconds,
+    nominal_of,
+    published_constants,
+    repeated_shares,
+    step_parts,
+    step_time,
+)
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
 
@@ -128,7 +138,7 @@ def test_matrix_products_take_their_flops_over_the_share_of_the_peak():
     flops = 6 * 24 * 12 * 2048**2 * 4 * 2 * 1024
     assert parts["matrix products"] == pytest.approx(flops / (0.72 * 989.4e12))
     assert idle == uneven == 0
-    assert parts["data links"] == parts["tensor links"] == 0
+    assert parts[WITHIN] == parts[BETWEEN] == 0
 
 
 def test_autocast_of_this_program_gathers_weights_and_sends_activations_in_fp32():
@@ -298,11 +308,11 @@ def test_a_fit_is_the_posterior_mode():
         Measured(before := nominal(one), math.log(before.seconds.sum()) + 0.1 * number, 0.04)
         for number, one in enumerate(of)
     ]
-    fit = Fit(rows)
+    fit = Fit(rows, PARTS)
 
     def posterior() -> float:
         misfit = sum(
-            2.5 * math.log1p(((row.log_time - fit.predict(row.nominal)[0]) / row.noise) ** 2 / 4) for row in rows
+            2.5 * math.log1p(((row.log_time - fit.predict(row.nominal)[1]) / row.noise) ** 2 / 4) for row in rows
         )
         return misfit + float((fit.values**2 / fit.variances).sum()) / 2
 

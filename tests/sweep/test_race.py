@@ -15,9 +15,8 @@ from support.sweep_cases import as_sweep, request
 from testbed.errors import InputError
 from testbed.experiments.made_up_tokens import write_made_up_tokens
 from testbed.planner.automatic import MESH, job_on
-from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_here
-from testbed.planner.step_time import step_time
+from testbed.planner.step_time import published_constants, step_time
 from testbed.sweep.field import OVER, Prediction, field_of, prune
 from testbed.sweep.plan import COMPLETE, FAILED, PENDING, again
 from testbed.sweep.race import (

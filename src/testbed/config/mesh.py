@@ -197,7 +197,8 @@ def batch_arithmetic(
             nearest = max(1, round(global_batch / sequences_per_round)) * sequences_per_round
             raise InputError(
                 f"--global_batch_size {global_batch}{default} is not a multiple of --micro_batch_size_per_gpu "
-                f"{micro_batch} x {data_world_size} data ranks = {sequences_per_round}; the nearest that is: {nearest}"
+                f"{micro_batch} x {data_world_size} data ranks = {sequences_per_round}",
+                f"; the nearest that is: {nearest}",
             )
         accumulation = global_batch // sequences_per_round
     enforced = values["enforce_global_batch_size"]

@@ -48,6 +48,18 @@ def keeps_16_bits(job: Job) -> bool:
     return job.has_16_bit_weights or is_gathered
 
 
+def casts_weights(job: Job) -> bool:
+    """Return whether autocast makes copies of fp32 weights in 16 bits."""
+    return job.product_bytes != FP32 and not keeps_16_bits(job) and not job.has_16_bit_weights
+
+
+def keeps_casts(job: Job) -> bool:
+    """Return whether casts stay for all micro batches of a step, as most strategies of src/gpt2.py keep them."""
+    keeps = casts_weights(job) and job.accumulation > 1 and job.recompute == "none" and not job.compiled
+    is_in_shards = job.sends == "shards"
+    return keeps and job.strategy is not None and not is_in_shards and job.strategy.keeps != "shards"
+
+
 def residual_bytes(job: Job) -> int:
     """Return the bytes of an element of the residual stream."""
     return 2 if keeps_16_bits(job) else FP32

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from testbed.config.compatibility import auto_compile_blocker
@@ -45,55 +45,33 @@ class DenseModel:
     layers: int
     hidden: int
     heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int  # inner width of the MLP
-    vocab: int
     seq_length: int
-    tied: bool = True  # one matrix is both embedding and head
+    kv_heads: int = 0  # that query heads share; 0: as many
+    head_dim: int = 0  # 0: hidden / heads
+    ffn: int = 0  # inner width of the MLP; 0: 4 hidden
+    vocab: int = 50304
     gated: bool = False  # as Llama: SwiGLU, so three matrices in the MLP, RoPE, RMSNorm, no biases
+    tied: bool | None = None  # one matrix is both embedding and head; None: unless `gated`
     max_positions: int | None = None  # rows of the learned positions; None: as many as seq_length
 
+    def __post_init__(self) -> None:
+        usual = {"kv_heads": self.heads, "head_dim": max(1, self.hidden // self.heads), "ffn": 4 * self.hidden}
+        filled = {name: getattr(self, name) or size for name, size in usual.items()}
+        filled |= {"tied": not self.gated} if self.tied is None else {}
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+
     @classmethod
+    @lru_cache(64)  # jobs of one model share what it has computed of itself
     def of_gpt2(cls, shape: ModelShape, seq_length: int) -> DenseModel:
         """Return what `src/gpt2.py` trains."""
-        return cls.of_sizes(
+        return cls(
             layers=shape.num_layers,
             hidden=shape.embedding_size,
             heads=shape.num_heads,
             vocab=shape.padded_vocab_size,
             seq_length=seq_length,
             max_positions=shape.max_position_embeddings,
-        )
-
-    @classmethod
-    def of_sizes(
-        cls,
-        *,
-        layers: int,
-        hidden: int,
-        heads: int,
-        seq_length: int,
-        kv_heads: int | None = None,
-        ffn: int | None = None,
-        vocab: int | None = None,
-        gated: bool = False,
-        tied: bool | None = None,
-        max_positions: int | None = None,
-    ) -> DenseModel:
-        """Return a model like GPT-2, or, `gated`, like Llama, which has a head of its own."""
-        return cls(
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads or heads,
-            head_dim=max(1, hidden // heads),
-            ffn=ffn or 4 * hidden,
-            vocab=vocab or 50304,
-            seq_length=seq_length,
-            tied=not gated if tied is None else tied,
-            gated=gated,
-            max_positions=max_positions,
         )
 
     @cached_property
@@ -253,19 +231,6 @@ class Machine:
         return min(speed, peer * max(1, ranks - 1)) if peer else speed  # few neighbours use few of a device's links
 
 
-def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine) -> Job:
-    """Return the run that settings describe.
-
-    Args:
-        values: every flag, filled in.
-    """
-    job, device = _job_of(values, mesh, shape, machine.device.kind, machine.devices), machine.device
-    is_without = emulates_bf16(job.precision, device)  # fused attention too: PyTorch writes its scores down
-    job = replace(job, attention="eager") if is_without else job
-    is_without |= device.architecture in NO_TRITON
-    return replace(job, compiled=False) if values["compile"] is None and is_without else job
-
-
 def emulates_bf16(precision: str, device: Device) -> bool:
     """Return whether the GPU lacks native bf16. PyTorch compiles no bf16 kernels for it, and has no fused attention."""
     return precision == "bf16" and device.kind == "cuda" and "bf16" not in device.peak_flops
@@ -273,19 +238,32 @@ def emulates_bf16(precision: str, device: Device) -> bool:
 
 def job_of_settings(settings: RunSettings) -> Job:
     """Return the run of checked settings."""
-    mesh = settings.plan.mesh
-    return _job_of(settings.by_flag(), mesh, settings.shape, str(settings.compute.device), mesh.num_ranks)
+    return job_of(settings.by_flag(), settings.plan.mesh, settings.shape)
 
 
-def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, device: str, devices: int) -> Job:
+def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine | None = None) -> Job:
+    """Return the run that settings describe.
+
+    Args:
+        values: every flag, filled in.
+        machine: whose devices may lack kernels; None: the device that the settings name, which has all of them.
+    """
     run_type, precision = values["run_type"], values["precision"]
-    entry = STRATEGIES[run_type]
+    entry, kind = STRATEGIES[run_type], machine.device.kind if machine else values["device"]
     stage = {"shards": 3, "zero": values["zero_stage"]}.get(entry.sends, 0)
     if entry.keeps == "axes" and mesh.shard == 1:
         stage = 0
     data, accumulation = mesh.data, values["grad_accum_steps"]
-    if entry.devices == "all":  # one process, a micro batch on each device
-        data, accumulation = devices, -(-accumulation // devices)
+    if entry.devices == "all" and machine:  # one process, a micro batch on each device
+        data, accumulation = machine.devices, -(-accumulation // machine.devices)
+    precision = "fp8" if values["matmul"] == "fp8" else precision
+    lacks_bf16 = machine is not None and emulates_bf16(precision, machine.device)
+    compiles, on_cpu = values["compile"], kind == "cpu"
+    if compiles is None:
+        has_triton = machine is None or machine.device.architecture not in NO_TRITON
+        compiles = kind == "cuda" and has_triton and not lacks_bf16 and auto_compile_blocker(values) is None
+    # PyTorch has no fused attention for bf16 that is emulated, nor on a CPU with dropout, and writes its scores down
+    is_eager = values["attention"] == "math" or lacks_bf16 or (on_cpu and values["dropout"])
     layout = Layout(
         data=data,
         zero_stage=stage,
@@ -297,20 +275,17 @@ def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, devic
         context=mesh.context,
     )
     is_16_bit_engine = entry.engine == "deepspeed" and precision == "fp16"
-    compiles, on_cpu = values["compile"], device == "cpu"
-    if compiles is None:
-        compiles = device == "cuda" and auto_compile_blocker(values) is None
     return Job(
         model=DenseModel.of_gpt2(shape, values["seq_length"]),
         layout=layout,
         micro_batch=values["micro_batch_size_per_gpu"],
         accumulation=accumulation,
         run_type=run_type,
-        precision="fp8" if values["matmul"] == "fp8" else precision,
+        precision=precision,
         has_16_bit_weights=values["mixed_precision"] == "native" or is_16_bit_engine,
         recompute=RECOMPUTE[values["activation_checkpointing"]],
         compiled=compiles,
-        attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
+        attention="eager" if is_eager else "flash",
         optimizer=values["optimizer"],
         schedule=values["pipeline_schedule"] if mesh.pipeline > 1 else None,
         offload=values["offload"] or "none",

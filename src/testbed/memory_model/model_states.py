@@ -130,7 +130,7 @@ def keeps_table_whole(job: Job, held: Held) -> bool:
 
     FSDP2 lets one root alone have a parameter, and there each stage is one (strategies/pipeline.py).
     """
-    return held.embeds and held.predicts and len(held.stages) > 1 and job.model.tied and job.run_type is not None
+    return held.embeds and held.predicts and len(held.stages) > 1 and bool(job.model.tied) and job.run_type is not None
 
 
 def model_state_bytes(
@@ -155,17 +155,21 @@ def model_state_bytes(
     layout, engine, stage = job.layout, engine_of(job), job.layout.zero_stage
     held = held or whole(job.model, layout.tensor)
     is_zero = engine == "deepspeed" and stage > 0
-    if is_zero and job.run_type is not None:
-        return _deepspeed_bytes(job, data_rank, persistent)
     if is_zero or (job.has_16_bit_weights and not (engine == "torch" and shards_weights(job))):
         part = part_of(held.elements, layout.shard if stage else 1)
         width = 2 if job.has_16_bit_weights else FP32
         gradient = main_gradient_bytes(job) if engine == "megatron" else width
-        return {
-            "parameters": width * (part if shards_weights(job) else held.elements),
-            "gradients": gradient * (part if stage >= 2 else held.elements),
-            "optimizer": (FP32 + MOMENTS) * part,
-        }
+        weights = part if shards_weights(job) else held.elements
+        gradients = part if stage >= 2 else held.elements
+        if is_zero and job.run_type is not None:  # DeepSpeed to the byte
+            if stage == 3:
+                weights += sum(size for group in _tensor_sizes(job.model) for size in group if size < persistent)
+            else:
+                gradients = _gradients_of_whole_tensors(job.model, layout.shard, data_rank)
+        # More than needed with fp32 weights: DeepSpeed clones them into masters at every stage. Stage 3 means to reuse
+        # them, but compares a device with its name, which is never equal.
+        optimizer = (FP32 + MOMENTS) * part
+        return {"parameters": width * weights, "gradients": gradient * gradients, "optimizer": optimizer}
     # PyTorch, and stage 0 of DeepSpeed
     ranks = layout.shard if shards_weights(job) else 1
     is_by_rows = ranks > 1 and layout.pipeline == layout.tensor == 1
@@ -175,23 +179,6 @@ def model_state_bytes(
     if job.optimizer == "muon":
         moments -= FP32 * part_of(held.matrices, ranks)
     return {"parameters": FP32 * elements, "gradients": FP32 * elements, "optimizer": moments}
-
-
-def _deepspeed_bytes(job: Job, data_rank: int, persistent: int) -> dict[str, int]:
-    """Return the states of ZeRO 1 to 3, which comes without tensor or pipeline ranks."""
-    ranks, stage = job.layout.shard, job.layout.zero_stage
-    elements = whole(job.model).elements
-    part = part_of(elements, ranks)
-    width = 2 if job.has_16_bit_weights else FP32
-    gradients = part if stage == 3 else _gradients_of_whole_tensors(job.model, ranks, data_rank)
-    kept = sum(size for group in _tensor_sizes(job.model) for size in group if size < persistent)
-    return {
-        "parameters": width * (part + kept if stage == 3 else elements),
-        "gradients": width * gradients,
-        # More than needed with fp32 weights: DeepSpeed clones them into masters at every stage. Stage 3 means to reuse
-        # them, but compares a device with its name, which is never equal.
-        "optimizer": (FP32 + MOMENTS) * part,
-    }
 
 
 def update_copy_bytes(model: DenseModel, data_ranks: int, zero_stage: int | None) -> int:

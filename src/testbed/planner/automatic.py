@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from testbed.config.automatic_run_type import SETS, Taken
@@ -16,30 +15,16 @@ from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
 from testbed.memory_model.job import Job, Machine, job_of
-from testbed.planner.calibration import CALIBRATION, facts_here
 from testbed.planner.candidates import possible, precision_of
 from testbed.planner.command import arguments_of, mesh_of
-from testbed.planner.constants import Constants, calibrated_constants, published_constants
 from testbed.planner.machines import as_measured, machine_here
+from testbed.planner.measured_rates import constants_here
 from testbed.planner.plan import plan, three
+from testbed.planner.step_time import Constants
 
 (MESH,) = run_types_with(keeps="axes")
 # what all candidates share, as it was given
 _GIVEN = SETS | {"precision", "optimizer", "dropout", "attention", "matmul"}
-
-
-def constants_here(calibration: Path | None = None) -> Constants:
-    """Return the constants of this machine: its calibration where there is one.
-
-    Args:
-        calibration: a file that was named (default: `CALIBRATION`, if it is there).
-
-    Raises:
-        InputError: the file is not a calibration, or another machine's.
-    """
-    if calibration is None and not CALIBRATION.is_file():
-        return published_constants()
-    return calibrated_constants(calibration or CALIBRATION, facts_here())
 
 
 def job_on(settings: RunSettings, machine: Machine) -> Job:
@@ -108,7 +93,7 @@ def best_meshes(words: Sequence[str], launch: Launch, constants: Constants, most
         if run.fits:
             best.setdefault(mesh_of(run.job), proposed[run.job])
     if not best:
-        raise InputError("no product of axes fits into the memory" if proposed else reason)
+        raise InputError("no product of axes fits into the memory") if proposed else InputError(reason)
     return [*best.values()][:most]
 
 
@@ -123,18 +108,13 @@ def _shape(job: Job) -> dict[str, Any]:
 
 def _plain_run(asked: ParsedFlags, launch: Launch) -> tuple[RunSettings, dict[str, Any]]:
     """Return what was asked as a plain run, for its shape and batch, and the given flags that candidates share."""
-    plain = PLAIN if launch.is_distributed else REFERENCE
     own = {name: asked.values[name] for name in asked.explicit & _GIVEN if asked.values[name] is not None}
-    known = dict.fromkeys(asked.explicit & SETS)
-    return check_run(_without(asked, known, plain), launch).settings, own
-
-
-def _without(asked: ParsedFlags, names: dict[str, None], run_type: str) -> ParsedFlags:
-    """Return what was asked, for a run type and without flags that others have."""
-    given = frozenset(names)
-    return ParsedFlags(
-        {**asked.values, **names, "run_type": run_type, "choice": None, "resume": None},
-        asked.typed - given - {"choice"},
-        asked.configured - given,
+    left_out = asked.explicit & SETS
+    others = {"run_type": PLAIN if launch.is_distributed else REFERENCE, "choice": None, "resume": None}
+    plain = ParsedFlags(
+        {**asked.values, **dict.fromkeys(left_out), **others},
+        asked.typed - left_out - {"choice"},
+        asked.configured - left_out,
         asked.from_deepspeed,
     )
+    return check_run(plain, launch).settings, own

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Any
 
 from testbed.config.compatibility import check_on_device
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import parse_command_line
 from testbed.config.mesh import batch_arithmetic, check_schedule, options_of_run_type, spread_over_ranks
-from testbed.config.run_types import REFERENCE, STRATEGIES, run_types_with
-from testbed.errors import InputError
+from testbed.config.run_types import HOW_AXES_WORK, REFERENCE, STRATEGIES, run_types_with
+from testbed.errors import InputError, counted
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import RECOMPUTE, DenseModel, Job, Machine, emulates_bf16, job_of
 from testbed.model.shape import ModelShape
@@ -28,12 +28,10 @@ MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full
 # gpipe takes as long as 1f1b, and more memory, but runs with fewer micro batches than stages
 MESH_SCHEDULES, OF_FEW = ("1f1b", "interleaved_1f1b", "zero_bubble"), "gpipe"
 MORE_ROUNDS, DEEP = (4, 8), 8  # stages per rank besides the usual two, and ranks of a pipeline from where on
-HOW_AXES_WORK = ("pipeline_schedule", "stages_per_rank", "sequence_parallel", "context_parallel_method")
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
-AXES = ("pipeline_stages", "tensor_parallel_size", "context_parallel_size")
-VARIED = {"zero_stage", "shard_size", "activation_checkpointing", *AXES, *HOW_AXES_WORK}
-# how a reason ends that names another batch (config/mesh.py)
-NEAREST = re.compile(r"; the nearest that (?:is|does): \d+$")
+MESH_AXES = ("tensor_parallel_size", "pipeline_stages", "context_parallel_size")
+HOW = tuple(itertools.chain(*HOW_AXES_WORK.values()))  # flags that say how an axis works
+VARIED = {"zero_stage", "shard_size", "activation_checkpointing", *MESH_AXES, *HOW}
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -46,7 +44,7 @@ def possible(
     model: DenseModel | None = None,
     *,
     shares_sequences: bool = False,
-) -> tuple[list[Job], dict[str, str]]:
+) -> tuple[list[Job], dict[str, InputError]]:
     """Return every run that is worth an estimate, and for each run type without one the program's reason to refuse it.
 
     Args:
@@ -56,44 +54,60 @@ def possible(
         shares_sequences: try context ranks however short and many the sequences are: they need less memory.
     """
     given = dict(given or {})
-    values = {**parse_command_line([]).values, **asdict(shape), **given}
+    values = {**_defaults(), **asdict(shape), **given}
     values |= {"seq_length": seq_length, "global_batch_size": global_batch, "device": machine.device.kind}
     values["precision"] = precision_of(values["precision"], machine.device)
+    shares_sequences |= always_shares_sequences(seq_length, global_batch, machine, given)
     jobs: list[Job] = []
-    refused: dict[str, str] = {}
+    refused: dict[str, InputError] = {}
     asked, typed_names = given.get("run_type"), given.keys() - {"run_type"}
     # else they are for the run types that have them, but for what changes the mathematics of all
-    own = {"mixed_precision"} if given.get("mixed_precision") == "native" else ()
-    typed = frozenset(given if asked else own)
-    shares_sequences |= always_shares_sequences(seq_length, global_batch, machine, given)
+    is_native = given.get("mixed_precision") == "native"
+    typed = frozenset(given if asked else {"mixed_precision"} if is_native else ())
     for run_type in [asked] if asked else run_types_with(equals_baseline=True):  # one that differs is asked for by name
-        found: list[Job] = []
-        reasons: list[str] = []
-        for options in _options(run_type, shape, machine, given, global_batch, shares_sequences):
-            try:
-                batches = _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
-                found += batches if model is None else [_of(model, job) for job in batches]
-            except InputError as error:
-                reasons.append(str(error))
+        if (never := _why_not(run_type, machine, given)) is not None:
+            refused |= {run_type: InputError(never)} if asked else {}
+            continue
+        of_type = {**values, "run_type": run_type}
+        found, reasons = _accepted(of_type, _options(of_type, machine, given, shares_sequences), typed, machine, model)
         jobs += found
-        never = _why_not(run_type, machine, given)
-        if not found and not never:
-            try:  # what was typed may be refused alone: that says more than the first size that was tried with it
-                list(_batches({**values, "run_type": run_type}, typed, shape, machine))
-            except InputError as error:
-                reasons.insert(0, str(error))
-        elif asked and never:
-            reasons = [never]
-        if not found and reasons:
+        if found:
+            continue
+        # what was typed may be refused alone: that says more than the first size that was tried with it
+        if reasons := [*_accepted(of_type, [{}], typed, machine, model)[1], *reasons]:
             untyped = VARIED - typed_names
             told = min(reasons, key=lambda why: (_is_of(why, untyped), not _is_of(why, typed_names)))
-            refused[run_type] = (
-                NEAREST.sub("", told) if STRATEGIES[run_type].cuts_model else told
-            )  # of one mesh of many
-        elif not found and asked:  # a mesh of one axis, or DeepSpeed on one device that offloads nothing
-            on = f"{machine.devices} device{'s' * (machine.devices > 1)}"
-            refused[run_type] = f"as asked, --run_type {run_type} does on {on} what another run type does; leave it out"
+            # a way out may be one of one mesh of many
+            refused[run_type] = InputError(told.rule) if STRATEGIES[run_type].cuts_model else told
+        elif asked:  # a mesh of one axis, or DeepSpeed on one device that offloads nothing
+            on = counted(machine.devices, "device")
+            does = f"as asked, --run_type {run_type} does on {on} what another run type does; leave it out"
+            refused[run_type] = InputError(does)
     return list(dict.fromkeys(jobs)), refused
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return dict(parse_command_line([]).values)
+
+
+def _accepted(
+    values: Mapping[str, Any],
+    varied: Iterable[Mapping[str, Any]],
+    typed: frozenset[str],
+    machine: Machine,
+    model: DenseModel | None,
+) -> tuple[list[Job], list[InputError]]:
+    """Return the jobs of a run type with each of its settings, and why there are none with some."""
+    found: list[Job] = []
+    reasons = []
+    for options in varied:
+        try:
+            batches = _batches({**values, **options}, typed, machine)
+            found += batches if model is None else [_of(model, job) for job in batches]
+        except InputError as error:
+            reasons.append(error)
+    return found, reasons
 
 
 def always_shares_sequences(seq_length: int, global_batch: int, machine: Machine, given: Mapping[str, Any]) -> bool:
@@ -102,9 +116,9 @@ def always_shares_sequences(seq_length: int, global_batch: int, machine: Machine
     return seq_length >= LONG or "context_parallel_method" in given or global_batch < machine.devices
 
 
-def _is_of(why: str, names: Set[str]) -> bool:
+def _is_of(why: InputError, names: Set[str]) -> bool:
     """Return whether a reason is about one of these flags."""
-    return any(f"--{name}" in why for name in names)
+    return any(f"--{name}" in str(why) for name in names)
 
 
 def _of(model: DenseModel, job: Job) -> Job:
@@ -126,12 +140,7 @@ def precision_of(asked: str, device: Device) -> str:
 
 
 def _options(
-    run_type: str,
-    shape: ModelShape,
-    machine: Machine,
-    given: Mapping[str, Any],
-    global_batch: int,
-    shares_sequences: bool,
+    values: Mapping[str, Any], machine: Machine, given: Mapping[str, Any], shares_sequences: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of a run type that it is worth to try, as flags.
 
@@ -139,35 +148,31 @@ def _options(
     nodes, but for MOST_TENSOR over small ones; --shard_size that crosses nodes unless it is all; offloading, unless it
     is asked for.
     """
-    devices, per_node = machine.devices, min(machine.joined, machine.devices)
+    run_type, devices, per_node = values["run_type"], machine.devices, min(machine.joined, machine.devices)
     does_more = given.get("offload") or given.get("mixed_precision") == "native"  # than the plain program
-    if _why_not(run_type, machine, given) or (devices == 1 and run_type != REFERENCE and not does_more):
+    if devices == 1 and run_type != REFERENCE and not does_more:
         return
+    sizes = _divisors(devices)[1:]
     within = _divisors(per_node if per_node > 1 else devices)[1:]
-    varied: dict[str, Sequence[Any]] = {
+    entry, varied = STRATEGIES[run_type], {
         "zero_stage": (0, 1, 2, 3),
         "shard_size": [*(size for size in within if size < devices and devices % size == 0), devices],
-        "pipeline_stages": [size for size in _divisors(devices)[1:] if size <= shape.num_layers + 2],
+        "pipeline_stages": [size for size in sizes if size <= values["num_layers"] + 2],
         "pipeline_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"),
-        "tensor_parallel_size": [
-            size for size in _divisors(devices)[1:] if size in within or per_node < MOST_TENSOR >= size
-        ],
-    }
-    own = STRATEGIES[run_type].options
-    varied = {name: sizes for name, sizes in varied.items() if name in own}
-    varied["activation_checkpointing"] = tuple(RECOMPUTE)
-    if STRATEGIES[run_type].keeps == "axes":
-        widths = varied["tensor_parallel_size"]
+        "tensor_parallel_size": [size for size in sizes if size in within or per_node < MOST_TENSOR >= size],
+    }  # fmt: skip
+    if entry.keeps == "axes":
+        contexts = varied["tensor_parallel_size"]
         if per_node < MOST_CONTEXT:  # of small nodes, several share a sequence
-            widths = [size for size in _divisors(devices)[1:] if size <= MOST_CONTEXT]
-        micro = given.get("micro_batch_size_per_gpu")
-        passes = global_batch // (micro if isinstance(micro, int) else 1)
-        contexts = widths if shares_sequences else []
+            contexts = [size for size in sizes if size <= MOST_CONTEXT]
+        varied["context_parallel_size"] = contexts if shares_sequences else []
         has_ring = _has_ring(given, machine.device)
-        for mesh in _products(varied, devices, shape.num_layers, given, contexts, passes):
+        for mesh in _products(varied, values, devices, given):
             gathers = mesh["context_parallel_size"] > 1 and not has_ring
             yield {"context_parallel_method": "allgather", **mesh} if gathers else mesh
         return
+    varied = {name: sizes for name, sizes in varied.items() if name in entry.options}
+    varied["activation_checkpointing"] = tuple(RECOMPUTE)
     varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
     for choice in itertools.product(*varied.values()):
         yield dict(zip(varied, choice, strict=True))
@@ -180,38 +185,29 @@ def _has_ring(given: Mapping[str, Any], device: Device) -> bool:
 
 
 def _products(
-    varied: Mapping[str, Sequence[Any]],
-    devices: int,
-    layers: int,
-    given: Mapping[str, Any],
-    contexts: Sequence[int],
-    passes: int,
+    varied: Mapping[str, Sequence[Any]], values: Mapping[str, Any], devices: int, given: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
     cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
-    node, or of a few small ones; `contexts` has their numbers. `passes`: micro batches of a step on all data ranks.
+    node, or of a few small ones.
     """
-    sizes: dict[str, Sequence[Any]] = {
-        "tensor_parallel_size": (1, *varied["tensor_parallel_size"]),
-        "pipeline_stages": (1, *varied["pipeline_stages"]),
-        "context_parallel_size": (1, *contexts),
-        "activation_checkpointing": varied["activation_checkpointing"],
-    }
+    sizes: dict[str, Sequence[Any]] = {name: (1, *varied[name]) for name in MESH_AXES}
+    sizes |= {"activation_checkpointing": tuple(RECOMPUTE)}
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
-    asked = {name: given[name] for name in HOW_AXES_WORK if given.get(name) is not None}
+    asked = {name: given[name] for name in HOW if given.get(name) is not None}
     names = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else (*MESH_SCHEDULES, OF_FEW)
     schedules: list[tuple[str, int]] = [(name, 0) for name in names]
     schedules += [("interleaved_1f1b", rounds) for rounds in MORE_ROUNDS if "interleaved_1f1b" in names]
+    micro = given.get("micro_batch_size_per_gpu")
+    passes = values["global_batch_size"] // (micro if isinstance(micro, int) else 1)  # on all data ranks
     for choice in itertools.product(*sizes.values(), schedules):
         *sized, (schedule, rounds) = choice
         found = dict(zip(sizes, sized, strict=True))
         tensor, stages, context, _ = sized
-        if stages == 1 and (schedule, rounds) != schedules[0]:
-            continue
-        if rounds and (stages < DEEP or stages * rounds > layers + 2):
-            continue
         data, left = divmod(devices, tensor * stages * context)
-        if left:
+        if left or (stages == 1 and (schedule, rounds) != schedules[0]):
+            continue
+        if rounds and (stages < DEEP or stages * rounds > values["num_layers"] + 2):
             continue
         if stages > 1 and len(names) > 1 and (passes // data < stages) != (schedule == OF_FEW):
             continue
@@ -237,7 +233,7 @@ def _why_not(run_type: str, machine: Machine, given: Mapping[str, Any]) -> str |
     if entry.devices == "all" and not 1 < devices <= machine.per_node:
         return f"{lead} is one process with all devices of one node"
     if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
-        typed = [size for name in AXES if (size := given.get(name) or 1) > 1]
+        typed = [size for name in MESH_AXES if (size := given.get(name) or 1) > 1]
         # a mesh of stages or tensor ranks alone is another run type's
         others = 2 if entry.keeps == "axes" and len(typed) < 2 and not given.get("context_parallel_size") else 1
         least = max(2 * others, math.prod(typed) * others)
@@ -266,29 +262,28 @@ def _check_kernels(values: Mapping[str, Any], device: Device) -> None:
             raise InputError(f"{flag}: {device.name} {why}; leave {flag.split()[0]} out{way}")
 
 
-def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, machine: Machine) -> Iterator[Job]:
+def _batches(values: dict[str, Any], typed: frozenset[str], machine: Machine) -> Iterator[Job]:
     """Yield a job for each micro batch that divides a rank's share of the batch.
 
     Raises:
         InputError: the program refuses the mesh, the batch, or every micro batch.
     """
-    ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
+    entry, batch = STRATEGIES[values["run_type"]], values["global_batch_size"]
     values = {**values, **options_of_run_type(values, typed)}
     _check_kernels(values, machine.device)
-    settled, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
+    # the mesh and the pair of flags are possible at all
+    settled, mesh = spread_over_ranks(values, machine.devices if entry.is_distributed else 1)
     check_on_device(settled)
-    asked = values["micro_batch_size_per_gpu"]
-    is_one_process = STRATEGIES[values["run_type"]].devices == "all"
-    lanes, batch = machine.devices if is_one_process else mesh.data, values["global_batch_size"]
-    if is_one_process and batch % lanes:
-        nearest = lanes * max(1, round(batch / lanes))
+    lanes = machine.devices if entry.devices == "all" else mesh.data
+    if batch % lanes:
         raise InputError(
             f"--run_type {values['run_type']} gives each of {lanes} devices the same share of a batch, and "
-            f"--global_batch_size {batch} does not divide; the nearest that does: {nearest}"
+            f"--global_batch_size {batch} does not divide",
+            f"; the nearest that does: {lanes * max(1, round(batch / lanes))}",
         )
-    most = max(1, MOST_TOKENS[machine.device.kind] // values["seq_length"])
-    sizes = _divisors(values["global_batch_size"] // lanes, most)
-    for micro_batch in sizes if asked in (None, AUTO) else [asked]:
+    asked, most = values["micro_batch_size_per_gpu"], MOST_TOKENS[machine.device.kind] // values["seq_length"]
+    shape = ModelShape(**{name: values[name] for name in ModelShape.__annotations__})
+    for micro_batch in _divisors(batch // lanes, max(1, most)) if asked in (None, AUTO) else [asked]:
         found = {**settled, "grad_accum_steps": values["grad_accum_steps"], "micro_batch_size_per_gpu": micro_batch}
         try:
             found |= batch_arithmetic(found, mesh.data)

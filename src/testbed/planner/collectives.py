@@ -36,7 +36,8 @@ class Traffic:
         gloo has no reduce-scatter of its own: PyTorch makes it from an all-reduce, so it moves twice as much. ZeRO 1
         and 2 of two ranks then send 1.5 times what an all-reduce would.
         """
-        return self.size * share_sent(self.kind, self.ranks, backend)
+        is_twice = self.kind == "all_reduce" or (self.kind == "reduce_scatter" and backend == "gloo")
+        return self.size * (1.0 if self.kind == "p2p" else (1 + is_twice) * (self.ranks - 1) / self.ranks)
 
     def neighbours(self, machine: Machine) -> int:
         """Return how many of its ranks are in one node."""
@@ -44,14 +45,6 @@ class Traffic:
 
     def crosses_nodes(self, machine: Machine) -> bool:
         return self.ranks * self.stride > machine.joined
-
-
-def share_sent(kind: str, ranks: int, backend: str = "gloo") -> float:
-    """Return the bytes that each rank sends, over those of the whole message; see `Traffic.moved`."""
-    if kind == "p2p":
-        return 1.0
-    is_twice = kind == "all_reduce" or (kind == "reduce_scatter" and backend == "gloo")
-    return (2 if is_twice else 1) * (ranks - 1) / ranks
 
 
 def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:

@@ -3,9 +3,9 @@
 A part's seconds from its rates are off by what no data sheet tells. Of published runs three things are fitted: how far
 each family of programs stays behind the formulas, and how far its attention kernels do; how large a share of its peak
 an architecture reaches in matrix products. Nothing is fitted for a strategy, a device or a network, so that rankings
-follow from the formulas. Of a calibration's whole steps it is what residuals.py says. Each factor is a random effect:
-normal in its logarithm, around 0, with the deviation that it says (Laird and Ware 1982, doi:10.2307/2529876). What was
-not seen keeps factor 1, and adds its deviation to the interval. The deviations are round numbers.
+follow from the formulas. Of a calibration's whole steps it is what measured_rates.py says. Each factor is a random
+effect: normal in its logarithm, around 0, with the deviation that it says (Laird and Ware 1982, doi:10.2307/2529876).
+What was not seen keeps factor 1, and adds its deviation to the interval. The deviations are round numbers.
 
 log t = log sum of parts x exp(sum of factors) + noise. Gauss-Newton steps on the posterior mode, where outliers weigh
 less (noise of Student's t, by reweighting; Lange et al. 1989, doi:10.2307/2290063). The factors are shrunk towards 1
@@ -15,20 +15,14 @@ by their deviations, so with few rows the data sheet speaks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from testbed.memory_model.job import Job, Machine, framework_of
-from testbed.planner.parts import PARTS, step_parts
-from testbed.planner.rates import Rates
-from testbed.planner.rows import Row
-
 NOISE = 0.04  # of log time: a rounded comment, a release, one reading for a mean
-WEAK = 2.0  # times the noise, of rows graded weak or flagged
 FREEDOM = 4.0  # degrees, of Student's t
 ROUNDS = 25
 TOLERANCE = 1e-7
@@ -41,18 +35,6 @@ class Factor(NamedTuple):
     parts: tuple[str, ...]
     of: str
     deviation: float
-
-
-def factors_of(job: Job, machine: Machine) -> tuple[Factor, ...]:
-    """Return all factors of a job, whether fitted or not: of the family of programs, of the architecture's products,
-    and of the family's attention."""
-    framework, device = framework_of(job.stack), machine.device
-    architecture = device.architecture or device.name
-    return (
-        Factor(PARTS, framework, 0.15),
-        Factor(("matrix products",), architecture, 0.15),
-        Factor(("attention",), framework, 0.2),
-    )
 
 
 @dataclass(frozen=True)
@@ -72,31 +54,10 @@ class Measured:
     noise: float
 
 
-def nominal_of(seconds: Mapping[str, float], idle: float, job: Job, machine: Machine) -> Nominal:
-    """Return a step before any factor. A pipeline's idle time is shared out: it idles while others compute the same.
-
-    Args:
-        seconds: by part.
-    """
-    by_part = np.array([seconds[part] for part in PARTS])
-    whole = float(by_part.sum())
-    return Nominal(by_part * (1 + idle / whole) if whole else by_part, factors_of(job, machine))
-
-
-def measured(row: Row) -> Measured:
-    """Return what the fit needs of a published row."""
-    parts, idle, _ = step_parts(row.job, row.machine, Rates(row.machine.device))
-    return Measured(
-        nominal=nominal_of(parts, idle, row.job, row.machine),
-        log_time=float(np.log(row.step_time_s)) if row.step_time_s else float("nan"),
-        noise=NOISE * (WEAK if row.is_weak else 1.0),
-    )
-
-
 class Fit:
     """Factors fitted to rows, whose seconds are of `parts`; without any row all of them are 1."""
 
-    def __init__(self, rows: Sequence[Measured], parts: Sequence[str] = PARTS) -> None:
+    def __init__(self, rows: Sequence[Measured], parts: Sequence[str]) -> None:
         names = tuple(dict.fromkeys(factor for row in rows for factor in row.nominal.factors))
         self.places = {factor: place for place, factor in enumerate(names)}
         self.step_parts = parts
@@ -150,8 +111,8 @@ class Fit:
         """The inverse of `spread`: a plan asks for hundreds of predictions."""
         return np.linalg.inv(self.spread)
 
-    def predict(self, nominal: Nominal) -> tuple[float, float]:
-        """Return the logarithm of a step's time and its standard deviation; a factor not seen adds its own."""
+    def predict(self, nominal: Nominal) -> tuple[np.ndarray, float, float]:
+        """Return `parts`, the logarithm of a step's time and its standard deviation; a factor not seen adds its own."""
         parts = self.parts(nominal)
         known = np.zeros(len(self.values))
         variance = NOISE**2
@@ -162,7 +123,7 @@ class Fit:
                 known[self.places[factor]] = share
         with_rows = self.gradient @ (self.variances * known)
         variance -= float(with_rows @ self._inverse @ with_rows) if len(with_rows) else 0.0
-        return math.log(parts.sum()), math.sqrt(max(variance, NOISE**2))
+        return parts, math.log(parts.sum()), math.sqrt(max(variance, NOISE**2))
 
 
 def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:

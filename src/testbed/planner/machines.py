@@ -53,13 +53,10 @@ def as_measured(machine: Machine, calibration: Calibration | None) -> Machine:
         return machine
     held = max(calibration.memory.values(), default=machine.device.context_bytes)
     device, links = replace(machine.device, context_bytes=held), {link.name: link for link in calibration.links}
-    between = links.get(BETWEEN, machine.between_nodes)
-    if device.kind != "cpu":
-        return replace(machine, device=device, between_nodes=between)
-    found, within = calibration.device, links.get(WITHIN, machine.within_node)
-    device = replace(
-        device, peak_flops=found.peak_flops, memory_bytes_per_s=found.memory_bytes_per_s, source=found.source
-    )
+    within, between = machine.within_node, links.get(BETWEEN, machine.between_nodes)
+    if device.kind == "cpu":
+        names, within = ("peak_flops", "memory_bytes_per_s", "source"), links.get(WITHIN, within)
+        device = replace(device, **{name: getattr(calibration.device, name) for name in names})
     return replace(machine, device=device, within_node=within, between_nodes=between)
 
 

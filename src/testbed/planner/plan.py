@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -12,11 +12,15 @@ from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine
 from testbed.memory_model.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.memory_model.model_states import FP32, MOMENTS, whole
-from testbed.planner.constants import NORMAL_WIDTH, Constants
-from testbed.planner.goodput import SAVED_PER_S, Failures
+from testbed.planner.command import command_of
 from testbed.planner.rows import own_rows
-from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, StepTime, step_time
+from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, Constants, StepTime, step_time
 
+NORMAL_WIDTH = 1.645  # standard deviations on each side that hold 90 % of a normal distribution
+FORMAT = 1  # of plan.json, and properties of a run that are in it
+RECORDED = (
+    *("fits", "needs_bytes", "spare_bytes", "host_bytes", "checkpoint_bytes", "tokens_per_s", "mfu", "limited_by"),
+)
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
 UNITS = (
@@ -42,6 +46,8 @@ PART_ERRORS = {
 }
 OTHER_ERROR = 0.4  # of collectives, the host, stragglers, offloading
 FORGOTTEN = 0.02  # of a step: what the formulas know nothing of
+RESTART_S = 300.0  # assumed
+SAVED_PER_S = 1e9  # bytes of a checkpoint that a node writes in a second, assumed where flags do not say
 # the simplest first: what a rank keeps, then what it sends
 KEEPS = ("whole", "shards", "parts", "stages", "axes")
 SENDS = ("nothing", "buckets", "tensors", "at_end", "zero", "shards")
@@ -165,6 +171,34 @@ class PlannedRun:
         return (KEEPS.index(entry.keeps), axes, SENDS.index(entry.sends), stage, is_hybrid, self.job.offload)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failures:
+    """Failures of a whole machine, and what they cost, all in seconds: Young 1974, Daly 2006
+    (doi:10.1016/j.future.2004.11.016)."""
+
+    between_s: float  # mean time between failures that stop the run
+    save_s: float  # a checkpoint, while which nothing is trained
+    restart_s: float = RESTART_S  # from the failure to the first step after it
+
+    @property
+    def interval_s(self) -> float:
+        """Training time between two checkpoints that loses least: Daly's equation 37, Young's square root corrected."""
+        if self.save_s >= 2 * self.between_s:
+            return self.between_s
+        share = self.save_s / (2 * self.between_s)
+        young_s = math.sqrt(2 * self.save_s * self.between_s)
+        return young_s * (1 + math.sqrt(share) / 3 + share / 9) - self.save_s
+
+    @property
+    def goodput(self) -> float:
+        """Training time over wall time with that interval, for failures that come at random (Daly's equation 20)."""
+        cycle = (self.interval_s + self.save_s) / self.between_s
+        if cycle + self.restart_s / self.between_s > 50:  # e^50: it never gets there
+            return 0.0
+        wall_s = self.between_s * math.exp(self.restart_s / self.between_s) * math.expm1(cycle)
+        return self.interval_s / wall_s
+
+
 def _nodes(machine: Machine) -> int:
     return -(-machine.devices // machine.per_node)
 
@@ -220,9 +254,9 @@ class Budget:
 
 
 def plan(
-    jobs: Iterable[Job], machine: Machine, constants: Constants, *, all_that_do_not_fit: bool = True
+    jobs: Iterable[Job], machine: Machine, constants: Constants, known: dict[Any, Any] | None = None
 ) -> list[PlannedRun]:
-    """Return the jobs with their estimates, the one to take first.
+    """Return the jobs with their estimates, the one to take first; where none fits, the one that needs least memory.
 
     Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
     `as_fast` as the fastest and not near full, the simplest is the one to take, and of equally simple ones the one that
@@ -230,15 +264,18 @@ def plan(
     does more work.
 
     Args:
-        all_that_do_not_fit: where none fits, return all of them, and not only the one that needs least.
+        known: estimates that were made for near questions, which are added to.
     """
+    known = {} if known is None else known
     found = _frugal(jobs, machine.device)
-    if found and not (all_that_do_not_fit or any(fits(memory, machine.device) for _, memory in found)):
+    if found and not any(fits(memory, machine.device) for _, memory in found):
         found = [min(found, key=lambda each: roomy_bytes(each[1], machine.device))]
-    runs = [
-        PlannedRun(job=job, machine=machine, memory=memory, time=step_time(job, machine, constants))
-        for job, memory in found
-    ]
+    runs: list[PlannedRun] = []
+    for job, memory in found:
+        key = machine.devices, job
+        if key not in known:
+            known[key] = PlannedRun(job=job, machine=machine, memory=memory, time=step_time(job, machine, constants))
+        runs.append(known[key])
     ordered = sorted(
         runs, key=lambda run: (not run.fits, run.is_tight, run.time.seconds if run.fits else run.needs_bytes)
     )
@@ -266,26 +303,38 @@ def as_fast(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstimate]]:
-    """Return the jobs that recompute no more than memory asks for: up to the first that has room, tight ones too."""
-    alike: dict[Job, list[Job]] = {}
+    """Return the jobs that recompute no more than memory asks for: up to the first that has room, tight ones too. Of
+    those that do not fit, larger micro batches are left out."""
+    alike: dict[Any, list[Job]] = {}
     for job in jobs:
-        alike.setdefault(replace(job, recompute="", compiled=False), []).append(job)
+        alike.setdefault((_mesh_of(job), job.micro_batch), []).append(job)
     found = []
+    too_large = set()
     for group in alike.values():
         estimated: list[tuple[Job, MemoryEstimate]] = []
         for job in sorted(group, key=lambda job: MORE_WORK.index(job.recompute)):
-            estimated.append((job, memory_of(job)))
-            if roomy_bytes(estimated[-1][1], device) <= device.memory_bytes and fits(estimated[-1][1], device):
+            kind = _mesh_of(job), job.recompute
+            if kind in too_large and job.accumulation > 1:  # with one micro batch no gradients lie beside its passes
+                continue
+            memory = memory_of(job)
+            estimated.append((job, memory))
+            if not fits(memory, device):
+                too_large.add(kind)
+            elif roomy_bytes(memory, device) <= device.memory_bytes:
                 break
         found += [each for each in estimated if fits(each[1], device)] or estimated
     return found
+
+
+def _mesh_of(job: Job) -> tuple[Any, ...]:
+    return job.run_type, job.layout, job.schedule, job.offload
 
 
 def best_of_each(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Return the first run of each strategy and mesh: the best micro batch and recomputation."""
     first: dict[Any, PlannedRun] = {}
     for run in runs:
-        first.setdefault((run.job.run_type, run.job.layout, run.job.schedule, run.job.offload), run)
+        first.setdefault(_mesh_of(run.job), run)
     return list(first.values())
 
 
@@ -325,13 +374,13 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     """
     run = runs[0]
     job, time, device = run.job, run.time, run.machine.device
-    words = f"{name_of(job)} on {run.machine.devices} x {device.name}, {settings_of(job)}: needs "
-    words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device"
-    words += ", which is tight; a step of " if run.is_tight else "; a step of "
-    words += (
-        f"{job.global_batch:,.0f} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
-    )
     ends = (time.seconds, time.low, time.high)
+    words = (
+        f"{name_of(job)} on {run.machine.devices} x {device.name}, {settings_of(job)}: needs "
+        f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device"
+        f"{', which is tight' * run.is_tight}; a step of {job.global_batch:,.0f} x {job.model.seq_length:,} tokens "
+        f"takes {_span(*ends)} s"
+    )
     if budget.tokens is not None and not budget.goodput(run):
         words += f"; {_short(budget.tokens)} tokens are never reached, as failures leave no time to train"
     elif budget.tokens is not None:
@@ -340,7 +389,12 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         if budget.price is not None:
             cost = _span(*(budget.cost(run, seconds) or 0.0 for seconds in ends))
             words += f" and cost {cost} in the currency of --price_per_gpu_hour"
-        words += _of_deadline(budget, days)
+        if budget.deadline is not None:
+            limit = f"--deadline {duration(budget.deadline)}"
+            late = ", though the upper end of the interval is not" if days[2] > budget.deadline else ""
+            words += f", within {limit}{late}" if days[0] <= budget.deadline else (
+                f", longer than {limit}: --sweep shows what other numbers of devices take"
+            )  # fmt: skip
     alike = as_fast(runs)
     if len(alike) > 1:
         words += (
@@ -351,35 +405,24 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     return ". ".join([words, *advice(runs)]) + "."
 
 
-def _of_deadline(budget: Budget, days: Sequence[float]) -> str:
-    """Return whether the whole run, and the upper end of its interval, meet the deadline. `days`: with the interval."""
-    found, _, most = days
-    if budget.deadline is None:
-        return ""
-    if found > budget.deadline:
-        return f", longer than --deadline {duration(budget.deadline)}: --sweep shows what other numbers of devices take"
-    return f", within --deadline {duration(budget.deadline)}" + (
-        "" if most <= budget.deadline else ", though the upper end of the interval is not"
-    )
-
-
 def advice(runs: Sequence[PlannedRun]) -> list[str]:
     """Return what an experienced reader would object to in the first run, where it is true."""
-    run = runs[0]
-    device, said = run.machine.device, []
-    tight = [other for other in runs if other.is_tight and not run.is_tight]
-    fastest = min(tight, key=lambda other: other.time.seconds, default=run)
+    run, device, said = runs[0], runs[0].machine.device, []
     if run.is_near_full and not run.is_tight:
         said.append(f"It leaves {run.spare_bytes / 2**30:.1f} GiB, which an error of the estimate may use up")
-    if run.time.seconds > WORTH_A_TRY * fastest.time.seconds:
-        gain = run.time.seconds / fastest.time.seconds
-        said.append(
-            f"{name_of(fastest.job)} would be {gain:.1f} times as fast and is tight: "
-            "try whether it fits, with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        )
+    if tight := faster_but_tight(runs):
+        said.append(f"{tight}: try whether it fits, with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     if device.kind == "cuda" and run.time.label.startswith("uncalibrated") and device.name not in _known_devices():
         said.append(f"No published run on {device.name} is known, so what it reaches of its peak is an estimate")
     return said
+
+
+def faster_but_tight(runs: Sequence[PlannedRun]) -> str | None:
+    """Return which run is tight and so much faster than the first, which is not, that it is worth a try."""
+    tight = [run for run in runs if run.is_tight and not runs[0].is_tight]
+    fastest = min(tight, key=lambda run: run.time.seconds, default=runs[0])
+    gain = runs[0].time.seconds / fastest.time.seconds
+    return f"{name_of(fastest.job)} would be {gain:.1f} times as fast and is tight" if gain > WORTH_A_TRY else None
 
 
 @cache
@@ -409,3 +452,35 @@ def _span(value: float, low: float, high: float) -> str:
 def three(value: float) -> str:
     """Return three digits, all of a large number: 0.0123, 1.36, 1,010."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def plan_record(
+    runs: Sequence[PlannedRun], budget: Budget, work: Sequence[str] | None, command_line: str
+) -> dict[str, Any]:
+    """Return the content of plan.json. Bytes and seconds.
+
+    Args:
+        work: flags of the model and the batch as they were typed; None where no command trains the model.
+    """
+    return {
+        "format": FORMAT,
+        "command_line": command_line,
+        "label": runs[0].time.label,
+        "machine": asdict(runs[0].machine),
+        "budget": asdict(budget),
+        "runs": [
+            {
+                "name": name_of(run.job),
+                "command": None if work is None else command_of(run.job, run.machine, work),
+                "job": asdict(run.job),
+                **{name: getattr(run, name) for name in RECORDED},
+                **{f"{name}_bytes": getattr(run.memory, name) for name in ("allocated", "reserved", "steady")},
+                "memory_bytes": run.memory_by_kind,
+                "peak_moment": run.memory.peak_moment,
+                "step_s": {"estimate": run.time.seconds, "low": run.time.low, "high": run.time.high},
+                "parts_s": dict(run.time.parts),
+                **{name: getattr(budget, name)(run) for name in ("days", "cost", "goodput")},
+            }
+            for run in runs
+        ],
+    }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from testbed.errors import InputError
 from testbed.memory_model.job import DenseModel, Job, Machine
 from testbed.memory_model.memory import START
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
-from testbed.planner.candidates import NEAREST, always_shares_sequences, possible
-from testbed.planner.constants import Constants
-from testbed.planner.machines import check_whole_nodes
+from testbed.planner.candidates import always_shares_sequences, possible
+from testbed.planner.machines import MOST_DEVICES, check_whole_nodes
 from testbed.planner.plan import Budget, PlannedRun, name_of, plan
+from testbed.planner.step_time import Constants
 
 # On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
 DEFAULT_WORK = {
@@ -37,6 +37,7 @@ NOT_FIXED = (*dataclasses.asdict(MODEL_SIZES["gpt2"]), "model", "seq_length", "g
 OTHER_MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_bytes())["models"]
 # flags of a plan -> what they change in a model
 OF_OTHERS = {"ffn": "ffn", "kv_heads": "kv_heads", "gated": "gated", "untied": "tied"}
+DAYS = {"d": 1.0, "h": 1 / 24, "m": 1 / 1440}
 DIMENSIONS = {"num_layers": "layers", "num_heads": "heads", "embedding_size": "hidden", "vocab_size": "vocab"}
 
 
@@ -47,6 +48,7 @@ class Question:
     Attributes:
         work: words of the flags that all commands share; None where no command of src/gpt2.py trains the model.
         given: flags of src/gpt2.py that all candidates have.
+        answers: to this question and those near it, which share them.
         data: the training file that the vocabulary is of; None: it was typed, or there is none.
         other: a model that src/gpt2.py does not train; its strategies are planned for it. None: the GPT-2 of `shape`.
         name: of `other`, as it was typed.
@@ -63,16 +65,13 @@ class Question:
     data: Path | None = None
     other: DenseModel | None = None
     name: str = ""
+    answers: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def vocabulary(self) -> str:
         """The vocabulary, and where it comes from."""
-        if self.other is not None:
-            source = "the model's"
-        elif self.data is not None:
-            source = f"of {self.data}"
-        else:
-            source = "as given" if self.work and "--vocab_size" in self.work else "GPT-2's, for no data is here"
+        source = "as given" if self.work and "--vocab_size" in self.work else "GPT-2's, for no data is here"
+        source = "the model's" if self.other is not None else f"of {self.data}" if self.data is not None else source
         return f"vocabulary {self.shape.vocab_size:,} ({source})"
 
     @property
@@ -91,31 +90,28 @@ class Question:
         check_whole_nodes(devices, self.machine.per_node, f"--sweep gpus={devices}")
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, devices=devices))
 
-    @cached_property
-    def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
+    @property
+    def runs(self) -> tuple[list[PlannedRun], dict[str, InputError]]:
         """All candidates with their estimates, and why run types have none."""
+        key = (self.machine.devices, self.global_batch, frozenset(self.given.items()))
+        if key not in self.answers:
+            self.answers[key] = self._planned()
+        found: tuple[list[PlannedRun], dict[str, InputError]] = self.answers[key]
+        return found
+
+    def _planned(self) -> tuple[list[PlannedRun], dict[str, InputError]]:
         shares = always_shares_sequences(self.seq_length, self.global_batch, self.machine, self.given)
-        runs, refused = self._planned(shares)
-        if not shares and (not runs or not runs[0].fits or runs[0].is_tight):
-            more, still_refused = self._planned(True)
-            return (more, still_refused) if more else (runs, refused)
-        return runs, refused
+        jobs, refused = self.jobs(shares)
+        runs = plan(jobs, self.machine, self.constants, self.answers)
+        if shares or (runs and runs[0].fits and not runs[0].is_tight):
+            return runs, refused
+        jobs, still_refused = self.jobs(True)
+        return (plan(jobs, self.machine, self.constants, self.answers), still_refused) if jobs else (runs, refused)
 
-    def _planned(self, shares_sequences: bool) -> tuple[list[PlannedRun], dict[str, str]]:
-        jobs, refused = self.jobs(shares_sequences)
-        return plan(jobs, self.machine, self.constants, all_that_do_not_fit=False), refused
-
-    def jobs(self, shares_sequences: bool = False) -> tuple[list[Job], dict[str, str]]:
+    def jobs(self, shares_sequences: bool = False) -> tuple[list[Job], dict[str, InputError]]:
         """Return what `possible` finds."""
-        return possible(
-            self.shape,
-            self.seq_length,
-            self.global_batch,
-            self.machine,
-            self.given,
-            self.other,
-            shares_sequences=shares_sequences,
-        )
+        there, asked = self.machine, (self.shape, self.seq_length, self.global_batch)
+        return possible(*asked, there, self.given, self.other, shares_sequences=shares_sequences)
 
     def best(self) -> PlannedRun | str:
         """Return the best run, or why there is none."""
@@ -126,8 +122,27 @@ class Question:
 
     def fitting(self) -> PlannedRun | None:
         """Return the best run; None where there is none."""
-        run = self.best()
-        return None if isinstance(run, str) else run
+        runs, _ = self.runs
+        return runs[0] if runs and runs[0].fits else None
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of the best run; 0 where there is none."""
+        best = self.fitting()
+        return best.tokens_per_s if best else 0.0
+
+    @property
+    def days(self) -> float:
+        """Wall time of the whole run; infinite where nothing fits, or it is not known how long the run is."""
+        best = self.fitting()
+        days = None if best is None else self.budget.days(best)
+        return math.inf if days is None else days
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of the whole run, where that is known."""
+        best = self.fitting()
+        return None if best is None else self.budget.cost(best)
 
     def asked(self, global_batch: int | None = None, /, **given: Any) -> Question:
         """Return the same question with another batch, or with more flags."""
@@ -139,14 +154,14 @@ class Question:
         given = {name: value for name, value in self.given.items() if name not in (*names, *own)}
         return dataclasses.replace(self, given=given)
 
-    def reason(self, refused: Mapping[str, str]) -> str:
+    def reason(self, refused: Mapping[str, InputError]) -> str:
         """Return why there is no candidate: of the run types that have the typed flags, of the plain ones first."""
         typed = {name for name in self.given if any(name in entry.options for entry in STRATEGIES.values())}
         having = {name: why for name, why in refused.items() if typed <= {*STRATEGIES[name].options}}
         told = having or refused  # a run type without a typed flag has no other reason than that
         plain = told.get(REFERENCE) or told.get(PLAIN)  # others have rules of their own on top
-        words = plain or next(iter(told.values()), "no run type runs on them")
-        return NEAREST.sub("", words)  # a batch that may not fit: `advice` looks for one that does
+        reason = plain or next(iter(told.values()), InputError("no run type runs on them"))
+        return reason.rule  # its way out is a batch that may not fit: `advice` looks for one that does
 
     def lack(self, run: PlannedRun) -> str:
         """Return what the most frugal run needs, which does not fit."""
@@ -177,8 +192,8 @@ def question(
     other = _other_model(values, typed)
     if other is not None:
         values["seq_length"] = other.seq_length
-        shape = {name: getattr(other, attribute) for name, attribute in DIMENSIONS.items()}
-        base = {**shape, "max_position_embeddings": other.seq_length}
+        base = {name: getattr(other, attribute) for name, attribute in DIMENSIONS.items()}
+        base |= {"max_position_embeddings": other.seq_length}
     else:
         size = MODEL_SIZES[values["model"]]
         base = dataclasses.asdict(size) | {"max_position_embeddings": positions_of_new_model(values, size)}
@@ -209,22 +224,20 @@ def _other_model(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DenseMo
     Raises:
         InputError: its heads cannot share the width, or the heads of keys and values.
     """
-    known = OTHER_MODELS.get(values["model"])
-    if known is None and not any(typed.get(name) for name in OF_OTHERS):
+    sizes = OTHER_MODELS.get(values["model"])
+    if sizes is None and not any(typed.get(name) for name in OF_OTHERS):
         return None
-    if known is None:
+    if sizes is None:
         size = MODEL_SIZES[values["model"]]
-        known = {attribute: getattr(size, name) for name, attribute in DIMENSIONS.items()}
-    sizes = {"seq_length": values["seq_length"], **known}
-    for name, attribute in {**DIMENSIONS, **OF_OTHERS, "seq_length": "seq_length"}.items():
-        if typed.get(name):
-            sizes[attribute] = False if name == "untied" else typed[name]
-    heads, kv_heads = sizes["heads"], sizes.get("kv_heads") or sizes["heads"]
-    if sizes["hidden"] % heads:
-        raise InputError(f"--num_heads {heads} does not divide --embedding_size {sizes['hidden']}")
-    if heads % kv_heads:
-        raise InputError(f"--kv_heads {kv_heads} does not divide the {heads} heads that share them")
-    return DenseModel.of_sizes(**sizes)
+        sizes = {attribute: getattr(size, name) for name, attribute in DIMENSIONS.items()}
+    names = {**DIMENSIONS, **OF_OTHERS, "seq_length": "seq_length"}
+    given = {attribute: name != "untied" and typed[name] for name, attribute in names.items() if typed.get(name)}
+    model = DenseModel(**{"seq_length": values["seq_length"], **sizes, **given})
+    if model.hidden % model.heads:
+        raise InputError(f"--num_heads {model.heads} does not divide --embedding_size {model.hidden}")
+    if model.heads % model.kv_heads:
+        raise InputError(f"--kv_heads {model.kv_heads} does not divide the {model.heads} heads that share them")
+    return model
 
 
 def rounded(batch: int, devices: Sequence[int]) -> int:
@@ -245,3 +258,34 @@ def _data_here() -> Path | None:
     """Return the training file that the printed commands would read here, if it is there."""
     path = Path(FLAGS["train_data_path"].default)
     return path if path.is_file() else None
+
+
+def deadline_of(text: str) -> float:
+    """Return the days in `3d`, `36h` or `90m`. InputError names --deadline."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([dhm])", text.strip().lower())
+    days = float(match[1]) * DAYS[match[2]] if match else 0.0
+    if not days:
+        raise InputError(f"--deadline {text}: it is not a time above 0; write 3d, 36h or 90m")
+    return days
+
+
+def numbers_of_sweep(text: str) -> list[int]:
+    """Return the numbers in `gpus=8,16,24`, or `gpus=8,16,...,256`, whose dots go on by the factor of the two before.
+
+    Raises:
+        InputError: names --sweep.
+    """
+    words = re.sub(r"\s", "", text)
+    match = re.fullmatch(r"gpus=([1-9][0-9]{0,8}(?:,[1-9][0-9]{0,8})*?)(,\.\.\.,([1-9][0-9]{0,8}))?", words)
+    numbers = [int(word) for word in match[1].split(",")] if match else []
+    is_list = match is not None
+    if match and match[3]:
+        factor, rest = divmod(numbers[-1], numbers[-2]) if len(numbers) > 1 else (1, 0)
+        while factor > 1 and numbers[-1] < int(match[3]):
+            numbers.append(numbers[-1] * factor)
+        is_list = factor > 1 and not rest and numbers[-1] == int(match[3])
+    if not is_list or numbers != sorted(set(numbers)):
+        raise InputError(f"--sweep {text}: it is not a list of devices; write gpus=8,16,24 or gpus=8,16,...,4096")
+    if numbers[-1] > MOST_DEVICES:
+        raise InputError(f"--sweep {text}: a plan has at most {MOST_DEVICES:,} devices")
+    return numbers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from testbed.memory_model.buffers import casts_weights, keeps_casts
+from testbed.memory_model.activations import casts_weights, keeps_casts
 from testbed.memory_model.devices import Device
 from testbed.memory_model.job import Job, Machine, framework_of
 from testbed.planner.collectives import Traffic

@@ -19,13 +19,14 @@ from testbed.model.shape import ModelShape
 from testbed.planner.calibration import NAME as CALIBRATION
 from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import precision_of
-from testbed.planner.constants import constants_of_calibration, published_constants
 from testbed.planner.machines import machine_of
+from testbed.planner.measured_rates import Calibrated
 from testbed.planner.plan import PlannedRun
-from testbed.planner.step_time import step_time
+from testbed.planner.step_time import published_constants, step_time
 
 FOLDERS_ABOVE = 3  # out_dir/cell/run_1/training_metrics.json
 SHAPE = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings")
+BATCH = ("micro_batch_size_per_gpu", "grad_accum_steps", "global_batch_size")
 
 
 def prediction_for(record: Mapping[str, Any], path: Path) -> PlannedRun | None:
@@ -44,42 +45,33 @@ def prediction_for(record: Mapping[str, Any], path: Path) -> PlannedRun | None:
         return None
     files = (folder / CALIBRATION for folder in list(Path(path).absolute().parents)[:FOLDERS_ABOVE])
     file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        machine, constants = _machine_of_record(record["hardware"]), published_constants()
-        if not machine.device.name:
-            return None
-    else:
+    machine, constants = _machine_of_record(record["hardware"]), published_constants()
+    if file is not None:
         calibration = read_calibration(file)
         machine = calibration.machine(job.layout.devices)
         with holding_together(file):
-            constants = constants_of_calibration(calibration, CALIBRATION)
+            constants = Calibrated(calibration)
+    elif not machine.device.name:
+        return None
     time = step_time(job, machine, constants)
     return PlannedRun(job=job, machine=machine, memory=memory_of(job), time=time)
 
 
 def job_of_record(record: Mapping[str, Any]) -> Job | None:
-    """Return the run as a job; None where its file is of a version that does not say enough."""
-    settings, config, hardware = (record.get(name) for name in ("settings", "training_config", "hardware"))
-    if not (isinstance(settings, dict) and isinstance(config, dict) and isinstance(hardware, dict)):
-        return None
-    values = {**parse_command_line([]).values, **settings}
-    batch = {name: config.get(name) for name in ("micro_batch_size_per_gpu", "grad_accum_steps", "global_batch_size")}
-    devices = hardware.get("num_devices")
-    if values["run_type"] not in STRATEGIES or not all(batch.values()) or not devices:
-        return None
-    shape = [values[name] for name in SHAPE]
-    if not all(isinstance(size, int) for size in shape):
-        return None
-    values |= {"compile": bool(config.get("compile")), "device": hardware.get("device_type"), **batch}
-    machine = _machine_of_record(hardware)
-    values["precision"] = precision_of(values["precision"], machine.device)
-    ranks = devices if STRATEGIES[values["run_type"]].is_distributed else 1
+    """Return the run as a job; None where its file is of a version that does not say enough, or has other rules."""
     try:
-        values = {**values, **options_of_run_type(values, frozenset())}
+        config, hardware = record["training_config"], record["hardware"]
+        values = {**parse_command_line([]).values, **record["settings"], **{name: int(config[name]) for name in BATCH}}
+        values |= {"compile": bool(config.get("compile")), "device": hardware.get("device_type")}
+        sizes: dict[str, Any] = {name: int(values[name]) for name in SHAPE}
+        machine = _machine_of_record(hardware)
+        values["precision"] = precision_of(values["precision"], machine.device)
+        values |= options_of_run_type(values, frozenset())
+        ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
         settled, mesh = spread_over_ranks(values, ranks)
-    except (InputError, KeyError, TypeError):
-        return None  # of a version with other rules
-    return job_of(settled, mesh, ModelShape(*shape), machine)
+    except (InputError, AttributeError, KeyError, TypeError):
+        return None
+    return job_of(settled, mesh, ModelShape(**sizes), machine)
 
 
 def _machine_of_record(hardware: Mapping[str, Any]) -> Machine:

@@ -25,8 +25,19 @@ from testbed.memory_model.memory import fits, memory_of
 OWN_COPY = Path(__file__).parent / "published_runs.json"
 NOT_FITTED = ("suspect_", "tokens_per_step_uncertain")  # flags, by their beginning
 TOKENS_OF_A_PASS = 8192  # of one micro batch where the row states none: a guess
-RECOMPUTED = ("none", "full", "selective", "selective_attention", "selective_op")
-OFFLOADED = ("none", "optimizer", "parameters", "activations")
+# what may stand in the keys that are words
+WORDS = {
+    "precision": (*PRECISIONS, *SAME_UNITS),
+    "recompute": ("none", "full", "selective", "selective_attention", "selective_op"),
+    "attention": ("flash", "eager"),
+    "offload": ("none", "optimizer", "parameters", "activations"),
+}
+# keys that are a Job's
+OF_THE_JOB = (
+    *("precision", "recompute_share", "compiled", "attention", "dropout", "offload_layers", "bucket_elements"),
+    *("overlap", "tensor_overlap"),
+)
+MEMORY = ("peak_allocated_gib", "peak_reserved_gib", "steady_allocated_gib")  # that a row may state
 
 Count = Annotated[int, Meta(ge=1, le=2**40)]
 Amount = Annotated[float, Meta(gt=0, le=1e15)]
@@ -166,30 +177,26 @@ def rows_of(raw_rows: list[Any]) -> Iterator[tuple[str, Row | str]]:
 
 def row_of(form: RowForm) -> Row:
     """Return the run that a row describes. InputError with the reason where it cannot be true."""
-    device = device_named(form.device)
-    model, layout = _model(form.model), _layout(form)
-    _check_sizes(model, layout)
+    device, layout, width = device_named(form.device), _layout(form), form.model.hidden
+    for key, words in WORDS.items():
+        if isinstance(word := getattr(form, key), str) and word not in words:
+            raise InputError(f"{key} is {word!r}, and can be {', '.join(words)} or null")
+    sizes = {name: size for name, size in msgspec.structs.asdict(form.model).items() if size is not None}
+    model = DenseModel(**{"heads": max(1, width // (128 if width >= 2048 else 64)), **sizes})
+    _check_sizes(form, model, layout)
     micro_batch, accumulation = _batch(form, layout, model)
-    precision = _one_of("precision", form.precision or "bf16", (*PRECISIONS, *SAME_UNITS))
+    stated = {name: word for name in OF_THE_JOB if (word := getattr(form, name)) is not None}
     job = Job(
         model=model,
         layout=layout,
         micro_batch=micro_batch,
         accumulation=accumulation,
         stack=form.program or "unknown",
-        precision=precision,
-        has_16_bit_weights=precision not in ("fp32", "tf32") and not form.autocast,
+        has_16_bit_weights=form.precision not in ("fp32", "tf32") and not form.autocast,
         recompute=_recompute(form),
-        recompute_share=form.recompute_share or 1.0,
-        compiled=bool(form.compiled),
-        attention=_one_of("attention", form.attention or "flash", ("flash", "eager")),
         schedule="interleaved_1f1b" if layout.virtual_stages > 1 else "1f1b" if layout.pipeline > 1 else None,
-        offload=_one_of("offload", _word(form.offload, "optimizer"), OFFLOADED),
-        dropout=form.dropout or 0.0,
-        offload_layers=form.offload_layers,
-        bucket_elements=form.bucket_elements or Job.bucket_elements,
-        overlap=form.overlap is not False,
-        tensor_overlap=bool(form.tensor_overlap),
+        offload=_word(form.offload, "optimizer"),
+        **stated,
     )
     between = network(f"{form.network_gbit:.9f}gbit") if form.network_gbit else device.between_nodes
     assert device.within_node and between  # each device of devices.json has them
@@ -205,40 +212,22 @@ def row_of(form: RowForm) -> Row:
     return row
 
 
-def _one_of(key: str, word: str, words: tuple[str, ...]) -> str:
-    if word not in words:
-        raise InputError(f"{key} is {word!r}, and can be {', '.join(words)} or null")
-    return word
-
-
-def _model(form: RowModel) -> DenseModel:
-    heads = form.heads or max(1, form.hidden // (128 if form.hidden >= 2048 else 64))
-    kv_heads = form.kv_heads or heads
-    if heads % kv_heads:
-        raise InputError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
-    if form.heads is not None and form.hidden % heads:
-        raise InputError(f"{heads} heads cannot share a width of {form.hidden}")
-    stated = msgspec.structs.asdict(form)
-    return DenseModel.of_sizes(**{**stated, "heads": heads, "gated": bool(form.gated)})
+def _refuse(*faults: tuple[object, str]) -> None:
+    """Raise InputError with the reason of the first fault that there is."""
+    for is_there, reason in faults:
+        if is_there:
+            raise InputError(reason)
 
 
 def _layout(form: RowForm) -> Layout:
     stated = form.layout
     tensor, pipeline, context = stated.tensor or 1, stated.pipeline or 1, stated.context or 1
-    others = tensor * pipeline * context
-    data = stated.data or max(1, form.devices // others)
-    if data * others != form.devices:
-        product = f"data {data} x tensor {tensor} x pipeline {pipeline} x context {context}"
-        raise InputError(f"{product} is {data * others}, not {form.devices} devices")
-    ranks = data * context
+    data = stated.data or max(1, form.devices // (tensor * pipeline * context))
     stage = stated.zero_stage if stated.zero_stage is not None else 3 if (stated.shard or 1) > 1 else 0
-    shard = stated.shard or ranks
-    if stage and ranks % shard:
-        raise InputError(f"shards of {shard} ranks do not divide {ranks} data and context ranks")
     return Layout(
         data=data,
         zero_stage=stage,
-        shard=shard if stage else 1,
+        shard=(stated.shard or data * context) if stage else 1,
         tensor=tensor,
         sequence_parallel=bool(stated.sequence_parallel) and tensor > 1,
         pipeline=pipeline,
@@ -247,14 +236,25 @@ def _layout(form: RowForm) -> Layout:
     )
 
 
-def _check_sizes(model: DenseModel, layout: Layout) -> None:
-    if layout.pipeline * layout.virtual_stages > model.layers + 2:
-        stages = f"{layout.pipeline} x {layout.virtual_stages}"
-        raise InputError(f"{stages} pipeline stages are more than the {model.layers} layers, embedding and head")
-    if model.heads % layout.tensor:
-        raise InputError(f"{layout.tensor} tensor ranks cannot share {model.heads} heads")
-    if model.seq_length % layout.context:
-        raise InputError(f"{layout.context} context ranks cannot share sequences of {model.seq_length} tokens")
+def _check_sizes(form: RowForm, model: DenseModel, layout: Layout) -> None:
+    data, tensor, pipeline, context = layout.data, layout.tensor, layout.pipeline, layout.context
+    product = f"data {data} x tensor {tensor} x pipeline {pipeline} x context {context} is {layout.devices}"
+    stages, ranks, heads = f"{pipeline} x {layout.virtual_stages}", data * context, model.heads
+    _refuse(
+        (heads % model.kv_heads, f"{heads} heads cannot share {model.kv_heads} heads of keys and values"),
+        (form.model.heads and model.hidden % heads, f"{heads} heads cannot share a width of {model.hidden}"),
+        (layout.devices != form.devices, f"{product}, not {form.devices} devices"),
+        (ranks % layout.shard, f"shards of {layout.shard} ranks do not divide {ranks} data and context ranks"),
+        (
+            pipeline * layout.virtual_stages > model.layers + 2,
+            f"{stages} pipeline stages are more than the {model.layers} layers, embedding and head",
+        ),
+        (heads % tensor, f"{tensor} tensor ranks cannot share {heads} heads"),
+        (
+            model.seq_length % context,
+            f"{context} context ranks cannot share sequences of {model.seq_length} tokens",
+        ),
+    )
 
 
 def _batch(form: RowForm, layout: Layout, model: DenseModel) -> tuple[float, float]:
@@ -263,18 +263,17 @@ def _batch(form: RowForm, layout: Layout, model: DenseModel) -> tuple[float, flo
     if form.global_batch is None:
         return form.micro_batch or most, layout.pipeline
     share, rest = divmod(form.global_batch, layout.data)
-    if rest:
-        raise InputError(f"a global batch of {form.global_batch} does not divide among {layout.data} data ranks")
-    micro = form.micro_batch or max(size for size in range(1, min(most, share) + 1) if share % size == 0)
-    if share % micro:
-        raise InputError(
-            f"micro batch {micro} x {layout.data} data ranks does not divide the global batch {form.global_batch}"
-        )
+    micro = form.micro_batch or max(size for size in range(1, min(most, share) + 1) or (1,) if share % size == 0)
+    of_ranks = f"micro batch {micro} x {layout.data} data ranks"
+    _refuse(
+        (rest, f"a global batch of {form.global_batch} does not divide among {layout.data} data ranks"),
+        (share % micro, f"{of_ranks} does not divide the global batch {form.global_batch}"),
+    )
     return micro, share // micro
 
 
 def _recompute(form: RowForm) -> str:
-    kind = _one_of("recompute", _word(form.recompute, "full"), RECOMPUTED)
+    kind = _word(form.recompute, "full")
     if kind == "selective":  # Megatron's, or what PyTorch's programs call so
         return "selective_attention" if framework_of(form.program or "") == "megatron" else "selective_op"
     return kind
@@ -300,24 +299,22 @@ def _likely(job: Job, machine: Machine, form: RowForm) -> Job:
 
 def _check_measured(row: Row) -> None:
     """Refuse weights that the device cannot hold, and times that no device reaches."""
-    job, device = row.job, row.machine.device
-    layout = job.layout
+    job, layout, device = row.job, row.job.layout, row.machine.device
     shards = layout.shard if layout.zero_stage == 3 else 1
     weights = job.product_bytes * job.model.parameters / (layout.tensor * layout.pipeline * shards)
-    if weights > device.memory_bytes and job.offload != "parameters":
-        raise InputError(
-            f"the weights alone take {weights / GIB:.1f} GiB on each device, which has {device.memory_bytes / GIB:.1f}"
-        )
-    if row.step_time_s is not None:
-        reached, peak = row.model_flops_per_device / row.step_time_s, device.peak_of(job.precision)
-        if reached > peak:
-            raise InputError(
-                f"step_time_s means {reached / 1e12:.0f} TFLOP/s on each device, above its peak of {peak / 1e12:.0f} "
-                f"in {job.precision}"
-            )
-    for key in ("peak_allocated_gib", "peak_reserved_gib", "steady_allocated_gib"):
-        stated = getattr(row.form.measured, key, None)
-        if stated is not None and stated * GIB > 1.02 * device.memory_bytes:
-            raise InputError(f"{key} of {stated:g} is more than the device has")
-    if not math.isfinite(row.model_flops_per_device):
-        raise InputError("its sizes give no number of FLOPs")
+    has, peak = device.memory_bytes, device.peak_of(job.precision)
+    reached = row.model_flops_per_device / (row.step_time_s or math.inf)
+    measured = ((key, getattr(row.form.measured, key, None) or 0.0) for key in MEMORY)
+    _refuse(
+        (
+            weights > has and job.offload != "parameters",
+            f"the weights alone take {weights / GIB:.1f} GiB on each device, which has {has / GIB:.1f}",
+        ),
+        (
+            reached > peak,
+            f"step_time_s means {reached / 1e12:.0f} TFLOP/s on each device, above its peak of {peak / 1e12:.0f} in "
+            f"{job.precision}",
+        ),
+        *((gib * GIB > 1.02 * has, f"{key} of {gib:g} is more than the device has") for key, gib in measured),
+        (not math.isfinite(row.model_flops_per_device), "its sizes give no number of FLOPs"),
+    )

@@ -6,8 +6,8 @@ A group is left out of everything at once: the factors, constant MFU, and the wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,19 @@ from testbed.errors import InputError
 from testbed.io import write_json
 from testbed.memory_model.devices import GIB
 from testbed.memory_model.memory import fits, memory_of
-from testbed.planner.constants import Constants, published_constants
-from testbed.planner.fit import Fit, conformal_quantile, measured
+from testbed.planner.fit import Fit, conformal_quantile
 from testbed.planner.rows import Row, read_rows
-from testbed.planner.step_time import step_time
+from testbed.planner.step_time import PARTS, Constants, measured, published_constants, step_time
 
 LEAST_ROWS, LEAST_SUB_BLOCKS = 3, 2  # of a block whose median counts
-LEFT_OUT: dict[str, Callable[[Row], Hashable]] = {
-    "block": lambda row: row.form.block,
-    "sub_block": lambda row: (row.form.block, row.form.sub_block),
-    "device": lambda row: row.machine.device.name,
-    "program": lambda row: row.job.stack,
+# what is left out together -> its title, and what rows have in common there
+SCHEMES: dict[str, tuple[str, Callable[[Row], Hashable]]] = {
+    "block": ("(a) without its block", lambda row: row.form.block),
+    "sub_block": ("(b) without its sub_block", lambda row: (row.form.block, row.form.sub_block)),
+    "device": ("without its kind of device", lambda row: row.machine.device.name),
+    "program": ("(c) without its program", lambda row: row.job.stack),
 }
-FOR_WIDTH = {
-    "block": "(a) without its block",
-    "sub_block": "(b) without its sub_block",
-    "program": "(c) without its program",
-}
-TITLES = {**FOR_WIDTH, "device": "without its kind of device"}
+FOR_WIDTH = ("block", "sub_block", "program")
 # what a row states of memory -> attribute of MemoryEstimate
 MEMORY = {"peak_allocated_gib": "allocated", "peak_reserved_gib": "reserved", "steady_allocated_gib": "steady"}
 COLUMNS = (
@@ -55,7 +50,6 @@ class HeldOut:
     residual: float
     deviation: float  # as the fit expects it
     control: float  # of constant MFU
-    width: float = math.nan  # of the 90 % interval, in deviations, from other blocks' rows
 
     @property
     def score(self) -> float:
@@ -70,10 +64,10 @@ def held_out(rows: Sequence[Row], group_of: Callable[[Row], Hashable]) -> list[H
     found = {}
     for group in dict.fromkeys(map(group_of, timed)):
         others = [row for row in timed if group_of(row) != group and row.is_fitted]
-        fit = Fit([seen[row.id] for row in others])
+        fit = Fit([seen[row.id] for row in others], PARTS)
         for row in timed:
             if group_of(row) == group:
-                log_time, deviation = fit.predict(seen[row.id].nominal)
+                _, log_time, deviation = fit.predict(seen[row.id].nominal)
                 truth = seen[row.id].log_time
                 found[row.id] = HeldOut(row, log_time - truth, deviation, constant_mfu(row, others) - truth)
     return [found[row.id] for row in timed]
@@ -134,38 +128,34 @@ def score_file(path: Path) -> tuple[str, dict[str, Any]]:
 
 def score(rows: Sequence[Row]) -> dict[str, Any]:
     """Return errors by what was left out, the interval's width, and the verdicts on memory."""
-    by_scheme = {scheme: held_out(rows, group_of) for scheme, group_of in LEFT_OUT.items()}
-    pool = [one for scheme in FOR_WIDTH for one in by_scheme[scheme]]
+    found = {scheme: held_out(rows, group_of) for scheme, (_, group_of) in SCHEMES.items()}
+    pool = [one for scheme in FOR_WIDTH for one in found[scheme]]
     widths = {block: width_of(pool, block) for block in {row.form.block for row in rows}}
-    schemes = {
-        scheme: _scheme([replace(one, width=widths[one.row.form.block]) for one in found])
-        for scheme, found in by_scheme.items()
-    }
+    schemes = {scheme: _scheme(of_scheme, widths) for scheme, of_scheme in found.items()}
     return {"width": round(width_of(pool), 4), "schemes": schemes, "memory": _memory(rows)}
 
 
-def _scheme(found: Sequence[HeldOut]) -> dict[str, Any]:
+def _scheme(found: Sequence[HeldOut], widths: Mapping[str, float]) -> dict[str, Any]:
     scored = [one for one in found if one.row.is_scored]
-    blocks = {
-        block: _errors([one for one in scored if one.row.form.block == block])
-        for block in sorted({one.row.form.block for one in scored})
-    }
+    names = sorted({one.row.form.block for one in scored})
+    blocks = {name: _errors([one for one in scored if one.row.form.block == name], widths) for name in names}
     counted = [
-        entry for entry in blocks.values() if entry["rows"] >= LEAST_ROWS and entry["sub_blocks"] >= LEAST_SUB_BLOCKS
+        each for each in blocks.values() if each["rows"] >= LEAST_ROWS and each["sub_blocks"] >= LEAST_SUB_BLOCKS
     ]
     return {
-        "all": _errors(scored),
-        "median_of_block_medians": _percent([entry["median"] for entry in counted], 0.5),
-        "control_median_of_block_medians": _percent([entry["control_median"] for entry in counted], 0.5),
-        "weak_or_flagged": _errors([one for one in found if not one.row.is_scored]),
+        "all": _errors(scored, widths),
+        "median_of_block_medians": _percent([each["median"] for each in counted], 0.5),
+        "control_median_of_block_medians": _percent([each["control_median"] for each in counted], 0.5),
+        "weak_or_flagged": _errors([one for one in found if not one.row.is_scored], widths),
         "blocks": blocks,
     }
 
 
-def _errors(found: Sequence[HeldOut]) -> dict[str, Any]:
-    """Return errors in percent of the measured time."""
+def _errors(found: Sequence[HeldOut], widths: Mapping[str, float]) -> dict[str, Any]:
+    """Return errors in percent of the measured time. `widths`: of the 90 % interval, from other blocks' rows."""
     errors = [100 * abs(math.expm1(one.residual)) for one in found]
     control = [100 * abs(math.expm1(one.control)) for one in found]
+    inside = [100.0 * (one.score <= widths[one.row.form.block]) for one in found]
     return {
         "rows": len(found),
         "sub_blocks": len({one.row.form.sub_block for one in found}),
@@ -173,13 +163,12 @@ def _errors(found: Sequence[HeldOut]) -> dict[str, Any]:
         "p90": _percent(errors, 0.9),
         "control_median": _percent(control, 0.5),
         "control_p90": _percent(control, 0.9),
-        "covered": round(100 * float(np.mean([one.score <= one.width for one in found])), 1) if found else None,
+        "covered": round(float(np.mean(inside)), 1) if found else None,
     }
 
 
-def _percent(values: Sequence[float | None], quantile: float) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(float(np.quantile(known, quantile)), 1) if known else None
+def _percent(values: Sequence[float], quantile: float) -> float | None:
+    return round(float(np.quantile(values, quantile)), 1) if values else None
 
 
 def _memory(rows: Sequence[Row]) -> dict[str, Any]:
@@ -204,12 +193,12 @@ def _memory(rows: Sequence[Row]) -> dict[str, Any]:
 def page_of(result: dict[str, Any]) -> str:
     """Return the tables and the sentences that follow from them, as Markdown."""
     schemes = result["schemes"]
-    lines = list(_table("each row is predicted", ((TITLES[name], entry["all"]) for name, entry in schemes.items())))
-    weak = ((TITLES[name], schemes[name]["weak_or_flagged"]) for name in FOR_WIDTH)
+    lines = list(_table("each row is predicted", ((SCHEMES[name][0], entry["all"]) for name, entry in schemes.items())))
+    weak = ((SCHEMES[name][0], schemes[name]["weak_or_flagged"]) for name in FOR_WIDTH)
     lines += ["", "Weak and flagged rows, which are counted in no other line:", ""]
     lines += _table("each row is predicted", weak)
     blocks = schemes["block"]["blocks"]
-    lines += ["", f"Blocks of {LEAST_ROWS} rows or more, {TITLES['block']}:", ""]
+    lines += ["", f"Blocks of {LEAST_ROWS} rows or more, {SCHEMES['block'][0]}:", ""]
     lines += _table("block", ((block, errors) for block, errors in blocks.items() if errors["rows"] >= LEAST_ROWS))
     return "\n".join([*lines, "", *_sentences(result)])
 
@@ -224,13 +213,13 @@ def _table(first: str, entries: Any) -> Iterator[str]:
 
 def _sentences(result: dict[str, Any]) -> Iterator[str]:
     for name in FOR_WIDTH:
-        entry = result["schemes"][name]
+        entry, title = result["schemes"][name], SCHEMES[name][0]
         if entry["median_of_block_medians"] is not None:
             medians = f"{entry['median_of_block_medians']:g} %, constant MFU"
             medians += f" {entry['control_median_of_block_medians']:g} %"
-            yield f"Median of the block medians, {TITLES[name]}: {medians}.\n"
+            yield f"Median of the block medians, {title}: {medians}.\n"
         wins = sum(errors["control_median"] < errors["median"] for errors in entry["blocks"].values())
-        yield f"Constant MFU is better {TITLES[name]} in {wins} of {len(entry['blocks'])} blocks, by their medians.\n"
+        yield f"Constant MFU is better {title} in {wins} of {len(entry['blocks'])} blocks, by their medians.\n"
     memory = result["memory"]
     yield f"Memory: of {memory['rows']} rows, which all ran, {len(memory['said_not_to_fit'])} are said not to fit."
     if memory["measured"]:

@@ -22,9 +22,8 @@ from testbed.memory_model.devices import GIB
 from testbed.memory_model.memory import fits, memory_of, needs
 from testbed.planner.automatic import MESH, best_meshes, job_on
 from testbed.planner.candidates import MOST_TOKENS
-from testbed.planner.constants import Constants
 from testbed.planner.machines import as_measured, machine_here
-from testbed.planner.step_time import step_time
+from testbed.planner.step_time import Constants, step_time
 from testbed.sweep.plan import PENDING, Cell, cell_of, check_cells, compile_alike, settings_of, why_not_applicable
 from testbed.sweep.request import Request, Variant, parse_variants
 
@@ -71,7 +70,7 @@ def predictions_of(
         if not fits(memory, device):
             lack = f"needs {needs(memory, device) / GIB:.1f} GiB of {device.memory_bytes / GIB:.1f}"
         # the published runs, which widths without a calibration come from, are of GPUs
-        is_scored = constants.calibrated is not None or device.kind == "cuda"
+        is_scored = constants.calibration is not None or device.kind == "cuda"
         found[cell.name] = Prediction(time.seconds, time.low, time.high, time.label, lack, is_scored)
     return found
 

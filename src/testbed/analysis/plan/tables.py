@@ -11,10 +11,9 @@ from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.memory_model.job import Job
 from testbed.planner.command import command_of
-from testbed.planner.parts import PARTS
 from testbed.planner.plan import Budget, PlannedRun, duration, headline, name_of, settings_of, three
 from testbed.planner.question import Question
-from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN
+from testbed.planner.step_time import BUBBLE, PARTS
 
 MIB, GIB = 2**20, 2**30
 NOT_TRAINED = "src/gpt2.py trains GPT-2 alone: these are its strategies on another model, and no command starts them."
@@ -24,7 +23,7 @@ RECOMPUTED = {"none": "-", "full": "blocks", "selective_op": "selective"}
 def plan_text(
     found: Sequence[PlannedRun],
     budget: Budget,
-    refused: dict[str, str],
+    refused: Mapping[str, object],
     work: Sequence[str] | None,
     top: int | None = None,
     vocabulary: str | None = None,
@@ -108,7 +107,7 @@ def memory_table(runs: Sequence[PlannedRun]) -> Table:
 
 def time_table(runs: Sequence[PlannedRun]) -> Table:
     """Return what the step is made of; a part that no run has is left out."""
-    names = dict.fromkeys([*PARTS, WITHIN, BETWEEN, BUBBLE, *_in_order(run.time.parts for run in runs)])
+    names = dict.fromkeys([*PARTS, BUBBLE, *_in_order(run.time.parts for run in runs)])
     parts = [part for part in names if any(run.time.parts.get(part) for run in runs)]
     columns: dict[str, Callable[[PlannedRun], Cell]] = {"": _numbers(runs), "strategy": lambda run: name_of(run.job)}
     columns |= {part: _ms(part) for part in parts}
@@ -153,7 +152,9 @@ def choices_table(choices: Sequence[Question]) -> Table:
     return table_of(choices, columns, text=("device", "strategy", "settings", "costs most"))
 
 
-def check_text(checked: Sequence[tuple[Job, Sequence[dict[str, Any]], list[str]]], refused: dict[str, str]) -> str:
+def check_text(
+    checked: Sequence[tuple[Job, Sequence[dict[str, Any]], list[str]]], refused: Mapping[str, object]
+) -> str:
     """Return a table of built strategies, and what would fail.
 
     Args:

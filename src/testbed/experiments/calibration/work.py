@@ -17,7 +17,7 @@ FLAGS_OF_KIND = {
     "model_parallel": ("--run_type", "model_parallel"),
     **{f"pipeline {name}": ("--run_type", "pipeline", "--pipeline_schedule", name) for name in SCHEDULES},
     "tensor": ("--run_type", "tensor"),
-}  # every run type that a CPU runs; `residuals.kind_of` gives the names
+}  # every run type that a CPU runs; `measured_rates.kind_of` gives the names
 
 
 @dataclass(frozen=True, kw_only=True)
