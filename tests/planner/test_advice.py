@@ -73,11 +73,12 @@ SAID = {
     # offload where all else is tight, also with fp16 on top
     "--model gpt2-large --gpu t4 --gpus 1 --precision fp32": r"With --precision fp16 and --run_type optimized and "
     "--offload optimizer there is room: ZeRO-",
-    f"{LLAMA} b200 --gpus 1 --seq_length 16384": "--offload optimizer there is room: ZeRO-",
+    # 4.7 % of the memory is no room
+    f"{LLAMA} b200 --gpus 1 --seq_length 16384": r"--offload optimizer it fits with 8\.\d GiB left: ZeRO-",
     # a batch that gives the ranks work only where they share sequences
     f"{LLAMA} rtx4090 --gpus 64 --global_batch_size 4": r"Best: mesh .*\d context",
     "--model llama2-7b --gpu a100-80 --gpus 512 --gpus_per_node 2 --seq_length 131072 --global_batch_size 8": "Best: "
-    "mesh 8 tensor x 8 context",
+    r"mesh \d tensor x \d+ context",
     "--model gpt2-large --gpu rtx-4090 --gpus 512 --global_batch_size 128": r"Best: mesh .*\d context",
     # fewer micro batches than stages: gpipe
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu gb200 --gpus 24 --gpus_per_node 4 "
@@ -94,6 +95,8 @@ SAID = {
     "interleaved_1f1b, 4 stages each",
     # tensor ranks over small nodes
     "--model llama3-70b --gpu a10g --gpus 256 --gpus_per_node 2 --seq_length 4096 --top 0": "8 tensor",
+    # larger micro batches are 3 % faster
+    f"{GPT2} gb200 --gpus 12 --gpus_per_node 4 --precision fp32": r"Best: ddp on 12 x gb200, micro batch 4 x 12",
     # why this row of those as fast
     f"{XL} rtx4090 --gpus 8 --gpus_per_node 4 --network 10gbit": "taken is the simplest .*ones that with",
     "--model gpt2-large --gpu t4 --gpus 1": r"With --precision fp16: .* tight",
@@ -135,6 +138,9 @@ REFUSED = {
     "--model llama2-70b --gpu v100 --gpus 8 --seq_length 16384 --global_batch_size 1 --run_type ddp": "Without "
     r"--run_type ddp it does not fit either: .*; \d+ of them would do",
     "--model gpt2-large --gpu h100 --gpus 8192 --global_batch_size 4096 --run_type ddp": "Without --run_type ddp th",
+    # a tight run that is much faster, and fewer devices that are no half
+    "--model llama2-7b --gpu a10g --gpus 24 --gpus_per_node 4 --network 10mbit --seq_length 131072 "
+    "--global_batch_size 96 --run_type model_parallel": r"be 6\.\d times as fast and is tight. With --gpus 16, .*: 2\.",
     # what is much faster is so, and the fastest
     f"{XL} a100-40 --gpus 32 --network 10gbit --global_batch_size 50 --seq_length 2048 --zero_stage 1 "
     "--run_type optimized": r"1\.7\d* times the tokens/s of the fastest of these",

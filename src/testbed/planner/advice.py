@@ -392,14 +392,13 @@ def answers_of(choices: Sequence[Question]) -> list[str]:
     """Return which choice is done first, which costs least, and which costs least within the deadline."""
     said = []
     for lead, choice in _winners(choices):
-        run = choice and choice.fitting()
-        if not choice or not run:
-            said.append(f"{lead}.")
-            continue
-        ends = (choice.budget.days(run, end) or 0.0 for end in (run.time.low, run.time.high))
-        cost = "" if choice.cost is None else f", cost {three(choice.cost)}"
-        words = f"{choice.devices_in_words}, {name_of(run.job)}: {duration(choice.days, *ends)}{cost}"
-        said.append(f"{lead}: {words}.")
+        words = ""
+        if choice is not None:
+            run = _best(choice)
+            ends = (choice.budget.days(run, end) or 0.0 for end in (run.time.low, run.time.high))
+            words = f": {choice.devices_in_words}, {name_of(run.job)}: {duration(choice.days, *ends)}"
+            words += "" if choice.cost is None else f", cost {three(choice.cost)}"
+        said.append(f"{lead}{words}.")
     return said
 
 

@@ -29,6 +29,7 @@ UNITS = (
     ("hours", 24.0, 2.0),
 )  # name, how many are a day, below how many days
 GIVEN_UP = 1.05  # times the fastest estimate that the simplest run may take; more is too much for being simple
+SAME = 1.01  # times the fastest of equally simple runs, up to where the one that needs least memory is taken
 NEAR_FULL = 0.05  # of the memory
 WORTH_A_TRY = 1.3  # times as fast, from where on a run that is tight is named
 PRODUCTS = ("matrix products", "attention", "head")  # parts that compute what the model asks for
@@ -259,9 +260,9 @@ def plan(
     """Return the jobs with their estimates, the one to take first; where none fits, the one that needs least memory.
 
     Then come those that fit, by time, those that are tight, and the others by what they need. Of those that are
-    `as_fast` as the fastest and not near full, the simplest is the one to take, and of equally simple ones the one that
-    needs least memory. A job that recomputes more than one that has room and is the same otherwise is left out: it only
-    does more work.
+    `as_fast` as the fastest and not near full, the simplest is the one to take, and of equally simple ones that take
+    the SAME time the one that needs least memory. A job that recomputes more than one that has room and is the same
+    otherwise is left out: it only does more work.
 
     Args:
         known: estimates that were made for near questions, which are added to.
@@ -281,7 +282,11 @@ def plan(
     )
     if not ordered or not ordered[0].fits:
         return ordered
-    taken = min(as_fast(ordered), key=lambda run: (run.is_near_full, run.simplicity, run.needs_bytes))
+    alike = as_fast(ordered)
+    simplest = min((run.is_near_full, run.simplicity) for run in alike)
+    alike = [run for run in alike if (run.is_near_full, run.simplicity) == simplest]
+    least = min(run.time.seconds for run in alike)
+    taken = min((run for run in alike if run.time.seconds <= SAME * least), key=lambda run: run.needs_bytes)
     return [taken, *(run for run in ordered if run is not taken)]
 
 
@@ -400,7 +405,7 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         words += (
             f". {len(alike) - 1} more of {len(runs) - 1} may be as fast as the fastest, by the interval of their ratio "
             f"to it: taken is the simplest (of those that leave {NEAR_FULL:.0%} of the memory, if some do), and of "
-            "equally simple ones that with least memory"
+            f"equally simple ones that with least memory, unless another is {SAME - 1:.0%} faster"
         )
     return ". ".join([words, *advice(runs)]) + "."
 
