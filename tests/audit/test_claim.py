@@ -459,3 +459,17 @@ def test_a_precision_in_a_name_that_says_more_spoils_a_claim(tmp_path, heading, 
         tmp_path, header, f"{a} | 4 | 124M | 64 | 1024 | 1000 | 3.2", f"{b} | 4 | 124M | 64 | 1024 | 2900 | 3.2"
     )
     assert found.verdict == FALLS and "recision" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("heading", "a", "b", "verdict"),
+    [
+        ("Model", "dense 1.3B", "MoE 8x350M", OPEN),
+        ("Device", "A100-80G", "H100-80G", OPEN),
+        ("Run", "DDP 1.3B", "FSDP 350M", FALLS),
+        ("Run", "DDP on A100", "FSDP on H100", FALLS),
+    ],
+)
+def test_models_or_devices_that_rows_are_called_by_are_what_is_compared(tmp_path, heading, a, b, verdict):
+    found = of_rows(tmp_path, f"{heading} | GPUs | tokens/s", f"{a} | 8 | 100", f"{b} | 8 | 190")
+    assert found.verdict == verdict, found.reasons

@@ -275,10 +275,9 @@ def _is_all_of_it(claim: Claim, words: str) -> bool:
     return claim.other.first.form == ROW and (names[0] == names[1] or "" in names)
 
 
-def _are_named_as_models(claim: Claim) -> bool:
-    """Return whether each side is called by its model alone: two models are what is compared."""
-    names = [(strategy_of(side), side.first.settings.get(MODEL)) for side in claim.sides]
-    return claim.other.first.form == ROW and all(model and name in (None, model) for name, model in names)
+def _are_models(claim: Claim) -> bool:
+    """Return whether the rows of a table are models, and no ways to train one: models are what is compared."""
+    return all(item.details.get("is_model") for item in claim.firsts)
 
 
 def _is_mixed_too(a: str, b: str) -> bool:
@@ -510,7 +509,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("devices", _field("device_name"), "each computes at another rate", differs=_is_another_device,
          spoils=lambda claim: not _is_all_of_it(claim, rf"(?:\d+ ?x ?)?(?:nvidia )?(?:{DEVICES})(?:[ -]?\d+ ?gb?)?")),
     Fact("model", _model, _COSTS, ("num_layers", "num_heads", "embedding_size", "vocab_size"), is_work=True,
-         decides=True, differs=_is_another_model, spoils=lambda claim: not _are_named_as_models(claim)),
+         decides=True, differs=_is_another_model, spoils=lambda claim: not _are_models(claim)),
     Fact("global batch size", _batches, "an update is of another number of sequences",
          ("global_batch_size",), is_work=True, decides=True,
          spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),

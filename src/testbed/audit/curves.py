@@ -37,6 +37,7 @@ CURVES: dict[str, tuple[str, ...]] = {
                     "throughput/samples_per_sec", "images_per_sec"),
     "rate": ("throughput",),  # of which nothing says the unit
     "iteration_s": ("iteration-time", "time_metrics/end_to_end(s)", "train/dt", "step_time_s", "step time (s)"),
+    "epoch_s": ("epoch_time", "epoch time", "epoch_time_s", "time/epoch", "epoch time (s)", "epoch_time_sec"),
     "tflops": ("tflops",),
     "mfu_percent": ("mfu(%)", "train/mfu"),
     "device_name": ("device",),
@@ -228,10 +229,11 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
     rated = next((quantity for quantity, value in rates.items() if value is not None), "token_rate")
     percent = middle("mfu_percent")
     losses = curves.get("train_loss", [])
-    seconds = middle("iteration_s")
+    is_of_epoch = "epoch_s" in curves and "iteration_s" not in curves
+    seconds = middle("epoch_s" if is_of_epoch else "iteration_s")
     fields: dict[str, Any] = {
         "time_s": last("total_s") if seconds is None else seconds,
-        "time_meaning": "time of one iteration",
+        "time_meaning": "time of one epoch" if is_of_epoch else "time of one iteration",
         "rate": rates[rated],
         "rate_unit": RATE_UNITS[rated],
         "rate_is_per_rank": rated == "rank_token_rate",

@@ -104,6 +104,7 @@ def side_of(grid: Grid, row: int) -> Side:
             "row": row,  # all rows of a turned table are of one line
             "others": {f"`{column.heading}`": column.texts[row] for column in grid.not_understood},
             "measured": _others(grid, row),
+            "is_model": grid.columns[0].word == MODEL and STRATEGY not in {column.word for column in grid.columns},
             "tokens": count("tokens"),
             "is_series": len({*grid.devices} - {None}) == len(grid.lines) > 2,
             "is_in_bits": _of_bits(grid),

@@ -41,6 +41,7 @@ _ABOUT = {
         "what the time holds": r"includ\w*|exclud\w*|warm(?:ed)?[- ]?up|compil\w*|validation|evaluation"
         r"|data[- ]?load\w*|checkpoint\w*|start[- ]up|profil\w*|debug\w*|cuda_launch_blocking|anomaly"
         r"|first (?:epoch|step)s?|forward (?:pass )?only|frozen|freez\w*|lora",
+        "what else a run had": r"num_workers|(?:data|loader) workers|threads|concurren\w*|clients|requests|instances?",
         "a run that failed": r"oom|out of memory|crash\w*|fail(?:ed|s)|time-?outs?|timed out|killed|stall\w*|throttl\w*"
         r"|shared (?:with|machine|node)|busy",
     }.items()

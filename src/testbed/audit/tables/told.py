@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from testbed.audit.reported import STATUS
@@ -17,10 +17,17 @@ from testbed.audit.words import OF_FIGURES_ALONE, value_of
 
 LONGEST_TITLE = 6  # words of a heading that calls its figures a projection
 _CUTS = re.compile(r"(?i)(;\s+|,?\s+(?:while|whereas|but)\s+|,\s+(?:and )?)")
-_RATIO = re.compile(
-    r"(?i)(?<![\w.])(\d{1,3}(?:[.,]\d{1,3})?)[- ]?(?:x\b|\u00d7|times\b|fold\b)"
-    r"|(?<![\w.])(\d{1,3}) ?% (?:faster|more|higher)|\b(twice|doubl(?:es?|ed|ing)|tripl(?:es?|ed|ing))\b"
-)
+# what a sentence claims -> how many times as fast that is, of the number in it
+_RATIOS: dict[str, Callable[[float], float]] = {
+    r"(?<![\w.])(\d{1,3}(?:[.,]\d{1,3})?)[- ]?(?:x\b|\u00d7|times\b|fold\b)": lambda times: times,
+    r"\bfactor of (\d{1,3}(?:[.,]\d{1,3})?)\b": lambda times: times,
+    r"(?<![\w.])(\d{1,3}) ?% (?:faster|more|higher)": lambda percent: 1 + percent / 100,
+    r"\b(?:cut|reduc|shorten|lower)\w* (?:the )?(?:\w+ )?time (?:\w+ ){0,3}?by (\d{1,2}) ?%": lambda percent: (
+        1 / (1 - percent / 100)
+    ),
+    r"\b(?:twice|doubl(?:es?|ed|ing))\b": lambda _: 2,
+    r"\b(?:tripl(?:es?|ed|ing))\b": lambda _: 3,
+}
 _ALL_FIGURES = re.compile(
     r"(?i)^(?:note:? )?(?:(?:all|these|the|our)(?: of)?(?: the)? )?(?:\w+ )?"
     r"(?:numbers|figures|values|results|timings|times|speed-?ups|throughputs?|rows|data)\b(?! of )"
@@ -75,7 +82,7 @@ def _parts_of(name: str) -> set[str]:
     """Return the words of a name by which a sentence may mean it, and the name without brackets."""
     words = {
         word.lower()
-        for word in re.findall(r"[\w.]*\w", name)
+        for word in re.findall(r"[\w.]*\w", f"{name} {name.replace('_', ' ')}")
         if (len(word) > 2 or word.isupper()) and re.search(r"[^\W\d]", word)
     }
     plain = re.sub(r"\s*\([^()]*\)", "", name).strip().lower()
@@ -168,15 +175,12 @@ def _parts(sentence: str, named: Named) -> Iterator[tuple[frozenset[int], str]]:
 def _claims_in(table: Table, named: Named) -> Iterable[tuple[frozenset[int], float, str]]:
     """Yield the ratios that sentences claim, with the rows that they name: of two rows both, if they name none."""
     for sentence in dict.fromkeys(sentences_of(f"{table.near}\n\n{table.section}")):
-        for ratio, share, word in _RATIO.findall(sentence):
-            rows = named.rows_in(_plain(sentence)) or frozenset(range(len(named.names)))
-            if len(rows) < 3:
-                value = (
-                    1 + float(share) / 100
-                    if share
-                    else float(ratio.replace(",", ".") or 2 + word.lower().startswith("tri"))
-                )
-                yield rows | {named.reference}, value, sentence
+        rows = named.rows_in(_plain(sentence)) or frozenset(range(len(named.names)))
+        for pattern, times in _RATIOS.items() if len(rows) < 3 else ():
+            for found in re.finditer(pattern, sentence, re.I):
+                number = float(found[1].replace(",", ".")) if found.lastindex else 0.0
+                if number > 0 or not found.lastindex:
+                    yield rows | {named.reference}, times(number), sentence
 
 
 def _is_not_measured(title: str) -> bool:
