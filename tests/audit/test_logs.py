@@ -271,3 +271,24 @@ def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_pat
     found = answered(paths)
     assert found is not None and not any("throughput" in each.name for each in found.measures), "of one rank or of all"
     assert found.in_question is not None and found.in_question.ratio == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("step {n} loss 2.93 tokens/s: 1000.0", (2.93, 1000.0, None)),
+        ("step {n} loss 2.81, tokens/s 2000", (2.81, 2000.0, None)),
+        ("step {n} | loss 2.5 | 1,900 tok/s | dt 20.0ms", (2.5, 1900.0, 0.02)),
+        ("step {n} aux loss: 0.01 loss: 2.9 step_time 2.5s", (2.9, None, 2.5)),
+        ("step {n} loss scale 65536 loss 2.9 step time 300 ms, data time 5 ms", (2.9, None, 0.3)),
+        ("step {n} loss 2.9 elapsed time: 12.0 s throughput: 300 MB/s", (2.9, None, None)),
+        ("step {n} loss 2.9 1.5 M tok/s 20 ms", (2.9, None, None)),
+        ("step {n} loss 2.9 12,000 tok/s/gpu 20 ms", (2.9, None, None)),
+    ],
+)
+def test_a_figure_of_an_unknown_log_is_read_with_its_own_unit(tmp_path, line, read):
+    text = "".join(f"{line.replace('{n}', str(step))}\n" for step in range(20))
+    (run,) = read_reported([saved(tmp_path, text, "a.log")])
+    assert (run.train_loss, run.rate, run.time_s) == read
+    with pytest.raises(InputError, match="says no time"):
+        read_reported([saved(tmp_path, "".join(text.splitlines(True)[:4]), "letter.txt")])

@@ -55,6 +55,9 @@ SAID = {
     "--model gpt2-medium --gpu l4 --gpus 12 --gpus_per_node 4 --network 50mbit": r"With --gpus 4: ",
     f"{GPT2} rtx4090 --gpus 8 --gpus_per_node 1 --network 100mbit --run_type pipeline": "1, without .* .baseline,",
     "--gpu h100-sxm --gpus 8 --global_batch_size 7": "With --gpus 7: ",
+    # fewer and without a flag, where neither alone gains so much
+    "--model llama2-13b --gpu h200 --gpus 512 --network 100mbit --seq_length 131072 --global_batch_size 32 "
+    "--activation_checkpointing block --precision fp32": "With --gpus 8, without --precision fp32: ",
     # half of them as fast, and fp16 on top of that
     "--model gpt2-medium --gpu v100 --gpus 512 --network 100mbit": r"With --gpus 8: 1\.0\d* times(?s:.*)"
     r"With --precision fp16 and --gpus 8: 6\.\d+ times",
@@ -128,6 +131,12 @@ NOT_SAID = {
 }
 # flags -> a pattern of the refusal
 REFUSED = {
+    # fewer devices and a flag that gain only together
+    "--num_layers 32 --num_heads 20 --embedding_size 2560 --gpu v100 --gpus 4096 --network 10mbit --seq_length "
+    "2048 --global_batch_size 7 --tensor_parallel_size 2": r"With --precision fp16 and --gpus 7: \d\.\d+ times",
+    # beside the fastest of all, the fastest that keeps the batch
+    "--model llama2-7b --gpu rtx-4090 --gpus 512 --network 1gbit --seq_length 2048 --global_batch_size 32 --run_type "
+    "pipeline --pipeline_schedule zero_bubble": r"With --gpus 32, without --run_type .* the fastest with this batch",
     # 4 does not divide 25 heads, on however many devices
     f"{XL} v100 --gpus 1 --global_batch_size 64 --run_type mesh --tensor_parallel_size 4": "it needs --gpus 8 or more.*"
     "With --precision fp16 and --run_type optimized and --offload optimizer, without --tensor_parallel_size 4 there is",
@@ -176,7 +185,7 @@ REFUSED = {
     # as few flags as can be, and what is much faster with fewer
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu gb200 --gpus 512 --network 200gbit --seq_length 32768 "
     "--global_batch_size 32 --run_type pipeline --pipeline_schedule zero_bubble": "gpipe or a larger .*Without "
-    r"--pipeline_schedule zero_bubble there is room: .* 1\d\.\d+ times the tokens/s of the fastest",
+    r"--pipeline_schedule zero_bubble there is room: .* 1\d\S* times the tokens/s of the fastest",
     # a typed flag that keeps all out on the asked devices, and not on fewer
     "--num_layers 22 --num_heads 32 --embedding_size 2048 --ffn 5632 --kv_heads 4 --gated --gpu l4 --gpus 7 "
     "--seq_length 65536 --run_type optimized --zero_stage 2": "With --gpus 4, without --run_type optimized and "

@@ -5,6 +5,7 @@ A curve is known by its exact name, in the table CURVES. W&B, MLflow and Lightni
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -137,6 +138,7 @@ def no_curves_in(header: Sequence[str]) -> str:
     return f"no metric beside '{header[0]}' is known; known are {', '.join(QUANTITY_OF)}"
 
 
+@functools.cache
 def _curve_named(name: str) -> str | None:
     """Return the quantity of a curve: by a program's name of it, or as the heading of a table."""
     known = QUANTITY_OF.get(name)

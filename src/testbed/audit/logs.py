@@ -30,6 +30,7 @@ NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
 MOST_LINES, LAST_LINES = 50_000, 1000  # of steps, whose figures are read
 LOOKED_AT = 20_000  # characters at the end
+MARKED_WITHIN = 1_000_000  # characters at either end of a log, where its program shows
 # of any program: what it says of its own surroundings
 SLOWS_DOWN = {
     r"\bCUDA_LAUNCH_BLOCKING=1\b": "the host waited for each kernel (CUDA_LAUNCH_BLOCKING=1)",
@@ -229,18 +230,22 @@ PROGRAMS = (
     ),
     Program(  # of no program that is known: a step, its loss, and a rate or a time with its unit
         "training",
-        mark=r"(?i)\b(?:step|iter(?:ation)?)[ :=#]*\d+\b.{0,200}?\bloss[ :=]+\d.{0,300}?(?:/s(?:ec)?\b|\d ?ms\b)",
+        mark=r"(?i)\b(?:step|iter(?:ation)?)[ :=#]*\d+\b.{0,200}?(?<!aux )(?<!val )(?<!eval )\bloss[ :=]+[\dn]"
+        r".{0,300}?(?:/s(?:ec)?\b|\d ?m?s\b)",
         line=r"(?i)\b(?:step|iter(?:ation)?)[ :=#]*(\d{1,12})\b(?=.{0,200}?\bloss[ :=]+[\dn])",
         figures={
-            "loss": r"(?i)\bloss[ :=]+([\w.+-]+)",
-            "ms": rf"(?i)\b(?:dt|(?:step|iter)[_ ]?time|time)[ :=]*{NUMBER} ?ms\b",
-            "s": rf"(?i)\b(?:dt|(?:step|iter)[_ ]?time|time)[ :=]*{NUMBER} ?s\b",
-            "rate": rf"(?i)\b(?:throughput|tok(?:en)?s?(?:/s(?:ec)?|_per_s(?:ec)?)|tps)[ :=]+{NUMBER}"
-            rf"|{NUMBER} ?tok(?:en)?s?/s",
+            "loss": r"(?i)(?<!aux )(?<!val )(?<!eval )(?<!aux_)(?<!val_)(?<!eval_)\bloss[ :=]+"
+            r"([\d.]+(?:e[-+]?\d+)?|nan)\b",
+            "ms": rf"(?i)\b(?:dt|(?:step|iter|iteration)[_ ]?time)[ :=]*{NUMBER} ?ms\b",
+            "s": rf"(?i)\b(?:dt|(?:step|iter|iteration)[_ ]?time)[ :=]*{NUMBER} ?s\b",
+            "rate": rf"(?i)\b(?:tok(?:en)?s?(?:/s(?:ec)?|_per_s(?:ec)?)|tps)[ :=]+{NUMBER}"
+            r"(?![\w/]|\.\d| ?(?:[kM]|m?s)\b)"
+            rf"|\bthroughput[ :=]+{NUMBER} tok(?:en)?s?/s(?:ec)?(?![\w/])"
+            rf"|[ ,|(]{NUMBER} tok(?:en)?s?/s(?:ec)?(?![\w/:=]| ?[:=])",
         },
         header={
             "world_size": rf"\b(?:world_size|dist_world_size|num_gpus|nproc_per_node)[ =:]+{COUNT}",
-            "global_batch_size": rf"\b(?:global|total|effective)[_ ]batch(?:[_ ]size)?[ =:]+{COUNT}\b",
+            "global_batch_size": rf"\bglobal[_ ]batch(?:[_ ]size)?[ =:]+{COUNT}\b(?! ?#? ?tok)",
             "sequence_length": rf"\b(?:seq_len|block_size|context_length|sequence_length)[ =:]+{COUNT}",
             PRECISION: r"\b(?:dtype|precision)[ =:]+'?([\w.]+)",
         },
@@ -249,6 +254,7 @@ PROGRAMS = (
     ),
 )
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
+OF_ANY = FORMS[-1]
 KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
@@ -261,7 +267,8 @@ Line = dict[str, float]  # the figures of one step; a loss may be NaN
 
 def program_of(text: str) -> Program | None:
     """Return the program that printed a log; None: it is not known."""
-    return next((program for program in PROGRAMS if re.search(program.mark, text)), None)
+    ends = text if len(text) <= 2 * MARKED_WITHIN else f"{text[:MARKED_WITHIN]}\n{text[-MARKED_WITHIN:]}"
+    return next((program for program in PROGRAMS if re.search(program.mark, ends)), None)
 
 
 def read_log(path: Path, text: str, program: Program) -> Reported:

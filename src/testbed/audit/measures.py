@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -57,7 +58,8 @@ def _under_one_heading(one: Reported, two: Reported) -> Iterator[Measure]:
     a, b = (item.details.get("measured", {}) for item in (one, two))
     for heading in (name for name in a if name in b):
         (before, is_time), (after, _) = a[heading], b[heading]
-        yield Measure(heading, before, after, before / after if is_time else after / before)
+        name = f"{re.sub(r' ?[(].*', '', heading)}, s" if is_time else heading  # the figures are in seconds
+        yield Measure(name, before, after, before / after if is_time else after / before)
 
 
 def of_one_device(ratios: Iterable[Measure]) -> Measure | None:

@@ -162,7 +162,7 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
             f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {no_table_in(path, text)}; "
             f"{EXPORT}"
         )
-    if path.suffix.lower() == ".md":  # a guide shows some lines of a log, which are no run
+    if path.suffix.lower() == ".md" or found[0].form == logs.OF_ANY:  # some lines, which are no run
         is_printed = len(curves.PRINTED.findall(text)) >= LEAST_OF_A_PAGE
         found = [run for run in found if is_printed or len(run.losses) >= LEAST_OF_A_PAGE or run.form not in OF_STEPS]
     runs = [_named(run) for run in found if run.has_figures]
@@ -182,7 +182,7 @@ def _named(run: Reported) -> Reported:
     counts = {field: count_in_name(said, name) for field, said in IN_NAMES.items() if getattr(run, field) is None}
     words = {MODEL: said_in_name(MODEL, name), PRECISION: plain_precision(said_in_name(PRECISION, name))}
     if run.global_batch_size is None and run.micro_batch_size is None:
-        words[BATCH] = said_in_name("any_batch", name)
+        words[BATCH] = str(count_in_name("any_batch", name) or "")
     settings = {key: said for key, said in words.items() if said} | run.settings
     return replace(run, settings=settings, **{field: count for field, count in counts.items() if count})  # type: ignore[arg-type]
 

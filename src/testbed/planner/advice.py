@@ -60,11 +60,13 @@ def hints(asked: Question) -> list[str]:
 
 def faster(at: Question) -> list[Question]:
     """Return changes that gain: flags, each on top of those before it; on top of them another batch, and fewer devices;
-    and flags again on those."""
+    flags again on those; and what only both together do."""
     flags = _other_flags(at)
     last = flags[-1] if flags else at
     fewer = _fewer_devices(last)
-    return [*flags, *filter(None, [_batch_that_divides(last), fewer]), *(_other_flags(fewer) if fewer else [])]
+    found = [*flags, *filter(None, [_batch_that_divides(last), fewer]), *(_other_flags(fewer) if fewer else [])]
+    both = _flag_on_one_node(at, max([at, *found], key=lambda way: way.rate))
+    return [*found, both] if both else found
 
 
 def ways_out(asked: Question) -> list[str]:
@@ -74,10 +76,16 @@ def ways_out(asked: Question) -> list[str]:
     if not ways:
         return []
     fastest = max(ways, key=lambda way: way.rate)
-    more = max(faster(fastest), key=lambda way: way.rate, default=fastest)
+    with_batch = [way for way in ways if way.global_batch == asked.global_batch]
     said = [_has_room(asked, way) for way in ways]
-    if more.rate >= WORTH_SAYING * fastest.rate:
-        said.append(_gains(asked, more, fastest, " of the fastest of these"))
+    # the fastest of all, and the fastest of those that keep the batch
+    for lead in {
+        id(way): way for way in (fastest, max(with_batch, key=lambda way: way.rate, default=fastest))
+    }.values():
+        more = max(faster(lead), key=lambda way: way.rate, default=lead)
+        if more.rate >= WORTH_SAYING * lead.rate and _gains(asked, more, lead) not in said:
+            of = " of the fastest of these" if lead is fastest else " of the fastest with this batch"
+            said.append(_gains(asked, more, lead, of))
     return said
 
 
@@ -255,6 +263,20 @@ def _fewer_devices(at: Question) -> Question | None:
     if way is None:
         return None
     return way if way.rate >= GAIN * at.rate or 2 * way.machine.devices <= machine.devices else None
+
+
+def _flag_on_one_node(at: Question, fastest: Question) -> Question | None:
+    """Return a typed flag left out, or fp16, on the devices of one node or the most of it that the batch divides among,
+    where that is faster than what flags and fewer devices do one after the other."""
+    devices, per_node = at.machine.devices, at.machine.per_node
+    divide = [number for number in range(1, per_node + 1) if not at.global_batch % number]
+    found: list[Question] = []
+    for number in {per_node, *divide[-1:]} if at.machine.device.kind != "cpu" and devices <= MOST_TRIED else ():
+        if number < devices:
+            here = _on(at, number)
+            found += [*(here.without(name) for name in here.given if _may_slow_down(here, name)), *_in_fp16(here)]
+    way = max(_no_tighter(found, fastest), key=lambda other: other.rate, default=fastest)
+    return way if way.rate >= WORTH_SAYING * fastest.rate else None
 
 
 def _on(asked: Question, number: int) -> Question:

@@ -97,7 +97,7 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
     devices = gpus or nodes_of
     if devices > MOST_DEVICES:
         raise InputError(f"--gpus {devices}: a plan has at most {MOST_DEVICES:,} devices")
-    check_whole_nodes(devices, nodes_of, f"--gpus {devices}")
+    check_whole_nodes(devices, nodes_of, f"--gpus {devices} of {device.name}")
     within, between = device.within_node or LOOPBACK, device.between_nodes or network("100gbit")
     return Machine(
         device=device,

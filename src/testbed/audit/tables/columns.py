@@ -136,7 +136,7 @@ RESULTS = (*TIMES, *RATES, "mfu", "tflops", *RATIOS, *OTHERS)
 _IS_RATE = re.compile(r"(?<![kmgt]b)(?<![kmgt]ib)/s\b")
 _IS_NO_RESULT = re.compile(
     r"warm|compil|load|save|set-?up|init|std|dev\b|deviation|variance|min\b|max\b|overhead|diff|delta|bandwidth|price"
-    r"|cost|usd|[$\u20ac]|memory|timeout|interval|idle|wait|stall|goal|target|budget|expected|projected|estimated"
+    r"|cost|usd|[$\u20ac]|memory|restart|recover|disk|timeout|interval|idle|wait|stall|goal|target|budget|expected|projected|estimated"
     r"|theoretical|peak|ideal"
 )
 _PRECISIONS = re.compile(r"\b(?:fp32|tf32|fp16|bf16|fp8|amp|mixed)\b")

@@ -87,12 +87,8 @@ class Comparison:
         of_phase = defaultdict(list)
         for place, size in self.noise.items():
             of_phase[place.step, place.phase].append(size)
-        # Adam's first steps are about the signs of gradients: where one is smaller than its rounding it flips, in few
-        # weights, and not in the same ones each time. So of updates the largest noise is allowed to all.
-        self.typical = {
-            key: max(sizes) if key[1] == "update" else statistics.quantiles([*sizes, *sizes], n=4)[2]
-            for key, sizes in of_phase.items()
-        }
+        self.typical = {key: statistics.quantiles([*sizes, *sizes], n=4)[2] for key, sizes in of_phase.items()}
+        self.largest = {key: max(sizes) for key, sizes in of_phase.items()}
         # of A's synchronised gradients: the squared norm of each step, and the ranks that have each, or any
         self.squares: dict[int, float] = defaultdict(float)
         self.have: dict[tuple[int, str], set[int]] = defaultdict(set)
@@ -147,7 +143,22 @@ class Comparison:
             return found
         a = value_of(self.a, place)
         size = size_of(a, b)
-        return None if size <= limit else Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, against)
+        is_explained = size <= limit or (place.phase == "update" and self._is_of_few(place, size))
+        return None if is_explained else Parting(place, self._to_blame(place, a, b, limit), size, limit, a, b, against)
+
+    def _is_of_few(self, place: Place, size: float) -> bool:
+        """Return whether an update differs as the noise run's largest does, and most others of the step do not.
+
+        Adam's first steps are about the signs of gradients: where one is smaller than its rounding it flips, in few
+        weights, and not in the same ones each time.
+        """
+        if size > BEYOND * self.largest.get((place.step, place.phase), 0.0):
+            return False
+        both = self.a.records.keys() & self.b.records.keys()
+        alike = [each for each in both
+                 if (each.step, each.phase) == (place.step, place.phase) and self.b.whole(each).ndim > 1]  # fmt: skip
+        sizes = {each: size_of(value_of(self.a, each), value_of(self.b, each)) for each in alike}
+        return 2 * sum(size > self.limit(each) for each, size in sizes.items()) <= len(alike)
 
     def _expected(self, place: Place) -> tuple[np.ndarray, float, str]:
         """Return what A should have, by how much rounding explains a difference from that, and what that is in words:
