@@ -13,6 +13,7 @@ from support.mutations import broken_bytes, broken_words
 from support.real_logs import FOLDER, LOGS
 from support.tables import saved
 
+from testbed.audit import text as audit_text
 from testbed.audit.claims import FAILS, NOTE, answered, audit
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.readers import read_reported, read_text_log
@@ -292,3 +293,14 @@ def test_a_figure_of_an_unknown_log_is_read_with_its_own_unit(tmp_path, line, re
     assert (run.train_loss, run.rate, run.time_s) == read
     with pytest.raises(InputError, match="says no time"):
         read_reported([saved(tmp_path, "".join(text.splitlines(True)[:4]), "letter.txt")])
+
+
+def test_of_a_large_log_the_ends_and_parts_between_are_read(tmp_path, monkeypatch):
+    for name, size in (("READ_WHOLE", 4000), ("AT_AN_END", 1000), ("BETWEEN", 300)):
+        monkeypatch.setattr(audit_text, name, size)
+    steps = "".join(f"iter {step}: loss 3.{step:04d}, time 100.00ms, mfu 30.00%\n" for step in range(2000))
+    path = saved(tmp_path, f"batch_size = 12\n{steps}", "run.log")
+    (run,) = read_reported([path])
+    assert (run.micro_batch_size, run.optimizer_steps, run.time_s, run.train_loss) == (12, 2000, 0.1, 3.1999)
+    assert 20 < len(run.losses) < 200
+    assert "its beginning, its end and parts between were read" in messages(path, NOTE)

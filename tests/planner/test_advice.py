@@ -101,7 +101,7 @@ SAID = {
     # larger micro batches are 3 % faster
     f"{GPT2} gb200 --gpus 12 --gpus_per_node 4 --precision fp32": r"Best: ddp on 12 x gb200, micro batch 4 x 12",
     # why this row of those as fast
-    f"{XL} rtx4090 --gpus 8 --gpus_per_node 4 --network 10gbit": "taken is the simplest .*ones that with",
+    f"{XL} rtx4090 --gpus 8 --gpus_per_node 4 --network 10gbit": "Taken is the simplest .*ones it is that with",
     "--model gpt2-large --gpu t4 --gpus 1": r"With --precision fp16: .* tight",
     # meshes
     "--model llama3-70b --gpu h200 --gpus 1024 --global_batch_size 2048 --top 0": r"mesh .* stages x .*, interleaved",

@@ -182,3 +182,9 @@ def test_a_prediction_has_what_is_asked_of_it(tmp_path: Path):
         (tmp_path / "rows.json").write_text(content)
         with pytest.raises(InputError, match="--predict"):
             predict_file(tmp_path / "rows.json", tmp_path / "out.json")
+
+
+def test_two_rows_of_one_id_are_not_one_prediction(tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": [LLAMA, LLAMA]}))
+    found = predict_file(tmp_path / "rows.json", tmp_path / "out.json")
+    assert found["row 1"] == {"rejected": f"id '{LLAMA['id']}' is an earlier row's too"} and len(found) == 2

@@ -136,6 +136,9 @@ def test_without_a_group_only_what_lies_between_the_steps_is_matched(tmp_path):
     [
         b'{"traceEvents": [{"ph": "X", "na', b'{"traceEvents": [{"ph": "X"}, 5]}', b'{"traceEvents": [5]}',
         b'{"traceEvents": []}', b'{"steps": []}', b"\xff\xfe\x00", b"",
+        b'{"traceEvents": [{"ph": "X", "name": "train/step", "cat": "user_annotation", "ts": NaN, "dur": 9}]}',
+        b'{"traceEvents": [{"ph": "X", "name": "train/step", "cat": "user_annotation", "ts": 0, "dur": 9}, '
+        b'{"ph": "X", "name": "nccl", "cat": "kernel", "ts": 1, "args": null}]}',
     ],
 )  # fmt: skip
 def test_a_damaged_or_foreign_file_is_one_sentence_that_names_it(tmp_path, content):
@@ -187,3 +190,10 @@ def test_a_real_run_on_two_ranks(ranks, token_files, tmp_path):
     assert sum(event["name"] == "train/step" for event in phases) == 6
     flows = [event["name"] for event in events if event.get("cat") == "collective" and event["ph"] == "f"]
     assert {"all_reduce", "barrier", "all_gather"} <= set(flows)
+
+
+def test_two_traces_of_one_rank_are_refused(tmp_path):
+    path = write_trace(tmp_path, 0)
+    path.with_name("rank1.pt.trace.json").write_bytes(path.read_bytes())
+    done = run_here("scripts/profiling/merge_traces.py", tmp_path, "--out", tmp_path / "out.json")
+    assert done.returncode == 2 and "are both of one rank" in done.stderr and not (tmp_path / "out.json").exists()

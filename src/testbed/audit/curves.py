@@ -18,9 +18,10 @@ from typing import Any
 from testbed.audit.printed_setup import counts_of, said_in
 from testbed.audit.reported import SAYS_NOTHING, Reported
 from testbed.audit.tables.columns import quantity_of
+from testbed.audit.text import text_of
 from testbed.audit.words import count_in_name
 from testbed.errors import InputError
-from testbed.io import read_json, read_text
+from testbed.io import read_json
 
 STATE, EVENTS, CSV, JSON_LINES = "trainer_state.json", "TensorBoard event files", "CSV of curves", "JSON lines"
 PRINTED_TRAINER = "log of a transformers Trainer"
@@ -114,7 +115,7 @@ def read_json_lines(path: Path) -> list[Reported]:
         InputError: no line is an object with a step and a curve that is known.
     """
     told = []
-    for line in read_text(path, errors="replace").splitlines():
+    for line in text_of(path).splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

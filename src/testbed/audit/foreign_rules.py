@@ -10,6 +10,7 @@ from statistics import fmean
 from testbed.audit.finding import Finding, Rule
 from testbed.audit.reported import ANY, BATCH, TABLE, Reported
 from testbed.audit.run_rules import METRICS_RULES, is_exact
+from testbed.audit.text import is_read_in_parts
 from testbed.model.flops import PEAK_FLOPS_PER_S
 
 LOOKED_FOR = {
@@ -90,6 +91,12 @@ def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
         )
 
 
+def large_files_are_read_in_part(item: Reported) -> Iterator[Finding]:
+    if is_read_in_parts(item.path):
+        size = item.path.stat().st_size
+        yield item.notes(Rule.TRACEABLE, f"{size / 1e6:,.0f} MB: its beginning, its end and parts between were read")
+
+
 def what_is_not_said(item: Reported) -> Iterator[Finding]:
     """Name what the file of another program does not say, of what decides a comparison."""
     if item.run is None and item.form != TABLE and item.path.suffix.lower() != ".md":  # of a page, a part of a log
@@ -107,6 +114,7 @@ FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = 
     batch_is_the_product_of_its_factors: ANY,
     no_device_does_more_than_it_can: ANY,
     losses_are_numbers: ANY,
+    large_files_are_read_in_part: ANY,
     what_is_not_said: ANY,
 }
 

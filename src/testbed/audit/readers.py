@@ -16,22 +16,15 @@ from testbed.audit.printed_setup import plain_precision
 from testbed.audit.reported import BATCH, MODEL, PRECISION, SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.read import SUFFIXES, no_table_in, tables_in
+from testbed.audit.text import LOOKED_AT, log_lines, text_of
 from testbed.audit.words import count_in_name, said_in_name
 from testbed.errors import InputError
-from testbed.io import missing, read_json, read_regular
+from testbed.io import missing, read_json
 from testbed.sweep.state import SWEEP_FILE
 
 OTHER_PAGES = {".rst": "pandoc {} -t gfm -o page.md", ".ipynb": "jupyter nbconvert --to markdown {}"}
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
-_BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
-_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
-# of a terminal: colours, moves of the cursor, titles; and colours of which a copy has lost the first byte
-_CONTROL = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])"
-    r"|(?:\^\[|\u241b)?\[(?:0|1|[349]\d)(?:;\d{1,3})*m"
-)
 LEAST_OF_A_PAGE = 5  # lines of steps
-LOOKED_AT = 1_000_000  # characters at either end of a log, where marks of a terminal show
 OF_STEPS = (*logs.FORMS, curves.PRINTED_TRAINER)
 Read = Callable[[Path], list[Reported]]
 
@@ -256,36 +249,6 @@ def read_table(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
     if found := tables_in(path, text, named):
         return found
     raise InputError(f"{path} has {no_table_in(path, text)}")
-
-
-def text_of(path: Path) -> str:
-    """Return the text of a file, with what is not UTF-8 replaced, and UTF-16 as PowerShell writes it.
-
-    Raises:
-        InputError: one sentence that names the file, which cannot be read.
-    """
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    for beginning, program in _PACKED.items():
-        if content.startswith(beginning):
-            raise InputError(f"{path} cannot be read: {program} packed it; unpack it first")
-    encoding = next((name for beginning, name in _BEGINNINGS.items() if content.startswith(beginning)), "utf-8")
-    text = content.decode(encoding, "replace")
-    del content  # of a large log two copies are much
-    text = text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-    if re.search(r"\d{400}", text):  # beyond what a float holds, and soon beyond what Python reads
-        raise InputError(f"{path} cannot be read: it holds a number with hundreds of digits")
-    return text
-
-
-def log_lines(text: str) -> str:
-    """Return a log without the marks of a terminal, damaged lines, and the number in whose digits the file may end."""
-    if any(_CONTROL.search(part) for part in (text[:LOOKED_AT], text[-LOOKED_AT:])) or "\x1b" in text:
-        text = _CONTROL.sub("", text)
-    text = re.sub(r"(?m)^.*\0.*\n?", "", text) if "\0" in text else text
-    return text if text.endswith("\n") else re.sub(r"[\d.,eE+-]+\Z", "", text)
 
 
 # name of the file -> what reads it

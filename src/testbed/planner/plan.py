@@ -404,8 +404,8 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     if len(alike) > 1:
         words += (
             f". {len(alike) - 1} more of {len(runs) - 1} may be as fast as the fastest, by the interval of their ratio "
-            f"to it: taken is the simplest (of those that leave {NEAR_FULL:.0%} of the memory, if some do), and of "
-            f"equally simple ones that with least memory, unless another is {SAME - 1:.0%} faster"
+            f"to it. Taken is the simplest (of those that leave {NEAR_FULL:.0%} of the memory, if some do). Of "
+            f"equally simple ones it is that with least memory, unless another is {SAME - 1:.0%} faster"
         )
     return ". ".join([words, *advice(runs)]) + "."
 

@@ -167,8 +167,13 @@ def read_rows(path: Path, flag: str) -> list[tuple[str, Row | str]]:
 
 def rows_of(raw_rows: list[Any]) -> Iterator[tuple[str, Row | str]]:
     """Yield each row with its id; in place of one that cannot be read or be true the reason."""
+    names: set[str] = set()
     for number, raw in enumerate(raw_rows):
         name = raw["id"] if isinstance(raw, dict) and isinstance(raw.get("id"), str) else f"row {number}"
+        if name in names:
+            yield f"row {number}", f"id '{name}' is an earlier row's too"
+            continue
+        names.add(name)
         try:
             yield name, row_of(msgspec.convert({"id": name, **raw} if isinstance(raw, dict) else raw, RowForm))
         except (InputError, ArithmeticError, msgspec.ValidationError) as error:

@@ -79,7 +79,10 @@ def merge(run: Path, out: Path) -> str:
     """
     paths = traces_of(run)
     origin_ns = _base_ns(_content(paths[0]))
-    ranks = [_scan(path, origin_ns) for path in paths]
+    ranks = [_scanned(path, origin_ns) for path in paths]
+    numbers = [trace.rank for trace in ranks]
+    if twice := [trace.path for trace in ranks if numbers.count(trace.rank) > 1]:
+        raise InputError(f"{twice[0]} and {twice[1]} are both of one rank; keep the traces of one run in {run}")
     _align(ranks)
     clocks = [{"rank": trace.rank, "host": trace.host, **asdict(trace.clock)} for trace in ranks]
     head = {"displayTimeUnit": "ms", "otherData": {"clocks": clocks, "clock_of": f"rank {ranks[0].rank}"}}
@@ -103,7 +106,7 @@ def merge(run: Path, out: Path) -> str:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_unpacked(path))
+        content = json.loads(read_unpacked(path), parse_constant=_refuse)
         if not all("ph" in event and "name" in event for event in content["traceEvents"]):
             raise InputError("an event has no name or no kind")
         return content
@@ -111,8 +114,22 @@ def _content(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a trace of torch.profiler: {first_line(error)}") from None
 
 
+def _refuse(constant: str) -> float:
+    raise InputError(f"it holds {constant}, which is no number")
+
+
 def _base_ns(content: dict[str, Any]) -> int:
-    return int(content.get("baseTimeNanoseconds") or 0)
+    base = content.get("baseTimeNanoseconds") or 0
+    return base if isinstance(base, int) else 0
+
+
+def _scanned(path: Path, origin_ns: int) -> RankTrace:
+    try:
+        return _scan(path, origin_ns)
+    except InputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:  # what a damaged file may hold
+        raise InputError(f"{path} is not a trace of torch.profiler: {first_line(error)}") from None
 
 
 def _scan(path: Path, origin_ns: int) -> RankTrace:
