@@ -483,7 +483,7 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
         said = f"more {what} were slower: {said} on {many:,} {what} against {few:,}"
         if not any(pair.grid.column(name) for name in POWERS):  # nothing but the heading says what the figures are
             said += ", unless the column has efficiencies"
-        yield pair.finds(Rule.MORE_DEVICES, NOTE, said, f"{gain.value / added:.0%} efficiency")
+        yield pair.finds(Rule.MORE_DEVICES, NOTE, f"{said} ({gain.value / added:.0%} efficiency)")
 
 
 def _per_device(claim: Claim) -> str:
