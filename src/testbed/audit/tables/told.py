@@ -15,6 +15,7 @@ from testbed.audit.reported import STATUS
 from testbed.audit.tables.grid import Table, marks_of, sentences_of
 from testbed.audit.words import OF_FIGURES_ALONE, value_of
 
+MOST_NAMED = 200  # rows of a table that a text may name
 LONGEST_TITLE = 6  # words of a heading that calls its figures a projection
 _CUTS = re.compile(r"(?i)(;\s+|,?\s+(?:while|whereas|but)\s+|,\s+(?:and )?)")
 # what a sentence claims -> how many times as fast that is, of the number in it
@@ -127,7 +128,10 @@ class SaidOfTable:
 
 def said_of_table(table: Table, named: Named) -> SaidOfTable:
     """Return what the page of a table says of its rows, by its sentences, footnotes, caption and headings."""
-    everyone = frozenset(range(len(named.names)))
+    num_rows = len(named.names)
+    if num_rows > MOST_NAMED:  # each sentence is searched for each name
+        named = Named(("",) * num_rows, (frozenset(),) * num_rows, named.reference)
+    everyone = frozenset(range(num_rows))
     pieces: list[Piece] = []
     everywhere = list(table.titles[:3])
     for mark, text in table.footnotes:
