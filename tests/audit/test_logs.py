@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from support.audit_cases import deepspeed_pair, wandb_pair
 from support.fuzz import READ, Fuzz, in_time
+from support.metrics_examples import example_metrics, save
 from support.mutations import broken_bytes, broken_words
 from support.real_logs import FOLDER, LOGS
 from support.tables import saved
@@ -304,3 +305,11 @@ def test_of_a_large_log_the_ends_and_parts_between_are_read(tmp_path, monkeypatc
     assert (run.micro_batch_size, run.optimizer_steps, run.time_s, run.train_loss) == (12, 2000, 0.1, 3.1999)
     assert 20 < len(run.losses) < 200
     assert "its beginning, its end and parts between were read" in messages(path, NOTE)
+    path.write_text(steps, encoding="utf-16")
+    with pytest.raises(InputError, match="save it as UTF-8"):
+        read_reported([path])
+
+
+def test_a_large_file_of_our_own_is_read_whole_and_nothing_else_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit_text, "READ_WHOLE", 100)
+    assert "parts between" not in messages(save(tmp_path, example_metrics()), NOTE)

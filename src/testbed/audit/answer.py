@@ -114,9 +114,7 @@ def _in_question(claim: Claim, claimed: float | None, ratios: Sequence[Measure])
     first = ratios[0] if ratios else None
     if claimed is None or first is None or _is_what_was_claimed(claimed, first):
         return first
-    others = claim.other.first.details.get("measured", {})
-    names = {*others, *(f"{re.sub(r' ?[(].*', '', name)}, s" for name in others)}
-    of_job = [each for each in ratios[1:] if each.name in names
+    of_job = [each for each in ratios[1:] if each.is_of_unit
               or (_TO_ONE_TARGET.search(each.name) and not claim.other.first.is_of_iteration)]  # fmt: skip
     return next((each for each in of_job if _is_what_was_claimed(claimed, each)), first)
 

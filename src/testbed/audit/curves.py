@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from testbed.audit.printed_setup import counts_of, said_in
-from testbed.audit.reported import SAYS_NOTHING, Reported
+from testbed.audit.reported import OF_EPOCH, SAYS_NOTHING, Reported
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.text import text_of
 from testbed.audit.words import count_in_name
@@ -139,7 +139,7 @@ def no_curves_in(header: Sequence[str]) -> str:
     return f"no metric beside '{header[0]}' is known; known are {', '.join(QUANTITY_OF)}"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=10_000)  # a file may have any number of names
 def _curve_named(name: str) -> str | None:
     """Return the quantity of a curve: by a program's name of it, or as the heading of a table."""
     known = QUANTITY_OF.get(name)
@@ -236,7 +236,7 @@ def reported_of(path: Path, form: str, curves: Curves, num_skipped: int = 0, **k
     seconds = middle("epoch_s" if is_of_epoch else "iteration_s")
     fields: dict[str, Any] = {
         "time_s": last("total_s") if seconds is None else seconds,
-        "time_meaning": "time of one epoch" if is_of_epoch else "time of one iteration",
+        "time_meaning": OF_EPOCH if is_of_epoch else "time of one iteration",
         "rate": rates[rated],
         "rate_unit": RATE_UNITS[rated],
         "rate_is_per_rank": rated == "rank_token_rate",

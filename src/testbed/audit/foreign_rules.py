@@ -92,7 +92,8 @@ def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
 
 
 def large_files_are_read_in_part(item: Reported) -> Iterator[Finding]:
-    if is_read_in_parts(item.path):
+    is_text = item.run is None and item.path.suffix != ".json"  # JSON is read whole
+    if is_text and is_read_in_parts(item.path):
         size = item.path.stat().st_size
         yield item.notes(Rule.TRACEABLE, f"{size / 1e6:,.0f} MB: its beginning, its end and parts between were read")
 

@@ -11,7 +11,7 @@ from statistics import median
 from testbed.analysis.scaling.time_to_loss import time_to_loss
 from testbed.analysis.statistics import compare
 from testbed.audit.conditions import NEAR
-from testbed.audit.reported import ROW, SPEED_UP, Claim, Reported, Side
+from testbed.audit.reported import OF_EPOCH, ROW, SPEED_UP, Claim, Reported, Side
 
 ENOUGH_REPEATS = 5
 MOST = 1e6  # of a ratio; more is damage
@@ -31,6 +31,7 @@ class Measure:
     ratio: float
     low: float | None = None
     high: float | None = None
+    is_of_unit: bool = False  # of a heading of which the unit alone is known
 
     @property
     def ratio_in_words(self) -> str:
@@ -59,7 +60,7 @@ def _under_one_heading(one: Reported, two: Reported) -> Iterator[Measure]:
     for heading in (name for name in a if name in b):
         (before, is_time), (after, _) = a[heading], b[heading]
         name = f"{re.sub(r' ?[(].*', '', heading)}, s" if is_time else heading  # the figures are in seconds
-        yield Measure(name, before, after, before / after if is_time else after / before)
+        yield Measure(name, before, after, before / after if is_time else after / before, is_of_unit=True)
 
 
 def of_one_device(ratios: Iterable[Measure]) -> Measure | None:
@@ -141,7 +142,8 @@ def _is_one_time(one: Reported, two: Reported) -> bool:
     for name in ("global_batch_size", "sequence_length") if one.is_of_iteration else ():
         if len({getattr(one, name), getattr(two, name)} - {None}) > 1:
             return False
-    return ROW not in (one.form, two.form) or one.time_meaning == two.time_meaning
+    meanings = {one.time_meaning, two.time_meaning}
+    return len(meanings) == 1 or not (ROW in (one.form, two.form) or OF_EPOCH in meanings)
 
 
 def _to_one_loss(base: Reported, other: Reported) -> Iterator[Measure]:

@@ -31,6 +31,7 @@ SETTINGS = {STRATEGY: "run_type", MODEL: "model_name", PRECISION: "precision", C
             RECOMPUTED: "activation_checkpointing", DATA: "dataset_name"}  # fmt: skip
 ROW, TABLE = "row of a table", "table"  # the forms of one side that is a row, and of a file of tables
 SPEED_UP = "speed-up"  # the unit of a rate of which a table prints the ratio alone
+OF_EPOCH = "time of one epoch"  # a meaning of a time
 SAYS_NOTHING = "says no time, throughput or loss of a run"
 BREAKDOWN = "DeepSpeed's wall_clock_breakdown synchronises after each part of the step"
 ANY = ()  # rules that read files of every form

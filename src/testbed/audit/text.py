@@ -10,6 +10,7 @@ from testbed.errors import InputError
 from testbed.io import open_regular
 
 READ_WHOLE = 24_000_000  # bytes; of more the two ends are read, and parts between: medians and ends need no more
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 AT_AN_END, BETWEEN, PARTS = 8_000_000, 500_000, 8  # bytes of each
 _BEGINNINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip"}
@@ -62,7 +63,10 @@ def _content_of(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size <= READ_WHOLE:
             return file.read()
-        found = [file.read(AT_AN_END).rpartition(b"\n")[0]]
+        first = file.read(AT_AN_END)
+        if first.startswith(UTF_16):  # whose lines do not end at a byte
+            raise InputError(f"{path} cannot be read: it holds {size:,} bytes in UTF-16; save it as UTF-8")
+        found = [first.rpartition(b"\n")[0]]
         inner = size - 2 * AT_AN_END
         for number in range(PARTS):
             file.seek(AT_AN_END + number * inner // PARTS)

@@ -115,7 +115,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> float:
-    raise InputError(f"it holds {constant}, which is no number")
+    raise InputError(f"it contains {constant}")
 
 
 def _base_ns(content: dict[str, Any]) -> int:
