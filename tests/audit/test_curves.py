@@ -136,3 +136,17 @@ def test_json_lines_are_curves_and_half_a_line_at_the_end_is_left(tmp_path):
     assert (run.form, run.optimizer_steps, run.train_loss, run.rate) == ("JSON lines", 3, 3.7, 100.0)
     with pytest.raises(InputError, match="says no time"):
         only(saved(tmp_path, '{"a": 1}\n[]\nnull\n', "other.jsonl"))
+
+
+def test_the_time_of_an_epoch_is_compared_with_that_of_an_epoch_alone(tmp_path):
+    def curve(name: str, heading: str, seconds: float):
+        return saved(tmp_path, f"step,loss,{heading}\n" + "".join(f"{n},3.0,{seconds}\n" for n in range(20)), name)
+
+    one, other, steps = curve("a.csv", "epoch_time", 60), curve("b.csv", "epoch_time", 30), curve("c.csv", "dt", 30)
+    end = {"step": 9, "train_loss": 3.0, "train_runtime": 90.0}
+    whole = saved(tmp_path, json.dumps({"global_step": 9, "log_history": [end]}), "trainer_state.json")
+    found = answered([one, other])
+    assert found is not None and [(each.name, each.ratio) for each in found.measures] == [("time of one epoch, s", 2)]
+    for unlike in (steps, whole):
+        found = answered([one, unlike])
+        assert found is not None and found.measures == ()

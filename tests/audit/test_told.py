@@ -74,6 +74,12 @@ def test_a_heading_with_a_unit_compares_two_rows(tmp_path, heading, a, b, claime
     assert any(reason.startswith("Batch size 8 against 32") for reason in found.reasons)
 
 
+def test_a_claim_is_about_the_heading_that_gives_it(tmp_path):
+    rows = table("Engine | Prefill tok/s | Decode tok/s", "A | 1000 | 100", "B | 1500 | 300")
+    found = answered([saved(tmp_path, rows)], 3.0, ("A", "B"))
+    assert found is not None and found.in_question is not None and found.in_question.name == "Decode tok/s"
+
+
 def test_the_name_of_a_log_says_what_the_log_does_not(tmp_path):
     steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))
     one = saved(tmp_path, steps, "ddp_8xA100_gbs256_seq1024_bf16_350M.log")
