@@ -14,7 +14,8 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.errors import InputError
 from testbed.planner import advice
-from testbed.planner.advice import STAYS, WORTH_SAYING, answered
+from testbed.planner.advice import answered
+from testbed.planner.near import STAYS, WORTH_SAYING
 from testbed.planner.plan import GIVEN_UP, PlannedRun, best_of_each
 from testbed.planner.question import OF_OTHERS, Question
 

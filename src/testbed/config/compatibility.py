@@ -186,9 +186,10 @@ def _refuse_first(rules: Sequence[Rule], values: Mapping[str, Any]) -> None:
 
 def _applies(when: When, values: Mapping[str, Any]) -> bool:
     """Return whether flags have the values that a rule is about."""
-    return all(
-        _fits(wanted, STRATEGIES[values[name]] if name == "run_type" else values[name]) for name, wanted in when.items()
-    )
+    for name, wanted in when.items():  # a planner asks this 100,000 times: `all` takes twice as long
+        if not _fits(wanted, STRATEGIES[values[name]] if name == "run_type" else values[name]):
+            return False
+    return True
 
 
 def _fits(wanted: Any, value: Any) -> bool:

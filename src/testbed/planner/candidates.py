@@ -27,6 +27,7 @@ MOST_CONTEXT, MOST_TENSOR = 16, 8  # context and tensor ranks, where a node has 
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
 # gpipe takes as long as 1f1b, and more memory, but runs with fewer micro batches than stages
 MESH_SCHEDULES, OF_FEW = ("1f1b", "interleaved_1f1b", "zero_bubble"), "gpipe"
+QUICK_SCHEDULES = ("1f1b", "zero_bubble")
 MORE_ROUNDS, DEEP = (4, 8), 8  # stages per rank besides the usual two, and ranks of a pipeline from where on
 WITHOUT_FLASH = ("pascal", "volta", "turing")  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: sm80 to sm121
 MESH_AXES = ("tensor_parallel_size", "pipeline_stages", "context_parallel_size")
@@ -44,6 +45,7 @@ def possible(
     model: DenseModel | None = None,
     *,
     shares_sequences: bool = False,
+    is_quick: bool = False,
 ) -> tuple[list[Job], dict[str, InputError]]:
     """Return every run that is worth an estimate, and for each run type without one the program's reason to refuse it.
 
@@ -52,6 +54,7 @@ def possible(
         given: flags of src/gpt2.py that all of them have; one that would vary does not.
         model: what the same strategies train in place of the GPT-2 of that shape.
         shares_sequences: try context ranks however short and many the sequences are: they need less memory.
+        is_quick: try fewer schedules, sizes of shards and micro batches, of which one is nearly as fast as the best.
     """
     given = dict(given or {})
     values = {**_defaults(), **asdict(shape), **given}
@@ -69,7 +72,8 @@ def possible(
             refused |= {run_type: InputError(never)} if asked else {}
             continue
         of_type = {**values, "run_type": run_type}
-        found, reasons = _accepted(of_type, _options(of_type, machine, given, shares_sequences), typed, machine, model)
+        varied = _options(of_type, machine, given, shares_sequences, is_quick)
+        found, reasons = _accepted(of_type, varied, typed, machine, model, is_quick)
         jobs += found
         if found:
             continue
@@ -97,13 +101,14 @@ def _accepted(
     typed: frozenset[str],
     machine: Machine,
     model: DenseModel | None,
+    is_quick: bool = False,
 ) -> tuple[list[Job], list[InputError]]:
     """Return the jobs of a run type with each of its settings, and why there are none with some."""
     found: list[Job] = []
     reasons = []
     for options in varied:
         try:
-            batches = _batches({**values, **options}, typed, machine)
+            batches = _batches({**values, **options}, typed, machine, is_quick)
             found += batches if model is None else [_of(model, job) for job in batches]
         except InputError as error:
             reasons.append(error)
@@ -140,7 +145,7 @@ def precision_of(asked: str, device: Device) -> str:
 
 
 def _options(
-    values: Mapping[str, Any], machine: Machine, given: Mapping[str, Any], shares_sequences: bool
+    values: Mapping[str, Any], machine: Machine, given: Mapping[str, Any], shares_sequences: bool, is_quick: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of a run type that it is worth to try, as flags.
 
@@ -167,7 +172,7 @@ def _options(
             contexts = [size for size in sizes if size <= MOST_CONTEXT]
         varied["context_parallel_size"] = contexts if shares_sequences else []
         has_ring = _has_ring(given, machine.device)
-        for mesh in _products(varied, values, devices, given):
+        for mesh in _products(varied, values, devices, given, is_quick):
             gathers = mesh["context_parallel_size"] > 1 and not has_ring
             yield {"context_parallel_method": "allgather", **mesh} if gathers else mesh
         return
@@ -185,7 +190,11 @@ def _has_ring(given: Mapping[str, Any], device: Device) -> bool:
 
 
 def _products(
-    varied: Mapping[str, Sequence[Any]], values: Mapping[str, Any], devices: int, given: Mapping[str, Any]
+    varied: Mapping[str, Sequence[Any]],
+    values: Mapping[str, Any],
+    devices: int,
+    given: Mapping[str, Any],
+    is_quick: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yield the settings of meshes of several axes: what no other run type is. The residual stream of tensor ranks is
     cut, and what is left of the devices is all shards, all copies, or shards within a node. Context ranks are of one
@@ -195,9 +204,15 @@ def _products(
     sizes |= {"activation_checkpointing": tuple(RECOMPUTE)}
     sizes |= {name: (given[name],) for name in sizes if given.get(name) is not None}
     asked = {name: given[name] for name in HOW if given.get(name) is not None}
-    names = (asked["pipeline_schedule"],) if "pipeline_schedule" in asked else (*MESH_SCHEDULES, OF_FEW)
+    names = (
+        (asked["pipeline_schedule"],)
+        if "pipeline_schedule" in asked
+        else (*(QUICK_SCHEDULES if is_quick else MESH_SCHEDULES), OF_FEW)
+    )
     schedules: list[tuple[str, int]] = [(name, 0) for name in names]
-    schedules += [("interleaved_1f1b", rounds) for rounds in MORE_ROUNDS if "interleaved_1f1b" in names]
+    schedules += [
+        ("interleaved_1f1b", rounds) for rounds in MORE_ROUNDS if "interleaved_1f1b" in names and not is_quick
+    ]
     micro = given.get("micro_batch_size_per_gpu")
     passes = values["global_batch_size"] // (micro if isinstance(micro, int) else 1)  # on all data ranks
     for choice in itertools.product(*sizes.values(), schedules):
@@ -213,7 +228,8 @@ def _products(
             continue
         if stages > 1:
             found |= {"pipeline_schedule": schedule} | ({"stages_per_rank": rounds} if rounds else {})
-        shares = (size for size in {1, data, *varied["shard_size"]} if size <= data and data % size == 0)
+        of_copies = varied["shard_size"][-2:] if is_quick else varied["shard_size"]
+        shares = (size for size in {1, data, *of_copies} if size <= data and data % size == 0)
         shards = [given["shard_size"]] if given.get("shard_size") else sorted({1, *(context * size for size in shares)})
         for shard in shards:
             if context == 1 and sum(size > 1 for size in (tensor, stages, shard)) < 2:
@@ -262,8 +278,8 @@ def _check_kernels(values: Mapping[str, Any], device: Device) -> None:
             raise InputError(f"{flag}: {device.name} {why}; leave {flag.split()[0]} out{way}")
 
 
-def _batches(values: dict[str, Any], typed: frozenset[str], machine: Machine) -> Iterator[Job]:
-    """Yield a job for each micro batch that divides a rank's share of the batch.
+def _batches(values: dict[str, Any], typed: frozenset[str], machine: Machine, is_quick: bool) -> Iterator[Job]:
+    """Yield a job for each micro batch that divides a rank's share of the batch, quickly for powers of two.
 
     Raises:
         InputError: the program refuses the mesh, the batch, or every micro batch.
@@ -283,7 +299,10 @@ def _batches(values: dict[str, Any], typed: frozenset[str], machine: Machine) ->
         )
     asked, most = values["micro_batch_size_per_gpu"], MOST_TOKENS[machine.device.kind] // values["seq_length"]
     shape = ModelShape(**{name: values[name] for name in ModelShape.__annotations__})
-    for micro_batch in _divisors(batch // lanes, max(1, most)) if asked in (None, AUTO) else [asked]:
+    sizes = _divisors(batch // lanes, max(1, most)) if asked in (None, AUTO) else [asked]
+    for micro_batch in sizes:
+        if is_quick and micro_batch & (micro_batch - 1) and micro_batch != sizes[-1]:
+            continue
         found = {**settled, "grad_accum_steps": values["grad_accum_steps"], "micro_batch_size_per_gpu": micro_batch}
         try:
             found |= batch_arithmetic(found, mesh.data)

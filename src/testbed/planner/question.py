@@ -52,6 +52,7 @@ class Question:
         data: the training file that the vocabulary is of; None: it was typed, or there is none.
         other: a model that src/gpt2.py does not train; its strategies are planned for it. None: the GPT-2 of `shape`.
         name: of `other`, as it was typed.
+        is_quick: as in `possible`.
     """
 
     shape: ModelShape
@@ -65,6 +66,7 @@ class Question:
     data: Path | None = None
     other: DenseModel | None = None
     name: str = ""
+    is_quick: bool = False
     answers: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -93,7 +95,7 @@ class Question:
     @property
     def runs(self) -> tuple[list[PlannedRun], dict[str, InputError]]:
         """All candidates with their estimates, and why run types have none."""
-        key = (self.machine.devices, self.global_batch, frozenset(self.given.items()))
+        key = (self.machine.devices, self.global_batch, frozenset(self.given.items()), self.is_quick)
         if key not in self.answers:
             self.answers[key] = self._planned()
         found: tuple[list[PlannedRun], dict[str, InputError]] = self.answers[key]
@@ -111,7 +113,9 @@ class Question:
     def jobs(self, shares_sequences: bool = False) -> tuple[list[Job], dict[str, InputError]]:
         """Return what `possible` finds."""
         there, asked = self.machine, (self.shape, self.seq_length, self.global_batch)
-        return possible(*asked, there, self.given, self.other, shares_sequences=shares_sequences)
+        return possible(
+            *asked, there, self.given, self.other, shares_sequences=shares_sequences, is_quick=self.is_quick
+        )
 
     def best(self) -> PlannedRun | str:
         """Return the best run, or why there is none."""
