@@ -158,6 +158,9 @@ REFUSED = {
     "--num_layers 64 --num_heads 40 --embedding_size 5120 --ffn 27648 --kv_heads 8 --gated --vocab_size 152064 "
     "--gpu a100-80 --gpus 7 --seq_length 32768 --attention math": "; 16 of them would do tightly, and 32 with room, "
     "and without --attention math 16 of them would do",
+    # the run that lacks least has none of the typed flags
+    "--model llama2-70b --gpu t4 --gpus 24 --gpus_per_node 4 --network 10mbit --global_batch_size 32 --offload "
+    "parameters --zero_stage 3": "of 14.7, and does without --zero_stage 3 and --offload parameters, which are for",
     # what would do without a typed flag, where no number of devices does with it
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu v100 --gpus 8 --seq_length 8192 --dropout 0.1 "
     "--global_batch_size 480": "no number of them would do as asked, and without --dropout 0.1 16 of them would do t",

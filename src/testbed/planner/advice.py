@@ -40,7 +40,8 @@ def hints(asked: Question) -> list[str]:
     found = [*(_gains(asked, way) for way in told), _larger_batch(asked, told)]
     if best.is_tight:
         found += [_has_room(asked, way) for way in with_room(asked) if way not in told and not best_of(way).is_tight]
-    return [hint for hint in (*found, _unused(asked)) if hint]
+    unused = _unused(asked, best)
+    return [hint for hint in (*found, f"The first run {unused}" if unused else "") if hint]
 
 
 def ways_out(asked: Question) -> list[str]:
@@ -124,18 +125,18 @@ def _larger_batch(asked: Question, told: Sequence[Question]) -> str | None:
     return f"{words}. {_gains(asked, larger)}"
 
 
-def _unused(asked: Question) -> str | None:
-    """Return which typed flags the best run does without, as its run type has none such."""
+def _unused(asked: Question, run: PlannedRun) -> str:
+    """Return which typed flags a run does without, as its run type has none such; "" if it has all."""
     asks = [name for name, value in asked.given.items() if value not in (None, False, "none", "off")]
     having = {name for entry in STRATEGIES.values() for name in asks if name in entry.options}
-    typed = having - STRATEGIES[best_of(asked).job.run_type or REFERENCE].options.keys()
+    typed = having - STRATEGIES[run.job.run_type or REFERENCE].options.keys()
     if not typed:
-        return None
+        return ""
     flags = " and ".join(_typed(name, asked.given[name]) for name in asks if name in typed)
     owners = [name for name, entry in STRATEGIES.items() if typed <= entry.options.keys()]
     are = "is" if len(typed) == 1 else "are"
     whose = f", which {are} for --run_type {' and '.join(owners)}" if owners else ": no run type has them all"
-    return f"The first run does without {flags}{whose}"
+    return f"does without {flags}{whose}"
 
 
 def _least(asked: Question, run: PlannedRun) -> str:
@@ -147,7 +148,8 @@ def _least(asked: Question, run: PlannedRun) -> str:
     if any(number < enough.get(has_room, math.inf) for has_room, number in others.items()):
         change = _change(asked, free)
         words += f", and {change[:1].lower()}{change[1:]} {_would_do(others)}"
-    return f"{asked.lack(run)}; {words}"
+    unused = _unused(asked, run)
+    return f"{asked.lack(run)}{f', and {unused}' if unused else ''}; {words}"
 
 
 def _would_do(enough: dict[bool, int]) -> str:
