@@ -372,6 +372,48 @@ def test_ranks_and_batch_of_a_file_are_in_its_name_where_it_does_not_say_them(tm
         assert found is not None and any(reason.startswith(words) for reason in found.reasons), found.reasons
 
 
+def test_folders_name_the_device_and_what_is_compared(tmp_path):
+    log = "".join(NANO.format(step=step, ms=50) + "\n" for step in range(30))
+    for folder in ("eager_v100", "flash_a100"):
+        (tmp_path / folder).mkdir()
+        saved(tmp_path / folder, log, "train.log")
+    found = answered([tmp_path / "eager_v100/train.log", tmp_path / "flash_a100/train.log"])
+    assert found is not None and states(found)["devices"] == "differs", found
+
+
+@pytest.mark.parametrize(("name", "other", "spoils"), [("eager", "compiled", False), ("ddp", "fsdp", True)])
+def test_compile_is_no_fault_where_it_is_what_is_compared(tmp_path, name, other, spoils):
+    for file, compiled in ((name, "False"), (other, "True")):
+        log = "".join(NANO.format(step=step, ms=50) + "\n" for step in range(30))
+        saved(tmp_path, f"compile = {compiled}\n{log}", f"{file}.log")
+    found = answered([tmp_path / f"{name}.log", tmp_path / f"{other}.log"])
+    assert found is not None
+    (compiled,) = (each for each in found.conditions if each.name == "compile")
+    assert (compiled.state, compiled.spoils) == ("differs", spoils)
+
+
+def test_a_ratio_of_whole_runs_is_told_from_a_faster_step(tmp_path):
+    for name, steps in (("base", 100), ("short", 70)):
+        saved(tmp_path, "".join(NANO.format(step=step, ms=50) + "\n" for step in range(steps)), f"{name}.log")
+    found = answered([tmp_path / "base.log", tmp_path / "short.log"], 1.43)
+    assert found is not None and any("whole runs of 100 and 70 steps" in reason for reason in found.reasons), found
+
+
+LOGGED = table("run | log | tokens/s | Speedup", "base | {} | 100 | 1.0x", "ours | {} | 198 | 1.98x")
+
+
+@pytest.mark.parametrize("names", [("a.log", "b.log"), ("-", "-")], ids=["by file", "by name"])
+def test_logs_that_a_table_names_are_compared(tmp_path, names):
+    saved(tmp_path, LOGGED.format(*names), "README.md")
+    for name, ranks in ((names[0], 4), (names[1], 8)):
+        log = "".join(MEGATRON.format(step=step, ms=50) + "\n" for step in range(1, 30))
+        name = name if name != "-" else {4: "base.log", 8: "ours.log"}[ranks]
+        head = f"using world size: {ranks}, data-parallel-size: {ranks}, tensor-model-parallel size: 1"
+        saved(tmp_path, f"{head}, pipeline-model-parallel size: 1\n{log}", name)
+    (found,) = (each for each in audit([tmp_path]) if "a table compares these" in each.message)
+    assert "ranks 4 against 8" in found.message and found.severity == "claim does not stand"
+
+
 def test_what_a_footnote_says_of_one_row_is_no_fact_of_the_other(tmp_path):
     rows = table("Config | it/s", "eager | 2.4", "compile\N{DAGGER} | 3.9")
     path = saved(tmp_path, f"{rows}\n\N{DAGGER} batch size 12, 8x A100 per node, on two nodes\n")

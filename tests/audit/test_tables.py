@@ -93,6 +93,18 @@ FOUND = [
      "Efficiency 75.6% is not counted as in line 5"),
     ("GPU | Precision | TFLOP/s/GPU", ("A100 | bf16 | 137", "A100 | bf16 | 410"),
      "is more than the 312 TFLOP/s of A100"),
+    ("Model | GPU | dtype | TFLOPS/GPU | MFU", ("1B | A100 | bf16 | 132.1 | 42.3%", "9B | A100 | bf16 | 154.2 | 57.6%"),
+     "57.6% give another peak than the 312 TFLOP/s of the other rows"),
+    ("#GPUs | tokens/s/GPU | weak scaling eff.", ("8 | 10,450 | 100%", "16 | 10,312 | 98.7%", "32 | 9,020 | 92.4%"),
+     "weak scaling eff. 92.4% does not follow"),
+    ("Kernel | fwd (ms) | fwd+bwd (ms) | Speedup", ("cuDNN | 1.88 | 6.42 | 1.00x", "ours | 2.21 | 7.63 | 1.19x"),
+     "Speedup 1.19x does not follow"),
+    ("Setup | GPUs | Throughput | Speedup",
+     ("FSDP1 | 2 | 3,410 tokens/s/GPU | 1.0x", "FSDP2 | 2 | 7,684 tokens/s (total) | 2.25x"), "2.25x does not follow"),
+    ("GPUs | samples/s | speedup | source", ("1 | 12 | 1.0 | n1.log", "16 | 171 | 14.25 | \N{GREEK SMALL LETTER ALPHA}-"
+     "\N{GREEK SMALL LETTER BETA} model"), "is of a figure that its row does not call measured"),
+    ("Model | Baseline (tok/s) | With overlap, expected (tok/s) | Speedup",
+     ("7B | 3,120 | 3,680 | 1.18x", "13B | 1,710 | 2,070 | 1.21x"), "With overlap, expected"),
     ("Model | BS | seq/s | Speedup vs Large", ("Large | 8 | 100 | 1", "Base | 128 | 280 | 2.8"),
      "batch size 8 against 128 (16 times)"),
     ("Experiment | GPUs | Batch size | Throughput | Speed up",
@@ -335,6 +347,17 @@ def test_other_forms_of_a_table_are_read(tmp_path, name, text):
     assert finding.runs == (f"{path}:{line}",)
 
 
+def test_a_latex_table_is_read_with_its_caption(tmp_path):
+    rows = "1 & 8 & 341.6 & 1.00 \\\\\n2 & 16 & 668.1 & 1.96 \\\\\n\\hline\n4 & 32 & 1,290.4 & 3.98$\\times$ \\\\\n"
+    head = "\\toprule\nNodes & GPUs & Samples/s & \\textbf{Speedup} \\\\\n\\midrule\n"
+    text = f"\\caption{{BERT in bf16.}}\n\\begin{{tabular}}{{rrrr}}\n{head}{rows}\\end{{tabular}}\n"
+    path = saved(tmp_path, text, "a.tex")
+    (grid,) = tables_in(path, text)[0].details["grids"]
+    assert grid.said.of_all("precision") == "bf16" and list(grid.lines) == [6, 7, 9]
+    (finding,) = audit([path])
+    assert "Speedup 3.98 x does not follow" in finding.message and finding.runs == (f"{path}:9",)
+
+
 # what a reader of a page sees -> (the page, words that a finding has, the same without it)
 SEEN = {
     "a batch behind a speed": (table("Config | Speed", "Small (BS=8) | 1x", "Large (BS=32) | 3.5x"),
@@ -348,6 +371,8 @@ SEEN = {
     "a claim that the figures do not give": (
         table("Method | GPUs | tokens/s", "DDP | 8 | 100", "ours | 8 | 190") + "\nOurs is 2.5x faster than DDP.\n",
         "the figures give 1.9x", ("2.5x faster than", "better than")),
+    "an efficiency in a sentence": (SCALED + "\nScaling efficiency on 2 GPUs is 91%.\n",
+                                    "give 98% of line 3 for one device", ("91%", "97%")),
     "a page of placeholders": ("All numbers are projected.\n\n" + SPEED_UP, "All numbers are projected",
                                ("projected", "measured")),
     "two losses": (table("Compression | ms / step | Speed-up", "none | 612 | 1.00", "8-bit | 405 | 1.51")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.audit.comparison_rules import ARITHMETIC_RULES
 from testbed.audit.conditions import (
@@ -23,6 +23,7 @@ from testbed.audit.conditions import (
     in_words,
     kind_of,
     learns_worse,
+    loss_of,
     strategy_of,
 )
 from testbed.audit.finding import FAILS, NOTE, Finding
@@ -137,6 +138,7 @@ def _against_figures(
         return
     if claimed is not None and not _is_what_was_claimed(claimed, question):
         yield f"The files give {question.ratio_in_words} ({question.name}), not {claimed:g}x."
+        yield from _of_whole_runs(claim, claimed, ratios)
     if claimed is None and (question.high or question.ratio) < 1 - ROUNDING:
         yield f"B is slower: {question.ratio_in_words} ({question.name})."
     if question.low is not None and question.high is not None and question.low <= 1 <= question.high:
@@ -150,6 +152,19 @@ def _against_figures(
             f"The figures contradict each other: {question.ratio_in_words} by {question.name}, "
             f"{of_step.ratio_in_words} by {ITERATION}, at an equal batch."
         )
+
+
+def _of_whole_runs(claim: Claim, claimed: float, ratios: Sequence[Measure]) -> Iterator[str]:
+    """Yield that a claimed ratio is that of the steps' time in all, where one side did fewer of them."""
+    base, other = claim.firsts
+    of_step = next((each.ratio for each in ratios if each.name == f"{ITERATION}, s"), None)
+    steps = base.optimizer_steps, other.optimizer_steps
+    if not of_step or not steps[0] or not steps[1] or steps[0] == steps[1]:
+        return
+    if _is_what_was_claimed(claimed, replace(ratios[0], ratio=of_step * steps[0] / steps[1])):
+        losses = [in_words(each) for each in (loss_of(base), loss_of(other)) if each is not None]
+        ends = f", which end at a loss of {' and '.join(losses)}" if len(losses) == 2 else ""
+        yield f"{claimed:g}x is of whole runs of {steps[0]:,} and {steps[1]:,} steps{ends}: that is no faster training."
 
 
 def _reasons(

@@ -9,6 +9,7 @@ has a single rank at that batch.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ from testbed.analysis.runs.arms import group_into_arms
 from testbed.audit.answer import Answer, answer
 from testbed.audit.checked import Checked, checked_in, columns_in_words
 from testbed.audit.comparison_rules import CLAIM_RULES
+from testbed.audit.conditions import conditions, strategy_of
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
-from testbed.audit.reported import TABLE, Claim, Reported, Side
-from testbed.audit.tables.rows import claim_of, row_named
-from testbed.audit.tables.rules import findings_of_table
+from testbed.audit.reported import ROW, STRATEGY, TABLE, Claim, Reported, Side
+from testbed.audit.tables.rows import claim_of, row_named, side_of
+from testbed.audit.tables.rules import findings_of_table, reference_of
 from testbed.audit.tables.sentences import quotes_on
 from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
@@ -126,8 +128,47 @@ def audit_runs(
                 said = f"left out of every comparison: {side.first.instruments[0]}"
                 findings.append(side.notes(Rule.INSTRUMENTED, said))
         findings += _findings_of_table(compared, protocol)
+    findings += [finding for claim in _claims_of_logs(items) for finding in _findings_of_logs(claim)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
+
+
+def _findings_of_logs(claim: Claim) -> Iterator[Finding]:
+    """Yield what two logs that a table compares differ in, and the other findings on two runs."""
+    spoiling = [each for each in conditions(claim) if each.spoils]
+    if spoiling:
+        is_other_work = any(each.is_work or each.name in ("ranks", "devices") for each in spoiling)
+        said = "; ".join(f"{each.against}: {each.effect}" for each in spoiling)
+        yield Finding(Rule.EQUAL_WORK, claim.names, f"a table compares these: {said}", FAILS if is_other_work else NOTE)
+    found = (finding for rule in CLAIM_RULES for finding in rule(claim))
+    yield from (each for each in found if each.rule != Rule.EQUAL_WORK)
+
+
+def _claims_of_logs(items: Sequence[Reported]) -> Iterator[Claim]:
+    """Yield, of each table that compares rows, the logs that its rows name, against that of the reference.
+
+    A row names a log whose file stands in it, or whose name has no word that the row has not.
+    """
+    logs = [item for item in items if item.form not in (TABLE, ROW) and item.run is None]
+    for grid in (grid for item in items for grid in item.details.get("grids", ()) if logs):
+        words = [
+            {*re.findall(r"[a-z]+|\d+", " ".join(column.texts[row] for column in grid.columns).lower())}
+            for row in range(len(grid.lines))
+        ]
+        named = [[log for log in logs if {*re.findall(r"[a-z]+|\d+", log.path.stem.lower())} <= each] for each in words]
+        files = [
+            [log for log in logs if any(column.texts[row].endswith(log.path.name) for column in grid.columns)]
+            for row in range(len(grid.lines))
+        ]
+        found = {row: each[0] for row, each in enumerate(files if any(files) else named) if len(each) == 1}
+        reference = reference_of(grid)
+        if len({id(log) for log in found.values()}) == len(found) > 1 and reference in found:
+            rows_of = {row: side_of(grid, row) for row in found}
+            called = {row: {STRATEGY: name} if (name := strategy_of(side)) else {} for row, side in rows_of.items()}
+            logs_of = {row: replace(log, settings=log.settings | called[row]) for row, log in found.items()}
+            sides = {row: Side(log.name, (log,)) for row, log in logs_of.items()}
+            for row in (row for row in found if row != reference):
+                yield Claim(sides[reference], sides[row], claim_of(rows_of[reference], rows_of[row]).protocol)
 
 
 def _findings_of_item(item: Reported) -> Iterator[Finding]:

@@ -48,7 +48,15 @@ from testbed.errors import value_text
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "unknown"
 SCALING, OF_STRATEGY, OF_BOTH = "more devices", "another strategy", "another strategy on more devices"
-ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none")  # names of a run without a strategy
+ONE_DEVICE = (
+    "baseline",
+    "single",
+    "reference",
+    "vanilla",
+    "serial",
+    "none",
+    "zero-0",
+)  # names of a run without a strategy
 # removed before two names of strategies are compared: devices and their number, batch and mesh sizes, brackets
 _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
@@ -79,7 +87,7 @@ COUNTS = ("ranks", "global batch size", "batch size", "optimizer steps", "tokens
 MEASURED, TRAINING, NOT_SAID = "measured", "training", "not said"
 NEAR = 5  # points of a training curve whose median stands for the loss at their end
 NOISE_OF_A_TARGET = 0.01  # modded-nanogpt's records end within 0.003 of 3.28
-NOISE_OF_BITS = 0.02  # per byte
+NOISE_OF_BITS = 0.01  # per byte
 OF_ANOTHER_KIND = 20  # times another loss, which is no loss of one task
 NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
 LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with
@@ -272,7 +280,9 @@ def _is_all_of_it(claim: Claim, words: str) -> bool:
     """Return whether the sides have one name but for such words, which are then what is compared."""
     own = rf"[\s(\[+-]*(?:\bwith )?\b(?:{words}|baseline)\b[)\]]?"
     names = [re.sub(own, "", (strategy_of(side) or "").lower()).strip() for side in claim.sides]
-    return claim.other.first.form == ROW and (names[0] == names[1] or "" in names)
+    are_rows = claim.other.first.form == ROW
+    is_said = are_rows or any(re.search(rf"\b(?:{words})\b", strategy_of(side) or "", re.I) for side in claim.sides)
+    return is_said and (names[0] == names[1] or "" in names)
 
 
 def _are_models(claim: Claim) -> bool:

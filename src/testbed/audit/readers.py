@@ -13,7 +13,7 @@ from pathlib import Path
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
 from testbed.audit.printed_setup import plain_precision
-from testbed.audit.reported import BATCH, MODEL, PRECISION, SAYS_NOTHING, Reported, from_run
+from testbed.audit.reported import BATCH, DEVICE, MODEL, PRECISION, SAYS_NOTHING, Reported, from_run
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.tables.read import SUFFIXES, no_table_in, tables_in
 from testbed.audit.text import LOOKED_AT, log_lines, text_of
@@ -53,7 +53,7 @@ def read_reported(
             continue
         folders.add((reader, file.parent))
         try:
-            found += reader(file)
+            found += [_named(run) if run.form in (*logs.FORMS, *curves.FORMS) else run for run in reader(file)]
         except InputError:
             if is_typed or reader is read_metrics:
                 raise
@@ -158,7 +158,7 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
     if path.suffix.lower() == ".md" or found[0].form == logs.OF_ANY:  # some lines, which are no run
         is_printed = len(curves.PRINTED.findall(text)) >= LEAST_OF_A_PAGE
         found = [run for run in found if is_printed or len(run.losses) >= LEAST_OF_A_PAGE or run.form not in OF_STEPS]
-    runs = [_named(run) for run in found if run.has_figures]
+    runs = [run for run in found if run.has_figures]
     if not runs:
         raise InputError(f"{path} {SAYS_NOTHING}")
     return runs
@@ -171,13 +171,15 @@ IN_NAMES = {"world_size": "devices", "global_batch_size": "batch", "micro_batch_
 
 def _named(run: Reported) -> Reported:
     """Return a run with what its file's name says of its set-up, where the file does not."""
-    name = run.path.stem
+    is_any = re.fullmatch("trainer_state|metrics|output|log|train|stdout|version_\\d+", run.path.stem)
+    name = run.path.parent.name if is_any else run.path.stem  # eager_v100/trainer_state.json
     counts = {field: count_in_name(said, name) for field, said in IN_NAMES.items() if getattr(run, field) is None}
     words = {MODEL: said_in_name(MODEL, name), PRECISION: plain_precision(said_in_name(PRECISION, name))}
     if run.global_batch_size is None and run.micro_batch_size is None:
         words[BATCH] = str(count_in_name("any_batch", name) or "")
     settings = {key: said for key, said in words.items() if said} | run.settings
-    return replace(run, settings=settings, **{field: count for field, count in counts.items() if count})  # type: ignore[arg-type]
+    run = replace(run, settings=settings, device_name=run.device_name or said_in_name(DEVICE, name) or None)
+    return replace(run, **{field: count for field, count in counts.items() if count})  # type: ignore[arg-type]
 
 
 def _with_config(run: Reported) -> Reported:
@@ -223,7 +225,7 @@ def read_csv(path: Path) -> list[Reported]:
     header = [name.strip() for name in rows[0]] if rows else []
     found = tables_in(path, text)
     if curves.is_curves(header) and (not found or _rises(header, rows[1:])):
-        return [_named(run) for run in curves.read_curves_csv(path, header, rows[1:])]
+        return curves.read_curves_csv(path, header, rows[1:])
     if found:
         return found
     raise InputError(
@@ -257,6 +259,7 @@ READERS: dict[str, Read] = {
     r".*\.tsv": read_table,
     r".*\.jsonl": curves.read_json_lines,
     r".*\.(log|out|err|txt|md)": read_text_log,
+    r".*\.tex": read_table,
     r".*trainer_state.*\.json": curves.read_trainer_state,
     r".*tfevents.*": curves.read_event_files,
     r"(rank\d+|eval)_results_epoch\d+\.json": earlier.read_rank_files,

@@ -32,7 +32,7 @@ WORDS = {word: number for number, word in enumerate(
 )} | {"single": 1, "a": 1, "thirty-two": 32, "sixty-four": 64}  # fmt: skip
 _WORDS = "|".join(word for word in WORDS if len(word) > 1)
 _COUNT = rf"(\d{{1,3}}(?:,\d{{3}})+|\d{{1,7}}|{_WORDS})"
-NUMBER = rf"(\d[\d,]*(?:\.\d+)?[kK]?|{_WORDS})"  # of a sentence
+NUMBER = rf"(\d[\d,]*(?:\.\d+)?[kK]?|{_WORDS})(?![.,]?\d)"  # of a sentence
 _EACH = r"(?:gpu|device|card|rank|worker|process|accelerator|chip)"
 _PER = r"(?:per|on each|on every|for each|a|each|in each)"
 _SAMPLES = r"(?:sequences|samples|images|examples|sentences|clips|items)"
@@ -90,7 +90,8 @@ FORMS = {
         r"|theoretical(?! (?:peak|max|FLOP|(?:\w+ )?performance))|extrapolat(?:ed|ions?)|simulat(?:ed|or|ions?)"
         r"|modell?ed|TBD|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
         r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
-        r"|targeted|(?:cost|performance|analytic(?:al)?) model|(?<=is )(?:stale|outdated)|back[- ]of[- ]the[- ]envelope"
+        r"|targeted|(?:cost|performance|analytic(?:al)?|alpha-beta|\u03b1-\u03b2) model|(?<=is )(?:stale|outdated)"
+        r"|back[- ]of[- ]the[- ]envelope"
         r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:data|spec) ?sheet"
         rf"|scaled (?:up|linearly|from)|(?:linear|perfect|ideal) scaling (?:from|of)|{_FROM_ELSEWHERE})(?!\w)",
         INSTRUMENTS: r"\b((?:torch\.)?(?<!memory )profil(?:er|ing|ed)(?! (?:is |was |were )?(?:off|disabled|not))|nsys"

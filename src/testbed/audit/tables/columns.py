@@ -70,7 +70,8 @@ _KNOWN: dict[str, tuple[str, str | list[str]]] = {
     "steps": ("count", "steps, optimizer steps, training steps, iterations, updates, train steps"),
     "tokens": ("number", "tokens, training tokens, total tokens, tokens processed, tokens seen, tokens trained"),
     "step_s": ("time", "step time, time/step, iteration time, iter time, s/step, ms/step, step duration, step ms, "
-               "iter ms, step time ms, iter time ms, batch time, time/batch, time/minibatch"),
+               "iter ms, step time ms, iter time ms, batch time, time/batch, time/minibatch, fwd+bwd, fwd + bwd, "
+               "forward+backward, forward + backward"),
     "time_s": ("time", "time, training time, train time, total time, wall time, wall clock time, epoch time, "
                "time/epoch, run time, runtime, duration, elapsed time, elapsed, wall clock, epoch, train, training, "
                "total, training time/epoch, train time/epoch, training runtime, total training time, "
@@ -89,7 +90,8 @@ _KNOWN: dict[str, tuple[str, str | list[str]]] = {
                 "acceleration, faster by, rel. speedup, rel. speed, rel speedup, speed ratio, rel., rel, ratio, "
                 "relative performance, relative training speed, speedup factor, rel. throughput"),
     "efficiency": ("share", "efficiency, scaling efficiency, parallel efficiency, eff., eff, scaling eff., "
-                   "scaling eff, parallel eff, weak scaling efficiency, strong scaling efficiency"),
+                   "scaling eff, parallel eff, weak scaling efficiency, strong scaling efficiency, weak scaling eff, "
+                   "strong scaling eff, weak scaling eff., strong scaling eff."),
     "val_loss": ("number", "val loss, val. loss, test loss, bpb, val bpb, bits/byte"),
     "perplexity": ("number", "ppl, perplexity, val ppl, val perplexity, test ppl, test perplexity"),
     "train_loss": ("number", "loss, train loss, training loss, final loss, final train loss"),
@@ -191,6 +193,7 @@ _OF_WORK = re.compile(
     r"(?i)^(?:training |train |num )?(?:samples|images|examples|sequences|documents|epochs|data ?set size)\b(?!/)"
     r"|^target\b|\btop[- ]?[15]\b|\bres\b|\bacc(?:uracy)?\b|\bbatch\b|\bbs\b|\b(?:width|depth)\b"
 )
+_OF_ONE_CELL = re.compile(r"(?i)(?:/|\bper )\s?(?:gpu|device|rank|card)\b")
 _ANY_FIGURE = re.compile(r"[-+~<>]?[\d.,]+ ?(?:[%\w/°]{0,12})|-*|n/?a", re.I)
 
 
@@ -253,10 +256,11 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     chosen = {heading: quantity for quantity, heading in named.items() if heading in headings}
     known = {quantity_of(heading) for heading in headings}
     taken: set[str] = {*named}
+    loads_data = "num_" in " ".join(headings) or any("loader" in heading.lower() for heading in headings)
     columns = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
-        quantity = chosen.get(heading) or _quantity(heading, cells, known)
+        quantity = chosen.get(heading) or _quantity(heading, cells, known, loads_data)
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
         column = _column(heading, quantity or _other(heading), cells)
@@ -278,7 +282,7 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     return Grid(
         path=path,
         lines=tuple(row.line for row in table.rows),
-        columns=tuple(_with_all_devices(columns)),
+        columns=tuple(_with_all_rates(_with_all_devices(columns))),
         is_to_a_loss=_TO_A_LOSS.search(table.around) is not None or any(map(_TO_A_TARGET.match, headings)),
         said=said,
         warning=said.warning or (path.name if value_of(STATUS, re.sub("[_-]", " ", path.stem)) else ""),
@@ -355,8 +359,32 @@ def _with_all_devices(columns: list[Column]) -> list[Column]:
             for column in columns]  # fmt: skip
 
 
-def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str | None:
-    """Return the quantity of a column, by its heading, or by its figures where the other columns leave no doubt."""
+def _with_all_rates(columns: list[Column]) -> list[Column]:
+    """Return columns in which a rate of one GPU, beside others of all, is that of all."""
+    devices = next((column.figures for column in columns if column.quantity == "devices"), ())
+    found = []
+    for column in columns:
+        of_one = [row for row, text in enumerate(column.texts) if _OF_ONE_CELL.search(text)]
+        is_mixed = any(figure for row, figure in enumerate(column.figures) if row not in of_one)
+        if column.quantity not in RATES or not of_one or not devices or not is_mixed:
+            found.append(column)
+            continue
+        figures = list(column.figures)
+        for row in of_one:
+            each, count = figure_of(column.texts[row], "number", _scale(column.heading, "number")), devices[row]
+            figures[row] = (
+                Figure(*(count.value * end for end in (each.value, each.low, each.high))) if each and count else None
+            )
+        found.append(replace(column, figures=tuple(figures)))
+    return found
+
+
+def _quantity(heading: str, cells: Sequence[str], known: set[str | None], loads_data: bool) -> str | None:
+    """Return the quantity of a column, by its heading, or by its figures where the other columns leave no doubt.
+
+    Args:
+        loads_data: the table is about loaders of data, whose workers are no devices.
+    """
     quantity, name = quantity_of(heading), _canonical(heading)[0]
     is_of_one = bool(known & {*RESULTS, "devices", "nodes"}) and re.match(r"(?:vs\.?|versus|relative to) ", name)
     if (
@@ -371,7 +399,7 @@ def _quantity(heading: str, cells: Sequence[str], known: set[str | None]) -> str
         and all(re.fullmatch(r"(?:[\d.,]+ ?s)?", plain(cell)) for cell in cells)
     ):
         return "step_s"  # 129.0s
-    if quantity is None and known & {"speedup", "efficiency"} and name in COMPUTE and "num_" not in heading:
+    if quantity is None and known & {"speedup", "efficiency"} and name in COMPUTE and not loads_data:
         return "devices"
     if quantity is None and quantity_of(plain_name := _OF_AN_ESTIMATE.sub("", name)) not in known:
         quantity = quantity_of(plain_name)  # of which the heading says that it was not measured
@@ -539,7 +567,7 @@ def _figures_of(quantity: str, texts: tuple[str, ...]) -> tuple[str, ...]:
         read = ("1" if text.lower() in ("single", "one") else multiplied(text) for text in texts)
         return tuple(re.sub(rf"^(\d{{1,5}}) ?x? ?(?:{DEVICES}).*$", r"\1", text, flags=re.I) for text in read)
     if quantity in RATES:  # one cell is of a GPU, another of all
-        of_one = [re.search(r"(?i)(?:/|\bper )\s?(?:gpu|device|rank|card)\b", text) is not None for text in texts]
+        of_one = [_OF_ONE_CELL.search(text) is not None for text in texts]
         are_figures = [re.search(r"\d", text) is not None for text in texts]
         is_mixed = any(of_one) and of_one != are_figures
         return tuple("" if is_mixed and is_one else text for text, is_one in zip(texts, of_one, strict=True))

@@ -1,4 +1,4 @@
-"""Read the tables of a page (Markdown, HTML) or the one of a CSV file: headings, rows, and the text around them."""
+"""Read the tables of a page (Markdown, HTML, LaTeX) or the one of a CSV file: headings, rows, the text around them."""
 
 from __future__ import annotations
 
@@ -82,6 +82,34 @@ def page_tables(text: str) -> list[Table]:
     lines = ["# " if at in taken else line[:LONGEST_LINE] for at, line in enumerate(lines)]
     page = "\n".join(line for line in lines if not line.lstrip().startswith(("#", "```")))[:LONGEST_PAGE]
     return [replace(_table(each, lines, notes), page=page) for each in found]
+
+
+def from_latex(text: str) -> str:
+    """Return a LaTeX text whose tables have a line for each row as Markdown, line by line."""
+    lines: list[str] = []
+    is_inside, head = False, 0  # columns of the head, whose one row is followed by a rule
+    for line in text.splitlines():
+        line = re.sub(r"(?<!\\)%.*", "", line).strip()
+        is_row = is_inside and (row := re.match(r"(.*?&.*?)\\\\", line)) is not None
+        if re.search(r"\\(?:begin|end)\{tabular", line):
+            is_inside, head, line = "begin" in line, 0, ""
+        elif is_row and row:
+            cells = [_without_commands(cell) for cell in re.split(r"(?<!\\)&", row[1])]
+            head = head or len(cells)
+            line = f"| {' | '.join(cells)} |"
+        elif is_inside and head:
+            is_below_head = re.search(r"\\(?:mid|hline|cmid)", line) and lines[-1].count("|") == head + 1
+            line = "|---" * head + "|" if is_below_head and not any("|---" in each for each in lines[-3:]) else "|"
+        else:
+            line = _without_commands(re.sub(r"^\\(?!caption)\w+(?:\[.*?\]|\{.*?\})*$", "", line))
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _without_commands(text: str) -> str:
+    """Return the text of a piece of LaTeX, without commands and braces."""
+    text = re.sub(r"\\multi(?:column|row)\{[^{}]*\}\{[^{}]*\}", "", text).replace(r"\times", "x")
+    return " ".join(re.sub(r"\\([%&$#_])|\\[a-zA-Z]+\*?|[{}$~]", r" \1", text).split()).replace(" %", "%")
 
 
 def _markdown(lines: Sequence[str]) -> Iterator[_Found]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from testbed.audit.reported import TABLE, Reported
 from testbed.audit.tables.columns import QUANTITIES, RESULTS, Grid, grid_of, quantity_of
 from testbed.audit.tables.figures import LONGEST, figure_of, is_number, plain
-from testbed.audit.tables.grid import Row, Table, csv_tables, page_tables
+from testbed.audit.tables.grid import Row, Table, csv_tables, from_latex, page_tables
 from testbed.audit.tables.sentences import quotes_in
 from testbed.audit.words import BATCHES
 from testbed.errors import InputError
@@ -36,6 +36,7 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     Raises:
         InputError: `named` has a heading that no table has, or one without figures.
     """
+    text = from_latex(text) if path.suffix.lower() == ".tex" else text
     found = SUFFIXES.get(path.suffix.lower(), page_tables)(text)
     tables = [table for table in found if len(table.rows) <= MOST_ROWS]
     of_results = [

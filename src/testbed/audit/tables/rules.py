@@ -34,12 +34,11 @@ from testbed.audit.conditions import (
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.measures import measures, of_one_device
 from testbed.audit.reported import MODEL, PASS, PRECISION, STATUS, Claim
-from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid
+from testbed.audit.tables.columns import RATES, RATIOS, RESULTS, TIMES, Grid, quantity_of
 from testbed.audit.tables.figures import Figure, exactly, is_reference
+from testbed.audit.tables.peaks import mfu_is_of_one_peak, no_device_does_more_than_its_peak
 from testbed.audit.tables.rows import claim_of, fails, failure_of, plain_heading, said_of, side_of
-from testbed.audit.words import FORMS
-from testbed.errors import InputError
-from testbed.memory_model.devices import device_named
+from testbed.audit.words import FORMS, value_of
 
 Powers = Mapping[str, int]  # quantity -> exponent
 Product = tuple[Powers, float, float]  # and the ends of its value in one row
@@ -57,7 +56,6 @@ CLAIMED = 0.03  # by which a ratio of the text may be off
 WORK_OF_A_TOKEN = {"model", "sequence length", "kind of pass", "data"}  # which no speed-up is meant to compare
 LONGEST_NOTE = 160
 NEARLY_EQUAL = 0.03  # batches of one rank
-MOST_MFU = 10  # more is another figure, as the length beside it
 _ESTIMATED = re.compile(rf"{FORMS[STATUS].pattern}|\best\b", re.I)
 
 
@@ -262,29 +260,14 @@ def _reference(grid: Grid, name: str | None) -> int | None:
     return ones[0] if len(ones) == 1 else None
 
 
-def no_device_does_more_than_its_peak(grid: Grid) -> Iterator[Finding]:
-    """Find an MFU over 100 %, and FLOP/s of one device over the peak of the device that the row names."""
-    for row in range(len(grid.lines)):
-        mfu, tflops = grid.figure("mfu", row), grid.figure("tflops", row)
-        run = side_of(grid, row).first
-        device, precision = run.device_name, run.settings.get(PRECISION)
-        peak = _peak_tflops(device, precision or "") if device and tflops else None
-        if mfu and 1 < mfu.low < MOST_MFU:
-            said = f"{said_of(grid, 'mfu', row)}: no device does more than its peak"
-            yield fails(grid, row, Rule.POSSIBLE, said)
-        is_of_one = "/gpu" in plain_heading(grid, "tflops") or grid.is_of_one
-        if tflops and peak and is_of_one and tflops.low > peak:
-            said = f"{said_of(grid, 'tflops', row)} is more than the {peak:,.0f} TFLOP/s of {device} (data sheet)"
-            yield fails(grid, row, Rule.POSSIBLE, said)
+def reference_of(grid: Grid) -> int | None:
+    """Return the row that the others are compared with: of a ratio, or else the first that has a rate or a time."""
+    of_ratios = [row for name in RATIOS if (row := _reference(grid, name)) is not None]
+    return next(iter(of_ratios), next((row for row in range(len(grid.lines)) if _has_result(grid, row)), None))
 
 
-def _peak_tflops(device: str, precision: str) -> float | None:
-    """Return the dense peak in a precision that a row trains in; else of the fastest units, which sparsity doubles."""
-    try:
-        found = device_named(device)
-        return 1e-12 * found.peak_flops.get(precision if precision in ("bf16", "fp16") else "", 2 * found.fastest)
-    except InputError:
-        return None
+def _has_result(grid: Grid, row: int) -> bool:
+    return any(grid.figure(name, row) for name in POWERS)
 
 
 def whole_micro_batches(grid: Grid) -> Iterator[Finding]:
@@ -318,6 +301,7 @@ def rows_compare_with_their_reference(grid: Grid) -> Iterator[Finding]:
         for pair in _pairs(grid, name) if _is_referred_to(grid, name, reference) else ():
             yield from _against_reference(pair, name, said_of(grid, name, pair.row))
     yield from _not_measured(grid)
+    yield from _claimed_efficiencies(grid)
     for pair, sentence in _claimed_by_the_text(grid) if not ratios else ():
         words = textwrap.shorten(sentence, LONGEST_NOTE, placeholder=" ...")
         yield from _against_reference(pair, "speedup", f'"{words}"')
@@ -350,6 +334,29 @@ def _not_measured(grid: Grid) -> Iterator[Finding]:
         said = f"{shown.heading} may be no measurement; the text says of it: "
         said += textwrap.shorten(grid.warning, LONGEST_NOTE, placeholder=" ...")
         yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
+
+    ratio = next((each for each in grid.columns if not each.quantity and quantity_of(each.heading) == "speedup"), None)
+    for column in grid.columns if ratio else ():  # of two columns of a row
+        if ratio and not column.quantity and value_of(STATUS, column.heading) and re.search(r"\d", column.texts[0]):
+            said = f"{ratio.heading} may divide by, or be of, figures that are not measured: {column.heading}"
+            yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
+
+
+def _claimed_efficiencies(grid: Grid) -> Iterator[Finding]:
+    """Find a sentence that gives a number of devices another efficiency than their row has against the fewest."""
+    rows = [row for row in range(len(grid.lines)) if grid.devices[row] and _has_result(grid, row)]
+    if not rows or len({grid.devices[row] for row in rows}) < len(rows):
+        return
+    reference = min(rows, key=lambda row: grid.devices[row] or 0)
+    for devices, share, sentence in grid.said.efficiencies:
+        for row in (row for row in rows if grid.devices[row] == devices and row != reference):
+            pair = Pair(grid, row, reference)
+            each = of_one_device(measures(pair.claim))
+            if each and abs(each.ratio - share) > CLAIMED:
+                words = textwrap.shorten(sentence, LONGEST_NOTE, placeholder=" ...")
+                at, of = grid.lines[row], grid.lines[reference]
+                said = f'"{words}": the figures of line {at} give {each.ratio:.0%} of line {of} for one device'
+                yield pair.finds(Rule.FOLLOWS, FAILS, said)
 
 
 def _claimed_by_the_text(grid: Grid) -> Iterator[tuple[Pair, str]]:
@@ -540,5 +547,6 @@ TABLE_RULES: tuple[Callable[[Grid], Iterator[Finding]], ...] = (
     figures_follow,
     whole_micro_batches,
     no_device_does_more_than_its_peak,
+    mfu_is_of_one_peak,
     rows_compare_with_their_reference,
 )

@@ -29,6 +29,13 @@ _RATIOS: dict[str, Callable[[float], float]] = {
     r"\b(?:twice|doubl(?:es?|ed|ing))\b": lambda _: 2,
     r"\b(?:tripl(?:es?|ed|ing))\b": lambda _: 3,
 }
+_DEVICES = r"(?P<devices>\d{1,5}) ?(?:x ?)?(?:gpus?|devices|ranks|cards|accelerators)\b"
+_PERCENT = r"(?P<percent>\d{1,3}(?:\.\d+)?) ?%"
+_EFFICIENCIES = (
+    rf"efficienc\w+ (?:\w+ ){{0,3}}{_DEVICES} (?:\w+ ){{0,2}}{_PERCENT}",
+    rf"{_PERCENT} (?:\w+ ){{0,2}}efficienc\w+ (?:\w+ ){{0,3}}{_DEVICES}",
+    rf"{_DEVICES},? (?:\w+ ){{0,4}}{_PERCENT} (?:\w+ ){{0,2}}efficienc",
+)
 _ALL_FIGURES = re.compile(
     r"(?i)^(?:note:? )?(?:(?:all|these|the|our)(?: of)?(?: the)? )?(?:\w+ )?"
     r"(?:numbers|figures|values|results|timings|times|speed-?ups|throughputs?|rows|data)\b(?! of )"
@@ -108,6 +115,7 @@ class SaidOfTable:
     everywhere: str  # what is said of all: captions, headings, sentences that name no row
     warning: str  # a heading that says that the figures were not measured
     claims: tuple[tuple[frozenset[int], float, str], ...]  # rows, and how many times as fast a sentence says one is
+    efficiencies: tuple[tuple[int, float, str], ...]  # devices, and the share that a sentence says they reach
 
     def note(self, row: int) -> str:
         """Return what is said of a row."""
@@ -149,7 +157,12 @@ def said_of_table(table: Table, named: Named) -> SaidOfTable:
     warnings += [each for each in near if each in everywhere and _ALL_FIGURES.search(each)
                  and value_of(STATUS, each) not in ("", "calculated")]  # fmt: skip
     return SaidOfTable(
-        named, tuple(pieces), "\n".join(everywhere), next(iter(warnings), ""), tuple(_claims_in(table, named))
+        named,
+        tuple(pieces),
+        "\n".join(everywhere),
+        next(iter(warnings), ""),
+        tuple(_claims_in(table, named)),
+        tuple(_efficiencies_in(table)),
     )
 
 
@@ -185,6 +198,14 @@ def _claims_in(table: Table, named: Named) -> Iterable[tuple[frozenset[int], flo
                 number = float(found[1].replace(",", ".")) if found.lastindex else 0.0
                 if number > 0 or not found.lastindex:
                     yield rows | {named.reference}, times(number), sentence
+
+
+def _efficiencies_in(table: Table) -> Iterator[tuple[int, float, str]]:
+    """Yield the efficiencies that sentences claim for a number of devices."""
+    for sentence in dict.fromkeys(sentences_of(f"{table.near}\n\n{table.section}")):
+        found = [match for pattern in _EFFICIENCIES if (match := re.search(pattern, sentence, re.I))]
+        for match in found[:1]:
+            yield int(match["devices"]), float(match["percent"]) / 100, sentence
 
 
 def _is_not_measured(title: str) -> bool:
