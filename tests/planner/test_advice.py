@@ -62,6 +62,11 @@ SAID = {
     # a tight run on the devices of one node that is faster
     "--model llama2-7b --gpu v100 --gpus 512 --network 10mbit --seq_length 2048 --global_batch_size 768": "With --gpus "
     r"8: 1\.\d+ times .*, tight",
+    # groups of 3 ranks on nodes of 4 cross nodes
+    f"{GPT2} b200 --gpus 24 --gpus_per_node 4 --seq_length 65536": "Best: ddp on 24",
+    # offload on fewer devices, where memory lacks on them alone
+    "--num_layers 32 --num_heads 20 --embedding_size 2560 --gpu t4 --gpus 512 --gpus_per_node 1 --network 100mbit "
+    "--global_batch_size 96": r"With --precision fp16 and --run_type optimized and --offload optimizer and --gpus 1: 3",
     # typed flags that cost more than they bring, or that no run has
     "--model gpt2-medium --gpu gb200 --gpus 1 --matmul fp8": r"With --compile on: 1\.\d+ times",
     f"{WIDE} --gpu b200 --gpus 512 --matmul fp8": r"Without --matmul fp8: \d\.\d+ times .*\(mesh",
@@ -143,6 +148,7 @@ REFUSED = {
     "With --precision fp16 and --run_type optimized and --offload optimizer, without --tensor_parallel_size 4 there is",
     # a mesh of one axis is another run type's
     f"{GPT2} a100-80 --gpus 1 --run_type mesh": "it needs --gpus 4 or more",
+    f"{XL} rtx-4090 --gpus 1 --run_type fsdp --shard_size 8": "it needs --gpus 8 or more",
     f"{GPT2} a100-80 --gpus 1 --run_type mesh --context_parallel_size 2": "it needs --gpus 2 or more",
     # what else is in the way of a typed flag, and how many devices would do; above 4,096 devices a way out too
     "--model llama2-70b --gpu v100 --gpus 8 --seq_length 16384 --global_batch_size 1 --run_type ddp": "Without "
@@ -163,7 +169,7 @@ REFUSED = {
     "parameters --zero_stage 3": "of 14.7, and does without --zero_stage 3 and --offload parameters, which are for",
     # what would do without a typed flag, where no number of devices does with it
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu v100 --gpus 8 --seq_length 8192 --dropout 0.1 "
-    "--global_batch_size 480": "no number of them would do as asked, and without --dropout 0.1 16 of them would do t",
+    "--global_batch_size 480": "no number of them that was tried would do as asked, and without --dropout 0.1 16 of them would do t",
     f"{DEEP} --run_type optimized --zero_stage 3": "DeepSpeed puts the whole model on each device before it cuts it",
     f"{THIRTEEN} --matmul fp8 --mixed_precision native": "what is not multiplied in 8 bits runs in bf16 autocast",
     f"{XL} h200 --gpus 64 --mixed_precision native --global_batch_size 32": "--global_batch_size 32 is not a multiple",

@@ -270,7 +270,7 @@ def test_the_fastest_and_the_cheapest_of_several_kinds_and_numbers_are_said():
     ]
     unpriced = [word for word in words if word not in ("--price_per_gpu_hour", "1,9")]
     done = run_here(PLAN, *unpriced, "--deadline", "1m")
-    assert "Nothing is done within --deadline 60 seconds" in done.stdout and "Cheapest" not in done.stdout
+    assert "None of these is done within --deadline 60 seconds" in done.stdout and "Cheapest" not in done.stdout
 
 
 def test_another_model_is_planned_and_has_no_command():

@@ -241,15 +241,28 @@ def test_a_pipeline_over_several_nodes_waits_for_the_network(schedule: str | Non
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("hop", [0.01, 0.3, 1.5, 5.0, 100.0])  # a forward pass takes 1, a backward pass 2
 @pytest.mark.parametrize("of_node", [1, 2, 4])
-def test_a_pipeline_waits_for_its_hops_as_one_played_through_does(schedule: str, ranks: int, hop: float, of_node: int):
+@pytest.mark.parametrize("passes", [1, 8, 64])
+def test_a_pipeline_waits_for_its_hops_as_one_played_through_does(
+    schedule: str, ranks: int, hop: float, of_node: int, passes: int
+):
     """Stages of one node reach each other at once."""
-    of = replace(job(pipeline=ranks, accumulation=64), schedule=schedule)
+    of = replace(job(pipeline=ranks, accumulation=passes), schedule=schedule)
     there = replace(machine(8 * ranks), per_node=of_node)
     hops = [hop if is_far else 0.0 for is_far in far_boundaries(of, there)]
     assert sum(hops) == hop * (ranks // of_node if ranks > of_node else 0)
-    computing = (64 + ranks - 1) * 3
+    computing = (passes + ranks - 1) * 3
     whole = computing + exposed_hops_seconds(of, hops, 3.0)
-    assert whole == pytest.approx(played_through(schedule, ranks, 64, hops), rel=0.1)
+    assert whole == pytest.approx(played_through(schedule, ranks, passes, hops), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "devices", "of_node", "crosses", "fewest"),
+    [(3, 12, 4, True, 1), (2, 12, 4, False, 2), (6, 24, 8, True, 2), (3, 3, 4, False, 3), (8, 16, 8, False, 8)],
+)
+def test_groups_that_nodes_cut_are_not_within_one(ranks: int, devices: int, of_node: int, crosses: bool, fewest: int):
+    of = Traffic(kind="all_reduce", size=1.0, ranks=ranks)
+    there = replace(machine(devices), per_node=of_node)
+    assert (of.crosses_nodes(there), of.neighbours(there)) == (crosses, fewest)
 
 
 def played_through(schedule: str, ranks: int, micro_batches: int, hops: Sequence[float]) -> float:

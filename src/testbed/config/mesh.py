@@ -83,9 +83,9 @@ def _mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
         sizes = {"pipeline_stages": pipeline, "tensor_parallel_size": tensor, "context_parallel_size": context}
         flags = [f"--{name} {size}" for name, size in sizes.items() if name in own and (size > 1 or len(own) == 1)]
         raise InputError(
-            f"{' x '.join(flags)} does not divide the {counted(world_size, 'rank')} that the launcher started: "
-            "every mesh is data x pipeline x tensor x context ranks; give a size that divides it, or start a multiple "
-            f"of {counted(claimed, 'rank')}"
+            f"{' x '.join(flags)} does not divide {counted(world_size, 'rank')}: every mesh is data x pipeline x "
+            "tensor x context ranks",
+            f"; give a size that divides it, or start a multiple of {counted(claimed, 'rank')}",
         )
     data = world_size // claimed
     shard = (values["shard_size"] or data * context) if "shard_size" in own else 1

@@ -143,7 +143,7 @@ def _least(asked: Question, run: PlannedRun) -> str:
     """Return what the most frugal run lacks, and how many devices would do; where fewer would without the typed flags,
     or only then, how many."""
     enough, free = _enough(asked), asked.without(*asked.given)
-    words = _would_do(enough) if enough else "no number of them would do as asked"
+    words = _would_do(enough) if enough else "no number of them that was tried would do as asked"
     others = _enough(free) if asked.given else {}
     if any(number < enough.get(has_room, math.inf) for has_room, number in others.items()):
         change = _change(asked, free)
@@ -216,7 +216,7 @@ def _winners(choices: Sequence[Question]) -> list[tuple[str, Question | None]]:
     if deadline is not None:
         limit = f"within --deadline {duration(deadline)}"
         least = min((choice for choice in done if choice.days <= deadline), key=price, default=None)
-        nothing = f"Nothing is done {limit}: ask for other devices, or train on fewer tokens"
+        nothing = f"None of these is done {limit}: change what is named below, ask for others, or train on fewer tokens"
         found.append((f"{'Cheapest' if is_priced else 'Fewest devices'} {limit}" if least else nothing, least))
     return found
 

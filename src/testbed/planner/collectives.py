@@ -40,11 +40,17 @@ class Traffic:
         return self.size * (1.0 if self.kind == "p2p" else (1 + is_twice) * (self.ranks - 1) / self.ranks)
 
     def neighbours(self, machine: Machine) -> int:
-        """Return how many of its ranks are in one node."""
-        return max(1, min(self.ranks, machine.joined // self.stride))
+        """Return how many of its ranks are in one node: of groups that nodes cut unevenly, the fewest of any."""
+        of_node = max(1, machine.joined // self.stride)
+        is_cut = self.crosses_nodes(machine) and machine.joined == machine.per_node
+        return math.gcd(self.ranks, of_node) if is_cut else min(self.ranks, of_node)
 
     def crosses_nodes(self, machine: Machine) -> bool:
-        return self.ranks * self.stride > machine.joined
+        """Return whether some of its groups are not within a node: groups of 3 ranks on nodes of 4 are not. Of a rack
+        that joins nodes, jobs take as many as groups divide."""
+        span = self.ranks * self.stride
+        is_cut = machine.joined == machine.per_node < machine.devices and machine.joined % span > 0
+        return span > machine.joined or (is_cut and self.kind != "p2p")
 
 
 def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:

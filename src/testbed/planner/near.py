@@ -124,19 +124,20 @@ def _num_changes(asked: Question, way: Question) -> int:
 
 def _near(asked: Question) -> Iterator[Question]:
     """Yield the changed questions that have a run that fits, each once: all changes on up to QUICK devices, and on more
-    of them the typed flags and those of the fastest."""
+    of them the typed flags and those of the fastest. What lacks memory is also tried with DeepSpeed's offload."""
     if asked.machine.devices > MOST_TRIED:
         yield from (way for way in [asked.without(*asked.given)] if asked.given and way.fitting())
         return
     seen = {_key(asked)}
 
     def new(ways: Iterable[Question]) -> Iterator[Question]:
-        for way in ways:
-            quick = replace(way, is_quick=True)
-            if _key(way) not in seen:
-                seen.add(_key(way))
-                if quick.fitting():
-                    yield quick
+        for way in (replace(way, is_quick=True) for way in ways):
+            is_given = bool(way.given.keys() & OFFLOADED.keys()) or way.machine.device.kind == "cpu"
+            lacks_room = not is_given and ((best := way.fitting()) is None or best.is_tight)
+            for each in (way, *([way.asked(None, **OFFLOADED)] if lacks_room else [])):
+                if _key(each) not in seen and each.fitting():
+                    yield each
+                seen.add(_key(each))
 
     numbers, fastest = _fewer(asked), asked
     for changed in _with_other_flags(asked):
@@ -154,11 +155,10 @@ def _key(asked: Question) -> tuple[Any, ...]:
 
 def _with_other_flags(asked: Question) -> Iterator[Question]:
     """Yield the question as it is and with other flags: some left out, in fp16 where bf16 is emulated, with compiled
-    8-bit layers, and with DeepSpeed's offload where nothing has room."""
+    8-bit layers."""
     best, device = asked.fitting(), asked.machine.device
     names = [name for name in asked.given if best is None or _may_slow_down(asked, name)]
     sets = [names, *itertools.chain(*(itertools.combinations(names, num) for num in range(MOST_LEFT_OUT + 1)))]
-    lacks_room = (best is None or best.is_tight) and device.kind != "cpu"
     for left_out in sets:
         kept = asked.without(*left_out)
         more: list[dict[str, Any]] = [{}]
@@ -166,8 +166,6 @@ def _with_other_flags(asked: Question) -> Iterator[Question]:
             more.append({"precision": "fp16"})
         if kept.given.get("matmul") == "fp8":
             more.append({"compile": True})
-        if lacks_room and not kept.given.keys() & OFFLOADED.keys():
-            more += [{**flags, **OFFLOADED} for flags in more]
         yield from (kept.asked(None, **flags) for flags in more)
 
 

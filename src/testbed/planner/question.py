@@ -105,7 +105,7 @@ class Question:
         shares = always_shares_sequences(self.seq_length, self.global_batch, self.machine, self.given)
         jobs, refused = self.jobs(shares)
         runs = plan(jobs, self.machine, self.constants, self.answers)
-        if shares or (runs and runs[0].fits and not runs[0].is_tight):
+        if shares or (runs and runs[0].fits and not runs[0].is_near_full):
             return runs, refused
         jobs, still_refused = self.jobs(True)
         return (plan(jobs, self.machine, self.constants, self.answers), still_refused) if jobs else (runs, refused)

@@ -201,9 +201,9 @@ def exposed_hops_seconds(job: Job, hops: Sequence[float], hidden: float) -> floa
 
     Filling and draining the pipeline waits for a hop of each boundary, there and back. In between a hop travels behind
     the passes of other micro batches, as far as the link of the busiest rank keeps up. GPipe sends all activations
-    first, behind forward passes, then all gradients. In 1F1B's order n + 1 micro batches go round over n boundaries in
-    turn, so that each waits for its share of the hops there and back. Without a schedule each micro batch crosses every
-    boundary alone.
+    first, behind forward passes, then all gradients. The hops of the first micro batch are those that fill and drain.
+    In 1F1B's order n + 1 micro batches go round over n boundaries in turn, so that each waits for its share of the hops
+    there and back. Without a schedule each micro batch crosses every boundary alone.
 
     Args:
         hops: seconds for one activation from each rank to the next, the last one's next being the first.
@@ -216,16 +216,19 @@ def exposed_hops_seconds(job: Job, hops: Sequence[float], hidden: float) -> floa
     if job.schedule == "gpipe":
         slowest = max(between)
         ways = [slowest - hidden / 3, slowest - 2 * hidden / 3]  # a backward pass takes twice as long as a forward pass
-        return ends + job.accumulation * sum(max(FLOOR * slowest, exposed) for exposed in ways)
+        return ends + (job.accumulation - 1) * sum(max(FLOOR * slowest, exposed) for exposed in ways)
     sent = busiest_seconds(job, hops)
-    steady = ends + job.accumulation * max(FLOOR * sent, sent - hidden)
+    steady = ends + (job.accumulation - 1) * max(FLOOR * sent, sent - hidden)
     if job.schedule == "1f1b":
         passed = [0.0, *itertools.accumulate(between)]
         round_trips = (
             2 * (passed[end] - passed[begin]) / (end - begin + 1)
             for begin, end in itertools.combinations(range(others + 1), 2)
         )
-        return max(steady, (job.accumulation + others) * max(round_trips))
+        # a boundary takes all micro batches forward, and then back those that wait for the last one
+        waits = (job.accumulation + min(job.accumulation, others - place) for place in range(others))
+        crossed = (wait * max(FLOOR * hop, hop - hidden) for wait, hop in zip(waits, between, strict=True))
+        return max(steady, ends + (job.accumulation - 1) * max(round_trips), *crossed)
     return steady
 
 
