@@ -185,7 +185,11 @@ def read_regular(path: Path, most: int = LARGEST_TEXT) -> bytes:
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise NotAFile(errno.EFBIG, f"it holds more than {most:,} bytes", str(path))
-        return file.read()
+        try:
+            return file.read()
+        except OSError as error:  # of a damaged disk, which does not say of which file
+            error.filename = str(path)
+            raise
 
 
 def read_unpacked(path: Path) -> bytes:

@@ -6,6 +6,7 @@ training_metrics.json and what the audit reads have tests/metrics/test_metrics_f
 
 from __future__ import annotations
 
+import gzip
 import json
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,12 @@ from support.fuzz import (
 )
 from support.metrics_examples import example_metrics, save
 from support.mutations import broken_bytes, broken_words
+from support.nccl_examples import one_host, write_logs
 from support.nsight_cases import chrome_trace, run_folder, text_file
 from support.programs import REPOSITORY
 from support.sweep_cases import as_sweep, finish, request, write_sweep_json
 
+from testbed.analysis.profiles.nccl_logs import find_logs, read_logs
 from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.summary import summary_text, write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
@@ -113,6 +116,10 @@ def attribute_trace(folder: Path) -> None:
     read_operators(folder / "profiler_logs" / "rank0.pt.trace.json")
 
 
+def packed_trace(folder: Path) -> None:
+    (folder / "rank0.pt.trace.json.gz").write_bytes(gzip.compress(chrome_trace(folder).read_bytes()))
+
+
 def nsys_csv() -> str:
     name = ":train/step"
     header = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Style,Range"
@@ -141,6 +148,22 @@ READERS = {
         "profiler_logs/rank0.pt.trace.json",
         attribute_trace,
         errors=(TraceUnreadable, InputError),
+    ),
+    "packed trace": Reader(
+        packed_trace,
+        "rank0.pt.trace.json.gz",
+        lambda folder: read_operators(folder / "rank0.pt.trace.json.gz"),
+        broken=broken_bytes,
+        outcomes=(REFUSED,),
+    ),
+    "log of NCCL": Reader(
+        lambda folder: write_logs(folder, [one_host(0)]),
+        "nccl_rank_host_100.log",
+        lambda folder: read_logs(find_logs(folder / "nccl_rank_host_100.log")),
+        broken=both,
+        os_errors=OS_ERRORS,
+        outcomes=(READ,),
+        in_pieces=True,
     ),
     "text of nsys stats": Reader(
         lambda folder: text_file(folder, nsys_examples.stats_text("indian")),

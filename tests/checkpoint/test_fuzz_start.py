@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoint_files_cases import look_at_checkpoint, write_checkpoint
-from support.fuzz import Reader, Refused, break_in_every_way, gpt2_accepts
-from support.mutations import broken_safetensors
+from support.fuzz import READ, REFUSED, Reader, Refused, break_in_every_way, gpt2_accepts
+from support.mutations import broken_bytes, broken_safetensors
 from support.programs import REPOSITORY, TINY_RUN, VOCABULARY, write_token_files
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.checkpoint import folders as checkpoint
 from testbed.checkpoint.weights import read_initial_weights, write_weights
 from testbed.config.initial_shape import shape_of_folder
+from testbed.distributed import watchdog
 from testbed.distributed.process_group import root_cause
 from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
@@ -26,6 +27,7 @@ from testbed.model.shape import ModelShape
 from testbed.strategies import state_files
 from testbed.strategies.deepspeed_config import effective_config, sha256_of
 
+STEP = "checkpoints/step_000020"
 SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=8, vocab_size=VOCABULARY, max_position_embeddings=64)
 
 
@@ -87,10 +89,21 @@ def load_state(folder: Path) -> None:
 
 
 def describe_checkpoint(folder: Path) -> None:
-    checkpoint.read_description(folder / "checkpoints" / "step_000020")
+    checkpoint.read_description(folder / STEP)
+
+
+def stranger_in_checkpoint(folder: Path) -> None:
+    (write_checkpoint(folder) / "more").write_bytes(b"x")
 
 
 READERS = {
+    "progress of a rank": Reader(
+        lambda folder: (folder / ".rank0.progress").write_bytes(bytes(64)),
+        ".rank0.progress",
+        watchdog.steps_done,
+        broken_bytes,
+        outcomes=(READ,),
+    ),
     "--config": Reader(
         config_file,
         "run.json",
@@ -106,12 +119,16 @@ READERS = {
         weights_folder, "start/model.safetensors", load_weights, broken=broken_safetensors
     ),
     "manifest.json of a checkpoint": Reader(
-        write_checkpoint, "checkpoints/step_000020/manifest.json", look_at_checkpoint, is_named=False
+        write_checkpoint, f"{STEP}/manifest.json", look_at_checkpoint, is_named=False
+    ),
+    "tensors of a checkpoint": Reader(
+        write_checkpoint, f"{STEP}/__0_0.distcp", look_at_checkpoint, broken_bytes, is_named=False, outcomes=(REFUSED,)
+    ),
+    "a file beside them": Reader(
+        stranger_in_checkpoint, f"{STEP}/more", look_at_checkpoint, broken_bytes, is_named=False, outcomes=(READ,)
     ),
     "tensors.json of a checkpoint": Reader(state_folder, "tensors.json", load_state, is_named=False),
-    "checkpoint.json of a checkpoint": Reader(
-        write_checkpoint, "checkpoints/step_000020/checkpoint.json", describe_checkpoint
-    ),
+    "checkpoint.json of a checkpoint": Reader(write_checkpoint, f"{STEP}/checkpoint.json", describe_checkpoint),
 }
 
 

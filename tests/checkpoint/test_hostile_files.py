@@ -20,30 +20,17 @@ from safetensors.torch import save as safetensors_of
 from support import hostile_files
 from support.attack import Drill
 from support.checkpoint_files_cases import look_at_checkpoint, write_checkpoint
-from support.fuzz import bounded_memory
-from support.metrics_examples import example_metrics, save
-from support.nsys_examples import stats_text
+from support.fuzz import BAD_PLACES, bounded_memory, remove
 from support.programs import TINY_RUN, data_flags
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed.analysis.profiles.nccl_logs import read_logs
-from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.trace_operators import read_operators
-from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.checkpoint import load
 from testbed.checkpoint.manifest import write_manifest
 from testbed.checkpoint.weights import read_initial_weights
-from testbed.config.deepspeed_file import read_deepspeed_file
-from testbed.config.initial_shape import shape_of_folder
-from testbed.data.corpus import CorpusError, find_corpus, read_documents
-from testbed.data.pairs import read_pairs
-from testbed.data.sidecar import read_sidecar
-from testbed.data.tokenizer_file import load_tokenizer_file
-from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.process_group import root_cause
 from testbed.errors import InputError
-from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.model.tensor_archive import load_tensors
@@ -133,7 +120,11 @@ def test_no_archive_runs_or_fills_the_memory(drill, name):
             # of a few numbers nothing is saved by packing, so that such an archive is as good as another
             is_packed = (what, name) == ("compressed members", "random numbers")
             drill.case(what, lambda: read(drill.given), STATE_ERRORS, is_packed or what in NEVER_READ)
-    drill.check(least_refused=60)
+        for what, put_there in BAD_PLACES.items():
+            remove(path)
+            put_there(path)
+            drill.case(what, lambda: read(drill.given), STATE_ERRORS, must_refuse=True)
+    drill.check(least_refused=70)
 
 
 def test_a_pickle_that_ends_anywhere_is_one_sentence():
@@ -293,66 +284,6 @@ def test_a_packed_trace_that_fills_the_memory_is_refused(drill, monkeypatch):
     for read in (read_operators, read_trace):
         with pytest.raises((ValueError, TraceUnreadable), match="it holds more than 1,048,576 bytes"):
             read(path)
-
-
-def use_bpe(folder: Path) -> None:
-    load_tokenizer_file(folder / "bpe_300.json")
-
-
-def nothing(folder: Path) -> None:
-    """Only the file in question is read."""
-
-
-PLACES = {
-    "manifest.json": ("checkpoints/step_000020/manifest.json", write_checkpoint, look_at_checkpoint),
-    "checkpoint.json": ("checkpoints/step_000020/checkpoint.json", write_checkpoint, look_at_checkpoint),
-    "a checkpoint's tensors": ("checkpoints/step_000020/__0_0.distcp", write_checkpoint, look_at_checkpoint),
-    "a file beside them": ("checkpoints/step_000020/more", write_checkpoint, look_at_checkpoint),
-    "tensors.json": ("tensors.json", lambda folder: state_files.save(state(), folder, None), read_state),
-    "tensors": ("__0_0.distcp", lambda folder: state_files.save(state(), folder, None), read_state),
-    "random numbers": ("random_state_rank0.pt", nothing, read_random_state),
-    "DeepSpeed's own": ("optim_states.pt", nothing, read_deepspeeds),
-    "training_metrics.json": ("training_metrics.json", nothing,
-                              lambda folder: read_metrics(folder / "training_metrics.json")),
-    "progress of a rank": (".rank0.progress", nothing, watchdog.steps_done),
-    "model.safetensors": ("model.safetensors", write_weights, lambda folder: read_initial_weights(str(folder), SHAPE)),
-    "config.json": ("config.json", write_weights, shape_of_folder),
-    "tokenizer": ("bpe_300.json", nothing, use_bpe),
-    "sidecar": ("train.json", nothing,
-                lambda folder: read_sidecar(folder / "train.json", "--train_data_path")),
-    "DeepSpeed's configuration": ("ds.json", nothing,
-                                  lambda folder: read_deepspeed_file(folder / "ds.json")),
-    "pairs": ("pairs.jsonl", nothing, lambda folder: list(read_pairs(folder / "pairs.jsonl"))),
-    "documents": ("mine.jsonl", nothing,
-                  lambda folder: list(read_documents(find_corpus(folder / "mine.jsonl").documents))),
-    "trace": ("rank0.json", nothing, lambda folder: read_trace(folder / "rank0.json")),
-    "packed trace": ("rank0.json.gz", nothing, lambda folder: read_operators(folder / "rank0.json.gz")),
-    "text of nsys": ("nsys_stats_node0.txt", lambda folder: (folder / "nsys_stats_node0.txt").write_text(stats_text()),
-                     lambda folder: read_stats(folder / "nsys_stats_node0.txt")),
-    "log of NCCL": ("nccl.log", nothing, lambda folder: read_logs([folder / "nccl.log"])),
-    "RUN_COMPLETE.txt": ("run/RUN_COMPLETE.txt", lambda folder: save(folder / "run", example_metrics(num_steps=3)),
-                         lambda folder: as_tsv(verify(folder))),
-}  # fmt: skip
-SHOWN_IN_THE_REPORT = ("progress of a rank", "RUN_COMPLETE.txt")  # what is wrong there is a finding, no refusal
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_what_is_no_file_is_not_waited_for(drill, name):
-    subject, prepare, read = PLACES[name]
-    errors = (*STATE_ERRORS, CorpusError, TraceUnreadable)
-    with bounded_memory():
-        for place, put in hostile_files.places(drill.outside).items():
-            shutil.rmtree(drill.given)
-            drill.given.mkdir()
-            prepare(drill.given)
-            path = drill.given / subject
-            path.unlink(missing_ok=True)
-            put(path)
-            is_read = name != "a file beside them" or place not in ("a folder", "a link to itself", "a giant of holes")
-            if place == "a giant of holes" and name in ("documents", "pairs", "log of NCCL"):
-                continue  # read in lines, as far as they go
-            drill.case(place, lambda: read(drill.given), errors, is_read and name not in SHOWN_IN_THE_REPORT)
-    drill.check(least_refused=0 if name in SHOWN_IN_THE_REPORT else 7)
 
 
 @pytest.mark.launches

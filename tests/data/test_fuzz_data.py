@@ -137,25 +137,33 @@ READERS = {
         "train.bin",
         read_tokens,
         broken=lambda content: st.one_of(broken_bytes(content), odd_ids("<u2", 60, [50_256, 50_257, 65_535])),
+        in_pieces=True,
     ),
     "token file of 32-bit ids": Reader(
         wide_tokens,
         "train.bin",
         read_tokens,
         broken=lambda content: odd_ids("<u4", 64, [69_999, 70_000, 2**31, 2**32 - 1]),
+        in_pieces=True,
     ),
     "meta.pkl of nanoGPT": Reader(characters, "meta.pkl", read_characters, broken=broken_bytes),
     "sidecar of pairs": Reader(tiny_pairs, "train_pairs.json", read_pair_tokens, is_named=False),
     "targets of pairs": Reader(
         tiny_pairs, "train_pairs.targets.bin", read_pair_tokens, broken=broken_bytes, outcomes=(REFUSED,)
     ),
-    "pairs": Reader(pairs_of_texts, "pairs.jsonl", read_all_pairs, broken=both),
+    "pairs": Reader(pairs_of_texts, "pairs.jsonl", read_all_pairs, broken=both, in_pieces=True),
     "tokenizer": Reader(trained_bpe, "bpe_300.json", use_bpe),
     "manifest of a corpus": Reader(
         corpus, "manifest.json", use_corpus, errors=(CorpusError, InputError), os_errors=OS_ERRORS, is_named=False
     ),
     "documents": Reader(
-        documents, "mine.jsonl", read_all_documents, broken=both, errors=(CorpusError, InputError), os_errors=OS_ERRORS
+        documents,
+        "mine.jsonl",
+        read_all_documents,
+        broken=both,
+        errors=(CorpusError, InputError),
+        os_errors=OS_ERRORS,
+        in_pieces=True,
     ),
 }
 

@@ -15,10 +15,13 @@ import os
 import resource
 import shutil
 import signal
+import socket
+import stat
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +33,7 @@ from support.programs import kept_signals, run_here
 from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
 from testbed.errors import InputError
+from testbed.io import NotAFile
 
 LONGEST_S = 20.0
 LONGEST_SENTENCE = 1500
@@ -37,7 +41,8 @@ MEMORY_BYTES = 4 << 30  # that a reader may take beyond what the process has: a 
 READ, REFUSED, FAULT = "read", "refused", "fault"
 LEAST_SHARE = 0.02  # of the draws that an outcome must have: a fuzz that is always refused tests one line
 EVERY_DAY = 5  # one draw in this many
-OS_ERRORS = (FileNotFoundError, IsADirectoryError, OSError)  # what opening a file raises
+LARGEST_HASHED = 1 << 30
+OS_ERRORS = (FileNotFoundError, IsADirectoryError, OSError, NotAFile)  # what opening a file raises
 
 
 class Refused(Exception):
@@ -75,13 +80,16 @@ def bounded_memory() -> Iterator[None]:
 
 
 def content_of(folder: Path) -> dict[str, str]:
-    """Every name below `folder`: the hash of a file, what a link points to, or that it is a folder."""
+    """Every name below `folder`: the hash of a file, what a link points to, or what else it is."""
     found = {}
     for path in sorted(folder.rglob("*")):
+        found_there = path.lstat()
         if path.is_symlink():
             state = f"link to {path.readlink()}"
+        elif not path.is_file() or found_there.st_size > LARGEST_HASHED:
+            state = f"{stat.filemode(found_there.st_mode)}, {found_there.st_size} bytes"
         else:
-            state = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+            state = hashlib.sha256(path.read_bytes()).hexdigest()
         found[path.relative_to(folder).as_posix()] = state
     return found
 
@@ -229,6 +237,7 @@ class Reader:
         os_errors: what also may, where something else stands in the file's place; the program says it in a sentence.
         is_named: the sentence must name the file; not where its values are held to the rules of flags.
         outcomes: those that must not be rare; a file under a hash is always refused.
+        in_pieces: it is read as far as it goes. No size is too large, and a disk that fails does not say where.
     """
 
     prepare: Callable[[Path], object]
@@ -239,6 +248,7 @@ class Reader:
     os_errors: tuple[type, ...] = ()
     is_named: bool = True
     outcomes: tuple[str, ...] = (READ, REFUSED)
+    in_pieces: bool = False
 
 
 DRAWS = 90  # of each file that is read
@@ -259,6 +269,8 @@ def break_in_every_way(name: str, reader: Reader, folder: Path) -> None:
     fuzz.draw(reader.broken(subject.read_bytes()), DRAWS, one_file)
     fuzz.allowed += reader.os_errors
     for place, put in BAD_PLACES.items():
+        if reader.in_pieces and place in ("a giant", "a link to /proc/self/mem"):
+            continue
         remove(subject)
         put(subject)
         fuzz.case(lambda: reader.read(folder), place)
@@ -272,7 +284,17 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# what can stand in the place of a file
+def bind(path: Path) -> None:
+    with contextlib.chdir(path.parent):  # the name of a socket is short
+        socket.socket(socket.AF_UNIX).bind(path.name)
+
+
+def make_giant(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 42)  # of holes
+
+
+# what can stand in the place of a file: a FIFO is waited for, a device has no end
 BAD_PLACES: dict[str, Callable[[Path], object]] = {
     "nothing": lambda path: None,
     "a folder": Path.mkdir,
@@ -280,4 +302,11 @@ BAD_PLACES: dict[str, Callable[[Path], object]] = {
     "a link to nowhere": lambda path: path.symlink_to("nowhere"),
     "an empty file": lambda path: path.write_bytes(b""),
     "one byte": lambda path: path.write_bytes(b"\x00"),
+    "a FIFO": os.mkfifo,
+    "a socket": bind,
+    "a giant": make_giant,
+    **{
+        f"a link to {there}": partial(Path.symlink_to, target=there)
+        for there in ("/dev/zero", "/dev/tty", "/proc/self/mem")
+    },
 }

@@ -1,4 +1,4 @@
-"""Make files as an attacker would: pickles that bring a reader out of step, archives, tables; and places without files.
+"""Make files as an attacker would: pickles that bring a reader out of step, and archives.
 
 What a pickle may call, PyTorch decides (`weights_only`) and tests. Each file is made from opcodes and bytes, so that
 nothing hostile lies in the repository. A pickle that does harm makes a folder at `canary`. Files that are only damaged
@@ -10,10 +10,9 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import socket
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -179,33 +178,3 @@ def archives(good: object, canary: Path) -> Iterator[tuple[str, bytes]]:
 
 def number(value: int) -> bytes:
     return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
-
-
-def places(outside: Path) -> dict[str, Callable[[Path], None]]:
-    """What can stand where a file is looked for. A FIFO is waited for, a device has no end."""
-
-    def giant(path: Path) -> None:
-        path.touch()
-        os.truncate(path, 1 << 42)
-
-    def bound(path: Path) -> None:
-        here = Path.cwd()
-        os.chdir(path.parent)  # the name of a socket is short
-        try:
-            socket.socket(socket.AF_UNIX).bind(path.name)
-        finally:
-            os.chdir(here)
-
-    return {
-        "a FIFO": os.mkfifo,
-        "a link to a FIFO": lambda path: (os.mkfifo(outside / f"fifo_{path.name}"),
-                                          path.symlink_to(outside / f"fifo_{path.name}")),
-        "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-        "a link to /dev/tty": lambda path: path.symlink_to("/dev/tty"),
-        "a socket": bound,
-        "a folder": Path.mkdir,
-        "a link to itself": lambda path: path.symlink_to(path.name),
-        "a link to nowhere": lambda path: path.symlink_to(outside / "nowhere"),
-        "a link to /proc/self/mem": lambda path: path.symlink_to("/proc/self/mem"),
-        "a giant of holes": giant,
-    }  # fmt: skip

@@ -70,7 +70,7 @@ def read_llmc(
             f"{RATES.learning_rate} and a weight decay of {RATES.weight_decay} are llm.c's defaults"
         )
     except OSError as error:
-        state, note = None, f"{_LEFT_OUT}: {Path(error.filename).name} cannot be read ({error.strerror})"
+        state, note = None, f"{_LEFT_OUT}: {Path(error.filename or states[0]).name} cannot be read ({error.strerror})"
     except InputError as error:
         state, note = None, f"{_LEFT_OUT}: {error}"
     return weights, header.shape, state, note
