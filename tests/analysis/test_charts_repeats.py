@@ -1,8 +1,6 @@
 """Repeats in pictures, plot_results, and generate_charts.py as a program."""
 
 import statistics
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from support.charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from support.metrics_examples import example_metrics, save, v1_metrics
-from support.programs import REPOSITORY, run_here
+from support.programs import run_here
 
 from testbed.analysis.charts import training
 from testbed.analysis.runs.load import find_runs, load_run
@@ -173,16 +171,3 @@ def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path):
         errors = [line for line in done.stderr.splitlines() if "error:" in line]
         assert len(errors) == 1 and sentence in errors[0], (arguments, done.stderr)
         assert not (tmp_path / "docs").exists()
-
-
-@pytest.mark.launches
-def test_help_does_not_wait_for_matplotlib():
-    code = (
-        "import sys, runpy\nsys.argv = ['generate_charts.py', '--help']\n"
-        f"try: runpy.run_path({str(REPOSITORY / 'generate_charts.py')!r}, run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        "heavy = {'matplotlib', 'numpy', 'scipy', 'jinja2'}\n"
-        "print('LOADED', *(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines()[-1].strip() == "LOADED"

@@ -2,14 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
-from support.programs import REPOSITORY, run_here
+from support.programs import run_here
 
 from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.comparison.two_arms import compare_arms
@@ -281,16 +279,6 @@ def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(tmp_path):
         assert code == 2, arguments
         assert sentence in said
         assert said.startswith("compare_runs.py: error: ")
-
-
-@pytest.mark.launches
-def test_help_loads_no_numpy():
-    code = "import sys, runpy; sys.argv[1:] = ['--help']\ntry: runpy.run_path(%r, run_name='__main__')\n"
-    code += "except SystemExit: print(sorted({'numpy', 'scipy', 'torch'} & set(sys.modules)))"
-    path = str(REPOSITORY / "scripts" / "compare_runs.py")
-    said = subprocess.run([sys.executable, "-c", code % path], capture_output=True, text=True, check=True)
-    assert said.stdout.strip().endswith("[]")
-    assert "--allow-mismatch" in said.stdout
 
 
 def test_a_compiled_strategy_against_an_uncompiled_one_has_no_speed_up(tmp_path):

@@ -157,19 +157,6 @@ def test_a_signal_leaves_nothing_under_a_final_name(tmp_path, ending):
     assert not (tmp_path / "dataset" / "long").exists()
 
 
-@pytest.mark.launches
-@pytest.mark.parametrize("program", ["download_data.py", "preprocess_small.py"])
-def test_help_loads_no_heavy_library(program):
-    heavy = ("torch", "datasets", "tiktoken", "tokenizers", "requests")
-    code = f"""import sys, runpy, testbed.data.corpus, testbed.data.preprocess
-sys.argv = [sys.argv[1], "--help"]
-try: runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit: print([name for name in {heavy} if name in sys.modules])"""
-    command = [sys.executable, "-c", code, str(ROOT / program)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "--output_dir" in result.stdout and result.stdout.endswith("\n[]\n")
-
-
 def test_without_a_network_the_library_is_not_asked(monkeypatch):
     """It retries for 24 s before it gives up."""
     import datasets

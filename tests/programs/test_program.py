@@ -52,6 +52,28 @@ def test_another_testbed_that_is_installed_is_not_run(tmp_path, name):
     assert said.returncode == 0 and "usage:" in said.stdout, said.stderr
 
 
+@pytest.mark.launches
+def test_help_waits_for_no_library_that_takes_seconds_to_load():
+    """In one process, so what loads numpy comes last."""
+    light = ["generate_charts.py", "download_data.py", "preprocess_small.py"]
+    light += ["scripts/compare_runs.py", "scripts/run_scaling_benchmarks.py"]
+    code = (
+        "import contextlib, runpy, sys\n"
+        "def check(name, *more):\n"
+        "    heavy = {'torch', 'deepspeed', 'datasets', 'tiktoken', 'tokenizers', 'requests', *more}\n"
+        "    assert not heavy & set(sys.modules), (name, heavy & set(sys.modules))\n"
+        f"for program in {[*light, 'src/gpt2.py']}:\n"
+        "    sys.argv = [program, '--help']\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        runpy.run_path(program, run_name='__main__')\n"
+        "    check(program, *['numpy', 'scipy', 'matplotlib', 'jinja2'] * (program != 'src/gpt2.py'))\n"
+        "import testbed.data.corpus, testbed.data.preprocess\n"
+        "check('what writes a corpus')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("usage: ") == len(light) + 1, done.stderr
+
+
 def raising(error: BaseException):
     @program
     def main() -> None:

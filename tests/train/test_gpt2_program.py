@@ -16,7 +16,6 @@ import psutil
 import pytest
 import torch
 from support.programs import (
-    REPOSITORY,
     SEQUENCE,
     TINY_RUN,
     VOCABULARY,
@@ -35,7 +34,6 @@ from testbed.train.reasons import model_does_not_fit
 
 pytestmark = pytest.mark.launches
 
-PROGRAMS = ["src/gpt2.py", "generate_charts.py", "download_data.py", "preprocess_small.py"]
 SHORT_RUN = ["--global_batch_size", "16", "--max_train_steps", "7", "--timing_warmup_steps", "2"]
 
 
@@ -247,20 +245,6 @@ def test_under_a_launcher_one_rank_speaks(token_files, tmp_path):
     done = run_program([*deepspeed_command(2, free_port()), *flags])
     assert done.returncode == 2
     assert done.stderr.count("gpt2.py: error: --seq_length 128") == 1
-
-
-def test_help_loads_no_torch():
-    """torch costs seconds."""
-    code = (
-        "import runpy, sys, contextlib\n"
-        f"for program in {[str(REPOSITORY / name) for name in PROGRAMS]}:\n"
-        "    sys.argv = [program, '--help']\n"
-        "    with contextlib.suppress(SystemExit):\n"
-        "        runpy.run_path(program, run_name='__main__')\n"
-        "    assert 'torch' not in sys.modules, program\n"
-    )
-    done = run_program([sys.executable, "-c", code])
-    assert done.returncode == 0 and done.stdout.count("usage: ") == len(PROGRAMS), done.stderr
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
