@@ -240,11 +240,9 @@ def test_the_program_prints_a_sentence_tables_and_commands(tmp_path):
 def test_the_model_that_is_planned_is_the_one_that_the_command_trains(tmp_path):
     """Without --vocab_size src/gpt2.py takes the vocabulary of the data, so the plan does too."""
     words = ["--model", "nano", "--here", "--gpus", 1]
-    train_file, _ = write_token_files(tmp_path)
     here = run_here(PLAN, *words, "--json", "none.json", cwd=tmp_path)
     assert here.returncode == 0 and "Vocabulary 50,257 (GPT-2's, for no data is here)." in here.stdout.splitlines()[0]
-    for suffix in (".bin", ".json"):
-        train_file.with_suffix(suffix).rename((tmp_path / "train_small").with_suffix(suffix))
+    write_token_files(tmp_path, suffix="_small")
     done = run_here(PLAN, *words, "--json", "plan.json", cwd=tmp_path)
     assert f"Vocabulary {VOCABULARY} (of train_small.bin)." in done.stdout.splitlines()[0], done.stderr
     plans = [json.loads((tmp_path / name).read_text())["runs"][0] for name in ("none.json", "plan.json")]

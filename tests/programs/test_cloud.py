@@ -41,7 +41,7 @@ def test_the_command_of_each_run_type_is_one_that_gpt2_takes(launcher, tmp_path)
     from testbed.config.run_types import STRATEGIES
     from testbed.distributed.launch import Launch
 
-    make_corpus(tmp_path)
+    write_token_files(tmp_path, suffix="_small")
     for run_type in STRATEGIES:
         ranks = 2 if STRATEGIES[run_type].is_distributed else 1
         words = launcher.training_command(
@@ -80,18 +80,11 @@ def test_what_cannot_work_is_refused_before_a_machine_is_rented(launcher, run_ty
     launcher.check_request("ddp", "H100", 8)
 
 
-def make_corpus(folder: Path) -> None:
-    """Put token files under the names that preprocess_small.py gives them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in write_token_files(folder):
-        for part in folder.glob(f"{file.stem}.*"):
-            part.rename(part.with_name(part.name.replace(file.stem, f"{file.stem}_small")))
-
-
 def request(tmp_path: Path, name: str) -> dict:
     data = tmp_path / "data" / "stdlib"
     if not data.exists():
-        make_corpus(data)
+        data.mkdir(parents=True)
+        write_token_files(data, suffix="_small")
     extra = f"{' '.join(TINY_MODEL)} --seq_length 32 --device cpu --precision fp32 --max_train_steps 2"
     return {
         "run_type": "baseline", "world_size": 1, "epochs": 1, "batch_size": 8, "dataset": "stdlib", "name": name,

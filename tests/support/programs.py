@@ -32,10 +32,13 @@ def tokens_with_structure(num_tokens: int, seed: int) -> np.ndarray:
     return np.cumsum(steps) % (VOCABULARY - 1)
 
 
-def write_token_files(folder: Path, train_tokens: int = 20_000, val_tokens: int = 3_000) -> tuple[Path, Path]:
+def write_token_files(
+    folder: Path, train_tokens: int = 20_000, val_tokens: int = 3_000, suffix: str = ""
+) -> tuple[Path, Path]:
+    """Write both and return their paths. The suffix "_small" gives the names that programs look for."""
     from testbed.data.token_file import TokenFileWriter
 
-    paths = folder / "train.bin", folder / "val.bin"
+    paths = folder / f"train{suffix}.bin", folder / f"val{suffix}.bin"
     for path, num_tokens, seed in zip(paths, (train_tokens, val_tokens), (1, 2), strict=True):
         with TokenFileWriter(path, VOCABULARY, f"bpe:{VOCABULARY}", VOCABULARY - 1) as writer:
             writer.append_document(tokens_with_structure(num_tokens - 1, seed))

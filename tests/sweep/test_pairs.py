@@ -19,10 +19,7 @@ PROGRAM, SWEEP_PROGRAM = "scripts/more/certify_machine.py", "scripts/run_scaling
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A folder to work in, with the token files that a sweep takes by default."""
-    for path in write_token_files(tmp_path):
-        for made in (path, *path.parent.glob(f"{path.name}*")):
-            if made.exists():
-                made.rename(made.with_name(made.name.replace(path.stem, f"{path.stem}_small", 1)))
+    write_token_files(tmp_path, suffix="_small")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -72,7 +69,7 @@ def test_the_program_makes_a_certificate_of_finished_runs_and_goes_on_with_more(
     assert planned.returncode == 0 and not (tmp_path / "made").exists()
     for name in ("baseline_1rank_batch8_a", "baseline_1rank_batch8_b", "ddp_2ranks_batch8_a", "ddp_2ranks_batch8_b"):
         assert f"# {name}: 6 runs" in planned.stdout
-    assert planned.stdout.splitlines()[-1].startswith("# 24 runs to make, and warm-up: about 7 min (a guess that")
+    assert planned.stdout.splitlines()[-1].startswith("# 24 runs to make, and warm-up: about 5 min (a guess that")
     finish_all(cells_of_pairs(asked(), ranks=2, pairs=6), tmp_path / "made")
     planned = run_here(PROGRAM, *words, "--dry_run", cwd=tmp_path)
     assert "6 runs, 6 of them finished" in planned.stdout and "from the finished runs" in planned.stdout

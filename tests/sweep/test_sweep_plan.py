@@ -206,10 +206,7 @@ def test_what_is_given_replaces_the_default_work_and_nothing_is_said_twice():
 @pytest.fixture
 def in_folder_with_data(tmp_path, monkeypatch):
     """Token files under their usual names in the current folder."""
-    train, val = write_token_files(tmp_path, train_tokens=300_000)
-    for path, name in ((train, "train_small"), (val, "val_small")):
-        path.rename(tmp_path / f"{name}.bin")
-        path.with_suffix(".json").rename(tmp_path / f"{name}.json")
+    write_token_files(tmp_path, train_tokens=300_000, suffix="_small")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
