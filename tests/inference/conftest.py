@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from support.evaluate_cases import BLEU_TOKENS, PROGRAM, model_of, save_checkpoint
-from support.programs import REPOSITORY
+from support.programs import REPOSITORY, run_here
 
 from testbed.data.pairs import encode_prompt
 from testbed.data.token_file import TokenFileWriter
@@ -52,18 +50,11 @@ def files(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def evaluate(files, monkeypatch, capfd):
+def evaluate(files):
     """Run the program in this process: (exit code, standard output, standard error)."""
-    main = runpy.run_path(str(PROGRAM))["main"]
 
     def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.chdir(files)
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words), "--threads", "1"])
-        capfd.readouterr()
-        try:
-            code = main()
-        except SystemExit as end:  # argparse
-            code = end.code
-        return code, *capfd.readouterr()
+        done = run_here(PROGRAM, *words, "--threads", "1", cwd=files)
+        return done.returncode, done.stdout, done.stderr
 
     return run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -26,8 +25,8 @@ from support.inference_examples import (
     unavailable,
     wrapped,
 )
+from support.programs import run_here
 
-import generate_charts
 from testbed.analysis.charts.style import DPI
 from testbed.inference import charts, report
 from testbed.inference.report import check_inference, decode_rates, read_inference
@@ -222,35 +221,20 @@ def test_what_is_no_such_file_is_refused_in_one_sentence(tmp_path, content, word
     assert words in str(caught.value) and "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
-@pytest.fixture
-def draw(tmp_path, monkeypatch, capfd):
-    """Run generate_charts.py in this process, in the test's folder: (exit code, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["generate_charts.py", *map(str, arguments)])
-        try:
-            code = generate_charts.main()
-        except SystemExit as end:  # a mistake that the parser sees
-            code = end.code
-        return code, *capfd.readouterr()
-
-    return run
-
-
-def test_one_command_draws_all_of_several_checkpoints(draw, tmp_path):
+def test_one_command_draws_all_of_several_checkpoints(tmp_path):
     small = {"load": None, "schemes": {name: scheme(name) for name in ("none", "bf16")}}
     for name in ("one", "two"):
         save_inference(tmp_path / name, example_inference(checkpoint={"name": name}) | small)
-    code, said, error = draw("--inference", "one", tmp_path / "two" / "inference_metrics.json")
-    assert code == 0, error
+    two = tmp_path / "two" / "inference_metrics.json"
+    done = run_here("generate_charts.py", "--inference", "one", two, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     for name in ("one", "two"):
         pictures = {path.name for path in (tmp_path / "docs/charts" / name).glob("*.png")}
         assert pictures == PICTURES - {"latency_vs_load.png"}
         tables = (tmp_path / "docs/charts" / name / "inference_tables.md").read_text()
         assert tables == report.report(example_inference(checkpoint={"name": name}) | small) + "\n"
-        assert tables in said
-    assert "Saved decode rate chart to docs/charts/one/decode_rate.png" in said
+        assert tables in done.stdout
+    assert "Saved decode rate chart to docs/charts/one/decode_rate.png" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -262,12 +246,12 @@ def test_one_command_draws_all_of_several_checkpoints(draw, tmp_path):
         (["--inference", "broken.json"], "broken.json is not JSON"),
     ],
 )
-def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(draw, tmp_path, arguments, sentence):
+def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
     save_inference(tmp_path / "run", example_inference())
     (tmp_path / "broken.json").write_text("{")
-    code, _, said = draw(*arguments)
-    (error,) = [line for line in said.splitlines() if "error:" in line]
-    assert code == 2 and sentence in error
+    done = run_here("generate_charts.py", *arguments, cwd=tmp_path)
+    (error,) = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert done.returncode == 2 and sentence in error
     assert not (tmp_path / "docs").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from support.programs import (
     python_command,
     run_here,
     run_program,
+    script,
 )
 
 from testbed.checkpoint.weights import write_weights
@@ -90,10 +90,7 @@ def checkpoint(data, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def sample_program():
     """scripts/sample.py as a module, to be called without a start of its own."""
-    spec = importlib.util.spec_from_file_location("sample_program", SAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("sample.py")
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import itertools
 import os
 import re
 import shlex
-import sys
+import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.programs import REPOSITORY, script, write_token_files
+from support.programs import REPOSITORY, run_here, write_token_files
 from support.sweep_cases import NOTHING_GIVEN, SCRIPT, SIX_STEPS, request
 
 from testbed.config.flags import parse_command_line
@@ -121,20 +121,21 @@ def test_the_threads_that_a_variant_asks_for_are_those_of_its_plan():
     assert {cell.command[1] for cell in beside_others} == {"OMP_NUM_THREADS=1"}
 
 
-def test_a_plan_says_that_it_is_oversubscribed(in_folder_with_data, program, capsys):
+def test_a_plan_says_that_it_is_oversubscribed(in_folder_with_data, program):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     words = ["--run_types", "ddp", "--ranks", "2", "--steps", "6"]
-    assert program([*words, "--dry_run", "--", "--threads_per_rank", str(cores)]) == 0
-    said = capsys.readouterr().out
-    assert f"# oversubscribed: ddp on 2 ranks of {cores} threads needs more than the {cores} core" in said
-    assert program([*words, "--dry_run", "--", "--threads_per_rank", "1"]) == 0
-    assert "oversubscribed" not in capsys.readouterr().out or cores < 2
+    done = program(*words, "--dry_run", "--", "--threads_per_rank", str(cores))
+    said = f"# oversubscribed: ddp on 2 ranks of {cores} threads needs more than the {cores} core"
+    assert done.returncode == 0 and said in done.stdout
+    done = program(*words, "--dry_run", "--", "--threads_per_rank", "1")
+    assert done.returncode == 0 and ("oversubscribed" not in done.stdout or cores < 2)
 
 
-def test_a_dry_run_has_the_command_of_each_configuration_once(in_folder_with_data, program, capsys):
+def test_a_dry_run_has_the_command_of_each_configuration_once(in_folder_with_data, program):
     words = ["--run_types", "baseline,ddp,dp", "--ranks", "1,2", "--steps", "12", "--dry_run"]
-    assert program([*words, "--repeats", "4", "--profile_runs", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    done = program(*words, "--repeats", "4", "--profile_runs", "1")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
     commands = [line for line in lines if line.startswith("env ")]
     assert len(commands) == 6 == len(set(commands))
     names = ("baseline_1rank_batch32", "ddp_1rank_batch32", "ddp_2ranks_batch32")
@@ -143,9 +144,10 @@ def test_a_dry_run_has_the_command_of_each_configuration_once(in_folder_with_dat
     assert any(line.startswith("# not applicable: dp_1rank_batch32: dp splits") for line in lines)
 
 
-def test_a_dry_run_says_once_what_gpt2_would_refuse(in_folder_with_data, program, capsys):
-    assert program(["--run_types", "ddp", "--ranks", "1,3", "--repeats", "2", "--dry_run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_dry_run_says_once_what_gpt2_would_refuse(in_folder_with_data, program):
+    done = program("--run_types", "ddp", "--ranks", "1,3", "--repeats", "2", "--dry_run")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
     (place,) = (place for place, line in enumerate(lines) if line.startswith("# gpt2.py would refuse: "))
     assert "--global_batch_size 32" in lines[place]
     assert lines[place + 1].startswith("# env ") and "ddp_3ranks_batch32/run_1" in lines[place + 1]
@@ -255,8 +257,8 @@ def test_a_time_to_loss_may_compare_recipes_but_not_tasks(in_folder_with_data, p
 
     check("ddp:learning_rate=1+warmup_steps=2+weight_decay=0+precision=bf16")
     words = ["--protocol", "time_to_loss", "--target_val_loss", "6", "--run_types", "ddp,ddp:learning_rate=1"]
-    assert program([*words, "--ranks", "1", "--dry_run"]) == 0
-    assert program(["--run_types", "ddp,ddp:learning_rate=1", "--ranks", "1", "--dry_run"]) == 2
+    assert program(*words, "--ranks", "1", "--dry_run").returncode == 0
+    assert program(*words[4:], "--ranks", "1", "--dry_run").returncode == 2
     for variant in ("ddp:num_layers=3", "ddp:seq_length=64", "ddp:max_val_steps=1"):
         with pytest.raises(ValueError, match="would do other work"):
             check(variant)
@@ -275,18 +277,12 @@ def test_the_time_left_comes_from_the_runs_that_were_made(in_folder_with_data):
 
 @pytest.fixture
 def program(monkeypatch):
-    """main() of the script on a machine with as many CUDA devices as the test says; returns exit code and output."""
-    module = script(SCRIPT.name)
+    """The script on a machine with as many CUDA devices as the test says, in the folder of the test."""
 
-    def call(words: list[str], devices: int = 0) -> int:
+    def call(*words: str, devices: int = 0) -> subprocess.CompletedProcess[str]:
         facts = {"devices": devices, "commit": "c" * 40, "is_dirty": False}
         monkeypatch.setattr("testbed.sweep.request.facts_of_machine", lambda: facts)
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
-        monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: PTH123, SIM115
-        try:
-            return module.main()
-        except SystemExit as ended:  # a mistake that the parser sees
-            return ended.code
+        return run_here(SCRIPT, *words, cwd=Path.cwd())
 
     return call
 
@@ -299,17 +295,17 @@ def commands_in(page: Path) -> list[list[str]]:
     ]
 
 
-def test_every_command_in_the_guide_parses_and_plans_runs(in_folder_with_data, program, capsys):
+def test_every_command_in_the_guide_parses_and_plans_runs(in_folder_with_data, program):
     commands = commands_in(REPRODUCE)
     assert len(commands) >= 7
     for words in commands:
         place = words.index("--") if "--" in words else len(words)
         words = [*words[:place], "--dry_run", *words[place:]]
-        assert program(words, devices=4 if "--gpus" in words else 0) == 0, capsys.readouterr().err
-        said = capsys.readouterr().out
-        assert "gpt2.py would refuse" not in said
-        lines = [line for line in said.splitlines() if line.startswith("env ")]
-        assert lines and "runs to make" in said
+        done = program(*words, devices=4 if "--gpus" in words else 0)
+        assert done.returncode == 0, done.stderr
+        assert "gpt2.py would refuse" not in done.stdout
+        lines = [line for line in done.stdout.splitlines() if line.startswith("env ")]
+        assert lines and "runs to make" in done.stdout
         for line in lines:
             words_of_run = shlex.split(line)
             assert not [word for word in words_of_run if Path(word).is_absolute()]
@@ -337,13 +333,10 @@ def test_every_command_in_the_guide_parses_and_plans_runs(in_folder_with_data, p
         (["--out_dir", "train_small.bin", "--dry_run"], "--out_dir train_small.bin is a file, not a folder; give"),
     ],
 )
-def test_what_was_typed_wrong_is_one_sentence_and_exit_code_2(
-    in_folder_with_data, program, capsys, monkeypatch, words, said
-):
+def test_what_was_typed_wrong_is_one_sentence_and_exit_code_2(in_folder_with_data, program, monkeypatch, words, said):
     monkeypatch.setattr(Runner, "run_all", lambda *_: pytest.fail("it began to train"))
-    assert program(words) == 2
-    output = capsys.readouterr()
-    assert said in output.err and output.err.count("\n") == 1 and output.out == ""
+    done = program(*words)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 @pytest.mark.parametrize(
