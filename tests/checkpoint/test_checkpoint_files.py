@@ -10,8 +10,9 @@ import time
 import pytest
 import torch
 from support.checkpoint_files_cases import flip_a_bit
-from support.checkpoint_folders import STEPS, Folder, Weights, contents, launch, refusal
+from support.checkpoint_folders import STEPS, Folder, Weights, contents, refusal
 from support.metrics_examples import SHA_OTHER, SHA_VAL, example_metrics, save, v1_metrics
+from support.settings import launch
 
 from testbed.checkpoint import changed_settings, manifest
 from testbed.checkpoint.folders import read_description

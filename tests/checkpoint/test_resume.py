@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from support.hostile_files import Planted
 from support.programs import TINY_RUN, data_flags
 from support.ranks import RanksFailed
 from support.settings import settings_of, typed
@@ -294,16 +294,6 @@ def test_what_is_written_in_the_background_is_a_copy():
 def test_a_state_before_the_first_step_counts_none(token_files, recipe):
     moments = strategy_alone(token_files, recipe).state()["optimizer"]
     assert moments["state.wte.weight.step"] == 0 and not any(tensor.any() for tensor in moments.values())
-
-
-class Planted:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, trace: Path):
-        self.trace = trace
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.trace),)
 
 
 @pytest.mark.launches

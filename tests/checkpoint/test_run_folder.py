@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.checkpoint_folders import Folder, Weights, contents, launch, refusal
+from support.checkpoint_folders import Folder, Weights, contents, refusal
 from support.endings import ending_of
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY, run_program
+from support.settings import launch
 
 from testbed import run_folder
 from testbed.checkpoint import manifest

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.settings import typed
 
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.config.initial_shape import shape_of_folder
 from testbed.config.resumed_folder import check_resumed
-from testbed.distributed.launch import Launch
 from testbed.errors import InputError
 from testbed.inference.loading import shape_of_config
 
@@ -46,7 +44,7 @@ def runs(tmp_path, monkeypatch):
 )
 def test_what_holds_no_checkpoint_is_refused(resume, said):
     with pytest.raises(InputError) as caught:  # without data, which is not to be blamed
-        check_run(parse_command_line(["--resume", resume]), Launch(0, 0, 1, 1))
+        typed(["--resume", resume])
     assert str(caught.value).startswith(f"--resume {resume} ") and said in str(caught.value)
 
 

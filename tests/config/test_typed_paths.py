@@ -8,17 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.programs import REPOSITORY, TINY_RUN, data_flags, write_token_files
+from support.programs import REPOSITORY, write_token_files
+from support.settings import checked_run
 
 from testbed.analysis.comparison.files import arms_from
 from testbed.analysis.runs.verify import verify
 from testbed.analysis.scaling.report import report_on_directory
 from testbed.audit.readers import read_reported
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.data.corpus import find_corpus
 from testbed.data.token_file import open_token_file
-from testbed.distributed.launch import Launch
 from testbed.inference.loading import shape_of_config
 from testbed.io import cannot_become_a_folder, holds_text, missing, not_a_file, not_a_folder, read_json
 
@@ -81,10 +79,9 @@ LOOKED_FOR = "nowhere does not exist (looked for in HERE)"
     ("--resume nowhere", f"{LOOKED_FOR}; give auto"),
 ])  # fmt: skip
 def test_the_trainer_says_what_is_there(here, token_files, words, said):
-    def start() -> None:
-        check_run(parse_command_line([*TINY_RUN, *data_flags(token_files), *words.split()]), Launch(0, 0, 1, 1))
-
-    assert f"{refusal(start)}$".startswith(f"{words.split()[0]} {said.replace('HERE', str(here))}")
+    assert f"{refusal(lambda: checked_run(token_files, *words.split()))}$".startswith(
+        f"{words.split()[0]} {said.replace('HERE', str(here))}"
+    )
     assert sorted(path.name for path in here.iterdir()) == ["README.md", "fifo", "lost", "runs"], "nothing was written"
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.programs import TINY_RUN, data_flags
+from support.settings import typed
 
 from testbed.checkpoint.folders import CheckpointFailed
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.distributed import process_group, tensors
 from testbed.distributed.launch import Launch
 from testbed.distributed.tensors import RanksDiffer, hashes_of
@@ -95,7 +94,7 @@ def test_every_tensor_is_averaged_whatever_the_buckets(monkeypatch, bucket_bytes
 
 def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypatch, token_files):
     arguments = [*TINY_RUN, *data_flags(token_files), "--run_type", "baseline"]
-    settings = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1)).settings
+    settings = typed(arguments).settings
     checked = []
     monkeypatch.setattr(process_group, "check_identical", lambda tensors, what: checked.append(set(tensors)))
     weights = GPT2(settings.shape).state_dict()

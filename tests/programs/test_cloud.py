@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.programs import REPOSITORY, TINY_MODEL, script, write_token_files
+from support.settings import typed
 
 PROGRAM = REPOSITORY / "scripts" / "cloud" / "modal_run.py"
 SKYPILOT = REPOSITORY / "scripts" / "cloud" / "skypilot.yaml"
@@ -36,10 +37,7 @@ def command(launcher, run_type: str, world_size: int, batch_size: int | None = N
 
 def test_the_command_of_each_run_type_is_one_that_gpt2_takes(launcher, tmp_path):
     """Launcher and flags; the flags are parsed and checked by gpt2.py's own parser."""
-    from testbed.config.check import check_run
-    from testbed.config.flags import parse_command_line
     from testbed.config.run_types import STRATEGIES
-    from testbed.distributed.launch import Launch
 
     write_token_files(tmp_path, suffix="_small")
     for run_type in STRATEGIES:
@@ -49,7 +47,7 @@ def test_the_command_of_each_run_type_is_one_that_gpt2_takes(launcher, tmp_path)
         )
         assert words.count("src/gpt2.py") == 1
         flags = words[words.index("src/gpt2.py") + 1 :]
-        settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
+        settings = typed(flags, ranks).settings
         assert (settings.training.run_type, settings.training.epochs) == (run_type, 3)
         assert settings.batch.global_batch_size == 8
         started = words[: words.index("src/gpt2.py")]

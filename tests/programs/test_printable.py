@@ -14,12 +14,11 @@ from support.evil import complete_again, evil_metrics
 from support.metrics_examples import save
 from support.programs import TINY_RUN, run_here
 from support.report_cases import load
+from support.settings import typed
 
 from testbed.analysis.charts.training import plot_results, write_charts
 from testbed.analysis.report.build import write_html, write_markdown
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
-from testbed.distributed.launch import Launch, refuse
+from testbed.distributed.launch import refuse
 from testbed.errors import one_line, printable, say_if_read
 from testbed.train.console import Console
 
@@ -73,7 +72,7 @@ def test_a_terminal_is_told_letters_alone(words, runs, tmp_path):
 
 def test_the_trainer_tells_letters_alone(token_files, tmp_path, capsys):
     names = ["--train_data_path", str(token_files[0]), "--val_data_path", str(token_files[1])]
-    checked = check_run(parse_command_line([*TINY_RUN, *names]), Launch(0, 0, 1, 1))
+    checked = typed([*TINY_RUN, *names])
     Console(checked.settings, 0, is_speaking=True).say(f"metrics: {tmp_path}/{OBEYED}\nsecond line")
     refuse(None, f"--checkpoint_path {OBEYED} is not a folder")
     said = "".join(capsys.readouterr())

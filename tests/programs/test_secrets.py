@@ -10,13 +10,12 @@ from unittest import mock
 import pytest
 from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program
 from support.report_cases import load
+from support.settings import typed
 
 from testbed.analysis.report.build import write_html
-from testbed.config.check import check_run
 from testbed.config.environment_variables import check_no_secret, nccl_variables, recorded_variables
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flags import parse_command_line
-from testbed.distributed.launch import Launch
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIplantedK7MDENGbPxRfi",
@@ -70,7 +69,7 @@ def test_a_file_of_settings_that_holds_a_secret_is_refused(monkeypatch, tmp_path
     path.write_text("{" + inside.replace("SECRET", hidden) + "}")
     words = ["--run_type", "optimized", *TINY_RUN, *data_flags(token_files), flag, str(path)]
     with pytest.raises(ValueError, match=rf"{flag} .*settings\.json holds the value of GH_PAT") as caught:
-        check_run(parse_command_line(words), Launch(0, 0, 1, 1))
+        typed(words)
     assert SECRETS["GH_PAT"] not in str(caught.value)
 
 

@@ -117,7 +117,8 @@ def test_every_strategy_follows_the_single_process(train, variant, request):
         "some steps clip, some do not"
     )
     if variant in MESHES:
-        write_down(variant, actual, distances(expected, actual), request.config)
+        line = {"variant": variant, "ranks": actual["world_size"], "mesh": actual["mesh"]}
+        write_down("AGREEMENT_FILE", line | distances(expected, actual), request.config)
     assert disagreements(expected, actual) == []
     assert actual["world_size"] == ranks
     assert mesh is None or actual["mesh"] == f"mesh {mesh}"

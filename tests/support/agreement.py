@@ -67,10 +67,9 @@ def rounding(exact: dict, rounded: dict) -> dict[str, float]:
     return {**found, "weights": distances(exact, rounded)["weights"]}
 
 
-def write_down(variant: str, actual: dict, found: dict[str, float], config: pytest.Config) -> None:
-    """Add a line to the file that AGREEMENT_FILE names, for docs/results/meshes; nothing without it."""
-    if path := os.environ.get("AGREEMENT_FILE"):
-        line = {"variant": variant, "ranks": actual["world_size"], "mesh": actual["mesh"]} | found
+def write_down(variable: str, line: dict, config: pytest.Config | None = None) -> None:
+    """Add a line to the file that an environment variable names, for a page of docs/results; nothing without it."""
+    if path := os.environ.get(variable):
         lines = [line]
         if not Path(path).exists():  # the first line says what made the others
             words = getattr(config, "workerinput", {}).get("mainargv", sys.argv)  # a worker of -n 2 has no words itself

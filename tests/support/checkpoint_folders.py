@@ -11,12 +11,10 @@ import torch
 
 from support.metrics_examples import SHA_TRAIN, SHA_VAL, example_metrics
 from support.programs import TINY_RUN, data_flags
+from support.settings import launch, typed
 from testbed.checkpoint import resume
 from testbed.checkpoint.decide import Start
 from testbed.checkpoint.writer import CheckpointWriter
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
-from testbed.distributed.launch import Launch
 from testbed.metrics.recorder import RunRecorder
 from testbed.run_folder import run_lock
 
@@ -49,10 +47,6 @@ class Weights:
         self.number, self.loaded = torch.load(directory / "part" / "weights.pt", weights_only=True), "by name"
 
 
-def launch(world_size: int = 1) -> Launch:
-    return Launch(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size)
-
-
 class Folder:
     """The folder of a made-up run: real checkpoints and metrics, but no training."""
 
@@ -63,7 +57,7 @@ class Folder:
     def settings(self, *flags: str, world_size: int = 1):
         arguments = [*TINY_RUN, *data_flags(self.token_files), "--checkpoint_path", str(self.path)]
         arguments += ["--max_train_steps", str(STEPS), "--timing_warmup_steps", "1", *flags]
-        return check_run(parse_command_line(arguments), launch(world_size)).settings
+        return typed(arguments, world_size).settings
 
     def recorder(self, settings, world_size: int = 1) -> RunRecorder:
         facts = example_metrics(num_steps=2, world_size=world_size, warmup_steps=1)

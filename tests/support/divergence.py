@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shlex
 import shutil
-import sys
 import time
 from pathlib import Path
 
-from support.agreement import PAIRS
+from support.agreement import PAIRS, write_down
 from support.divergence_faults import EXPECTED, Where
 from support.programs import REPOSITORY, TINY_RUN, data_flags
+from support.settings import typed
 from support.variants import BF16, VARIANTS
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
-from testbed.distributed.launch import Launch
 from testbed.experiments.divergence.answer import answer_of
 from testbed.experiments.divergence.run_sides import Start, facts_of
 from testbed.experiments.divergence.sides import Side, read_folder
-from testbed.planner.calibration import facts_here
-from testbed.sweep.request import facts_of_machine
 
 RESULTS = REPOSITORY / "docs" / "results" / "first_divergence"
 BELOW = "## The answers"  # in the page: what stands below follows from the file
@@ -65,7 +59,7 @@ class Sides:
         self.number += 1
         place, flags = self.folder / str(self.number), self.flags(words)
         self.ranks.run(WORKER, place, [[flags, fault, str(place / "prints"), STEPS]], ranks)
-        settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
+        settings = typed(flags, ranks).settings
         side = read_folder(place / "prints", facts_of(Start("a", "ours", flags, ranks, settings)), ranks)
         shutil.rmtree(place)
         return side
@@ -89,21 +83,10 @@ class Sides:
         seconds = round(time.perf_counter() - started_s, 1)
         found = answer["divergence"]
         is_right = found is None if where is None else where.is_right(found)
-        write_down({"name": name, "flags": " ".join(words), "ranks": ranks, "is_fault": where is not None,
-                    "is_right": is_right, "seconds": seconds, **answer})  # fmt: skip
+        write_down("DIVERGENCE_FILE", {"name": name, "flags": " ".join(words), "ranks": ranks,
+                   "is_fault": where is not None, "is_right": is_right, "seconds": seconds, **answer})  # fmt: skip
         assert is_right, answer
         return answer
-
-
-def write_down(line: dict) -> None:
-    """Add a line to the file that DIVERGENCE_FILE names, for docs/results/first_divergence; nothing without it."""
-    if path := os.environ.get("DIVERGENCE_FILE"):
-        lines = [line]
-        if not Path(path).exists():  # the first line says what made the others
-            command = shlex.join(["python", "-m", "pytest", *sys.argv[1:]])
-            lines.insert(0, {"command": command, **facts_of_machine(), **facts_here()})
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(each)}\n" for each in lines)
 
 
 def table() -> str:

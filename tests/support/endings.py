@@ -13,8 +13,7 @@ from types import SimpleNamespace
 
 from support.forked import Forked
 from support.programs import TINY_RUN, data_flags, python_command
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
+from support.settings import typed
 from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import free_port
@@ -109,7 +108,7 @@ def ending_of(files, *flags: str) -> run_ending.RunEnding:
     """The ending of a run without its signals, which would be the test program's own."""
     arguments = [*TINY_RUN, *data_flags(files), "--micro_batch_size_per_gpu", "2", *flags]
     ending = object.__new__(run_ending.RunEnding)
-    ending.settings = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1)).settings
+    ending.settings = typed(arguments).settings
     ending.launch, ending.recorder = Launch(0, 0, 1, 1), None
     ending.checkpoints = ending.trackers = None
     ending.ranks = OtherRanks(ending.launch, 60, ending.end_from_thread)

@@ -20,11 +20,12 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
+
+from testbed.distributed.rendezvous import free_port
 
 END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl
 LOOK_EVERY_S = 0.02
@@ -32,12 +33,6 @@ LOOK_EVERY_S = 0.02
 
 def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def be_rank(request: dict, rank: int, port: int) -> None:
