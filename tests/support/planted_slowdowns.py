@@ -15,15 +15,6 @@ from pathlib import Path
 from support import planted_causes, program_worker
 
 
-def slowed(function, pause_s: float):
-    @functools.wraps(function)
-    def slow(*args, **kwargs):
-        time.sleep(pause_s)
-        return function(*args, **kwargs)
-
-    return slow
-
-
 def with_a_slow_first_collective(synchronise, pause_s: float):
     """One long pause: of many short ones each would take a little longer than asked for on a busy machine."""
     import torch.distributed as dist
@@ -59,9 +50,12 @@ def plant(place: str, pause_s: float) -> None:
         # forward and backward of every stage take the same time, far more than they compute
         "stages": [(pipeline._StageModule, "forward"), (pipeline.PipelineStage, "backward_one_chunk")],
     }
-    change = with_a_slow_first_collective if place == "collective" else slowed
     for owner, name in parts[place]:
-        setattr(owner, name, change(getattr(owner, name), pause_s))
+        function = getattr(owner, name)
+        if place == "collective":
+            setattr(owner, name, with_a_slow_first_collective(function, pause_s))
+        else:
+            setattr(owner, name, planted_causes.before(function, lambda: time.sleep(pause_s)))
 
 
 def time_as_nccl_does() -> None:
