@@ -19,17 +19,18 @@ from support.inference_examples import (
     point,
     quality,
     ratio,
-    save_inference,
     scheme,
     speed,
     unavailable,
     wrapped,
 )
+from support.metrics_examples import save
 from support.programs import run_here
 
 from testbed.analysis.charts.style import DPI
 from testbed.inference import charts, report
 from testbed.inference.report import check_inference, decode_rates, read_inference
+from testbed.run_folder import INFERENCE
 
 PICTURES = {"quality_vs_bytes.png", "decode_rate.png", "latency_vs_load.png"}
 
@@ -211,11 +212,11 @@ FAULTS = {
 
 @pytest.mark.parametrize(("content", "words"), FAULTS.values(), ids=FAULTS)
 def test_what_is_no_such_file_is_refused_in_one_sentence(tmp_path, content, words):
-    path = tmp_path / "inference_metrics.json"
+    path = tmp_path / INFERENCE
     if isinstance(content, str):
         path.write_text(content)
     else:
-        save_inference(tmp_path, content)
+        save(tmp_path, content, INFERENCE)
     with pytest.raises(ValueError, match=r"inference_metrics\.json") as caught:
         read_inference(tmp_path)
     assert words in str(caught.value) and "\n" not in str(caught.value) and str(path) in str(caught.value)
@@ -224,8 +225,8 @@ def test_what_is_no_such_file_is_refused_in_one_sentence(tmp_path, content, word
 def test_one_command_draws_all_of_several_checkpoints(tmp_path):
     small = {"load": None, "schemes": {name: scheme(name) for name in ("none", "bf16")}}
     for name in ("one", "two"):
-        save_inference(tmp_path / name, example_inference(checkpoint={"name": name}) | small)
-    two = tmp_path / "two" / "inference_metrics.json"
+        save(tmp_path / name, example_inference(checkpoint={"name": name}) | small, INFERENCE)
+    two = tmp_path / "two" / INFERENCE
     done = run_here("generate_charts.py", "--inference", "one", two, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("one", "two"):
@@ -247,7 +248,7 @@ def test_one_command_draws_all_of_several_checkpoints(tmp_path):
     ],
 )
 def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
-    save_inference(tmp_path / "run", example_inference())
+    save(tmp_path / "run", example_inference(), INFERENCE)
     (tmp_path / "broken.json").write_text("{")
     done = run_here("generate_charts.py", *arguments, cwd=tmp_path)
     (error,) = [line for line in done.stderr.splitlines() if "error:" in line]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -218,11 +216,3 @@ def example_inference(**overrides) -> dict:
         },
         overrides,
     )
-
-
-def save_inference(directory: Path, content: dict, name: str = "inference_metrics.json") -> Path:
-    """Write `content` as it is, valid or not; returns the file."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return path
