@@ -26,7 +26,6 @@ from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 
 WAITING, RUNNING, FINISHED, CANCELLED, FAILED = "waiting", "running", "finished", "cancelled", "failed"
-STOP, LENGTH = "stop", "length"  # why a request finished
 PADDING_ID = 0  # any id will do: no sequence's own tokens see what stands behind them
 
 
@@ -39,7 +38,6 @@ class GenerationRequest:
         id: given by `submit`, in order of arrival.
         tokens: new token ids so far.
         state: "waiting", "running", "finished", "cancelled", or "failed": its logits were not numbers.
-        finish_reason: "stop" or "length" once it is finished.
     """
 
     prompt: list[int]
@@ -49,7 +47,6 @@ class GenerationRequest:
     id: int | None = field(default=None, init=False)
     tokens: list[int] = field(default_factory=list, init=False)
     state: str = field(default=WAITING, init=False)
-    finish_reason: str | None = field(default=None, init=False)
     random: random.Random = field(init=False, repr=False)
     uniform: float = field(init=False, repr=False)  # the next random number, kept until a token was drawn with it
 
@@ -214,10 +211,8 @@ class BatchingEngine:
             request.uniform = request.random.random()
         for slot in reversed(range(len(batch))):  # from the end: what moves into a slot was looked at before
             request = batch[slot]
-            if request.tokens[-1] == request.stop_id:
-                self._leave(slot, FINISHED, STOP)
-            elif len(request.tokens) == request.max_new_tokens:
-                self._leave(slot, FINISHED, LENGTH)
+            if request.tokens[-1] == request.stop_id or len(request.tokens) == request.max_new_tokens:
+                self._leave(slot, FINISHED)
         return list(zip(batch, tokens, strict=True))
 
     def _forward(
@@ -239,10 +234,10 @@ class BatchingEngine:
                 self._waiting.remove(batch[slot])
                 batch[slot].state = FAILED
 
-    def _leave(self, slot: int, state: str, reason: str | None = None) -> None:
+    def _leave(self, slot: int, state: str) -> None:
         """End the request in a slot; the last running one takes its place."""
         request, last = self._running[slot], self._running.pop()
         if last is not request:
             self.cache.copy_slot(len(self._running), slot, last.length - 1)  # its newest token is not read yet
             self._running[slot] = last
-        request.state, request.finish_reason = state, reason
+        request.state = state
