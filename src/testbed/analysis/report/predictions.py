@@ -103,14 +103,11 @@ def _growth(run: Run) -> float | None:
 def _where_wrong(judged: Judged) -> str:
     """Return a sentence: how far off the plan is, and the part of the step that is furthest off, if that is known."""
     prediction, name = judged.prediction, judged.entry.name
-    direction = "slower" if judged.step_s > prediction.time.high else "faster"
-    said = (
-        f"{name} is {direction} than planned: {_ms(judged.step_s)} ms, and {_ms(prediction.time.high)} ms was the most"
+    time = prediction.time
+    direction, bound, which = (
+        ("slower", time.high, "most") if judged.step_s > time.high else ("faster", time.low, "least")
     )
-    if direction == "faster":
-        said = (
-            f"{name} is faster than planned: {_ms(judged.step_s)} ms, and {_ms(prediction.time.low)} ms was the least"
-        )
+    said = f"{name} is {direction} than planned: {_ms(judged.step_s)} ms, and {_ms(bound)} ms was the {which}"
     parts = judged.parts
     if parts is None or not parts.is_attributed:
         return f"{said}. Which part is off is not known without --profile."
