@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 from support.mutations import broken_json
-from support.scaling_examples import metrics_of, report_of, write_arm
+from support.scaling_examples import arm_of, metrics_of, report_of, write_arm
 
 from testbed.analysis.comparison.document import comparison_text, json_of
 from testbed.analysis.comparison.two_arms import compare_arms
@@ -109,17 +109,30 @@ def test_swapping_two_arms_inverts_the_ratio(tmp_path, one, other, factor, is_eq
         (None, {}),
         ("precision", {"training_config": {"precision": "bf16"}}),
         ("lr", {"training_config": {"lr": 1e-3}}),
+        ("optimizer_steps", {"num_steps": 24}),
         ("global_batch_size", {"batch": 16}),
         ("seed", {"seed": 2}),
+        ("hardware.cpu_name", {"hardware": {"cpu_name": "another"}}),
+        ("hardware.cpu_threads_per_rank", {"hardware": {"cpu_threads_per_rank": 2}}),
     ],
 )
 def test_comparison_report_and_scaling_study_agree_on_equal_work(tmp_path, field, changed):
+    """Unequal work is named and gets no speed-up. A scaling study wants equal devices too."""
     write_arm(tmp_path, "baseline", 1, 1000)
     write_arm(tmp_path, "ddp", 2, 1800, **changed)
+    report = report_of(tmp_path)
+    found = {item["field"] for item in report["mismatches"]}
+    assert bool(found) == bool(field)
+    if field:
+        assert field in found and field in scaling_table(report)
+        assert report["status"] == "invalid_comparison" and arm_of(report, "ddp", 2)["speedup"] is None
+        allowed = report_of(tmp_path, allow_mismatch=True)
+        assert allowed["status"] == "mismatch_allowed" and allowed["mismatches"] == report["mismatches"]
+        assert arm_of(allowed, "ddp", 2)["speedup"]["ratio"] == pytest.approx(1.8)
+        assert "UNEQUAL WORK" in scaling_table(allowed)
     sides = [tuple(map(load_run, sorted((tmp_path / name).rglob("*.json")))) for name in ("baseline_1", "ddp_2")]
     compared = {item.field for item in compare_arms(*(Arm("", side) for side in sides)).mismatches}
-    assert compared == {item["field"] for item in report_of(tmp_path)["mismatches"]}
-    assert (field in compared) if field else compared == set()
+    assert compared == {name for name in found if not name.startswith("hardware.")}
     # a report's groups leave the seed to the verdicts
     assert len(subject_of([*sides[0], *sides[1]]).workloads) == (1 if compared <= {"seed"} else 2)
 
