@@ -5,7 +5,6 @@ A handful: thousands of cases run in one process in test_fuzz_command_line.py an
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -26,12 +25,7 @@ def bad(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     write_token_files(folder, train_tokens=2000, val_tokens=400)
     (folder / "deep.json").write_bytes(b"[" * 100_000)
-    (folder / "loop.bin").symlink_to("loop.bin")
-    weights = folder / "weights"
-    weights.mkdir()
-    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 300}
-    (weights / "config.json").write_text(json.dumps(config))
-    (weights / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
+    (folder / "weights").mkdir()
     return folder
 
 
@@ -39,11 +33,6 @@ GPT2 = ["src/gpt2.py", "--train_data_path", "train.bin", "--val_data_path", "val
 # words -> exit code and a piece of the sentence: one of each kind of program, and what only a real process can be given
 CASES = {
     "a flag that is not UTF-8": ([*GPT2, "--sample_prompt", b"\xff\xfe"], 2, "not UTF-8"),
-    "a circle of links": ([*GPT2, "--train_data_path", "loop.bin"], 2, "loop.bin"),
-    "weights whose header is longer than the file": (
-        [*GPT2, "--seq_length", "16", "--checkpoint_path", "made", "--init_from", "weights"],
-        2, "model.safetensors cannot be used",
-    ),
     "an audit of what is nested too deeply": (["scripts/audit_runs.py", "deep.json"], 2, "deep.json"),
 }  # fmt: skip
 
@@ -67,7 +56,7 @@ def test_bad_input_is_one_sentence_and_an_exit_code(bad, tmp_path, name):
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can change the user")
 def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
     """Root may read everything, so another user runs it: a file without rights, a folder that cannot be entered."""
-    shutil.copytree(bad, tmp_path / "files", symlinks=True)
+    shutil.copytree(bad, tmp_path / "files")
     folder = tmp_path / "files"
     for each in (folder, tmp_path, *list(tmp_path.parents)[:2]):
         each.chmod(0o755)
