@@ -53,8 +53,11 @@ def write_sweep_json(folder: Path, rows: list[dict], **more) -> None:
     (folder / "sweep.json").write_text(json.dumps(plan), encoding="utf-8")
 
 
-def finish(cell: Cell, out_dir: Path, **changes) -> None:
+def finish(cell: Cell, out_dir: Path, tokens_per_s: float | None = None, **changes) -> None:
     """What a finished run of the cell leaves."""
+    if tokens_per_s is not None:
+        of_a_second = example_metrics(step_time_s=1.0)["summary"]["mean_tokens_per_sec_global"]
+        changes["step_time_s"] = of_a_second / tokens_per_s
     from_another_folder = shlex.join(["../src/gpt2.py", *cell.gpt2_arguments, "--checkpoint_path", "elsewhere"])
     metrics = {"command_line": from_another_folder, "hardware": {"num_devices": cell.ranks}}
     metrics |= {"git_commit": "c" * 40, "run_id": cell.folder, **changes}
