@@ -169,7 +169,7 @@ REFUSED = {
     "parameters --zero_stage 3": "of 14.7, and does without --zero_stage 3 and --offload parameters, which are for",
     # what would do without a typed flag, where no number of devices does with it
     "--num_layers 40 --num_heads 40 --embedding_size 5120 --gpu v100 --gpus 8 --seq_length 8192 --dropout 0.1 "
-    "--global_batch_size 480": "no number of them that was tried would do as asked, and without --dropout 0.1 16 of them would do t",
+    "--global_batch_size 480": "that was tried would do as asked, and without --dropout 0.1 16 of them would do t",
     f"{DEEP} --run_type optimized --zero_stage 3": "DeepSpeed puts the whole model on each device before it cuts it",
     f"{THIRTEEN} --matmul fp8 --mixed_precision native": "what is not multiplied in 8 bits runs in bf16 autocast",
     f"{XL} h200 --gpus 64 --mixed_precision native --global_batch_size 32": "--global_batch_size 32 is not a multiple",
