@@ -26,6 +26,7 @@ from testbed.audit.reported import ROW, STRATEGY, TABLE, Claim, Reported, Side
 from testbed.audit.tables.rows import claim_of, row_named, side_of
 from testbed.audit.tables.rules import findings_of_table, reference_of
 from testbed.audit.tables.sentences import quotes_on
+from testbed.audit.tables.told import MOST_NAMED
 from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
 from testbed.sweep.state import sweeps_above
@@ -150,7 +151,8 @@ def _claims_of_logs(items: Sequence[Reported]) -> Iterator[Claim]:
     A row names a log whose file stands in it, or whose name has no word that the row has not.
     """
     logs = [item for item in items if item.form not in (TABLE, ROW) and item.run is None]
-    for grid in (grid for item in items for grid in item.details.get("grids", ()) if logs):
+    grids = (grid for item in items for grid in item.details.get("grids", ()) if len(grid.lines) <= MOST_NAMED)
+    for grid in grids if logs else ():
         words = [
             {*re.findall(r"[a-z]+|\d+", " ".join(column.texts[row] for column in grid.columns).lower())}
             for row in range(len(grid.lines))

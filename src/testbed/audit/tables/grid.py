@@ -87,21 +87,21 @@ def page_tables(text: str) -> list[Table]:
 def from_latex(text: str) -> str:
     """Return a LaTeX text whose tables have a line for each row as Markdown, line by line."""
     lines: list[str] = []
-    is_inside, head = False, 0  # columns of the head, whose one row is followed by a rule
+    is_inside, is_ruled, head = False, False, 0  # columns of the head, whose one row is followed by a rule
     for line in text.splitlines():
         line = re.sub(r"(?<!\\)%.*", "", line).strip()
-        is_row = is_inside and (row := re.match(r"(.*?&.*?)\\\\", line)) is not None
+        row, end, _ = line.partition("\\\\")
         if re.search(r"\\(?:begin|end)\{tabular", line):
-            is_inside, head, line = "begin" in line, 0, ""
-        elif is_row and row:
-            cells = [_without_commands(cell) for cell in re.split(r"(?<!\\)&", row[1])]
+            is_inside, is_ruled, head, line = "begin" in line, False, 0, ""
+        elif is_inside and end and "&" in row:
+            cells = [_without_commands(cell) for cell in re.split(r"(?<!\\)&", row)]
             head = head or len(cells)
             line = f"| {' | '.join(cells)} |"
         elif is_inside and head:
-            is_below_head = re.search(r"\\(?:mid|hline|cmid)", line) and lines[-1].count("|") == head + 1
-            line = "|---" * head + "|" if is_below_head and not any("|---" in each for each in lines[-3:]) else "|"
+            line = "|" if is_ruled else "|---" * head + "|"
+            is_ruled = True
         else:
-            line = _without_commands(re.sub(r"^\\(?!caption)\w+(?:\[.*?\]|\{.*?\})*$", "", line))
+            line = _without_commands(re.sub(r"^\\(?!caption)\w+(?:\[[^\[\]]*\]|\{[^{}]*\})*$", "", line))
         lines.append(line)
     return "\n".join(lines)
 
