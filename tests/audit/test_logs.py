@@ -18,7 +18,13 @@ from testbed.audit import text as audit_text
 from testbed.audit.claims import FAILS, NOTE, answered, audit
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.readers import read_reported, read_text_log
-from testbed.audit.reported import COMPILED
+from testbed.audit.reported import (
+    COMPILED,
+    DATA,
+    LAYOUT,
+    PRECISION,
+    STATUS,
+)
 from testbed.errors import InputError
 
 # file -> what its program said: by hand from the excerpt
@@ -214,9 +220,10 @@ def test_a_batch_stands_in_flags_and_json_too():
     assert "global_batch_size" not in printed_setup(said + "\n--global-batch-size 64")  # of which run?
 
 
-def test_blank_lines_take_no_quadratic_time(tmp_path):
+@pytest.mark.parametrize("line", ["iter {}: loss 3.1, time 100.00ms\n", "step:{}/9 train_time:5ms\n"])
+def test_blank_lines_take_no_quadratic_time(tmp_path, line):
     path = tmp_path / "run.log"
-    path.write_text("iter 0: loss 3.1, time 100.00ms\n" + "\n" * 100_000 + "iter 1: loss 3.0, time 100.00ms\n")
+    path.write_text(line.format(0) + "\n" * 100_000 + line.format(1))
     with in_time():
         read_reported([path])
 
@@ -249,6 +256,87 @@ def test_a_guide_that_shows_a_line_of_a_log_is_no_run(tmp_path):
     assert run.form == "torchtitan log" and not messages(run.path, NOTE)
 
 
+MEGATRON = """using world size: 8, context-parallel sizes: Nonetensor-model-parallel size: 4, \
+encoder-tensor-model-parallel size: 0, pipeline-model-parallel size: 1, encoder-pipeline-model-parallel size: 0
+using torch.bfloat16 for parameters ...
+  fp8 ............................................. {fp8}
+  sequence_parallel ............................... {sp}
+  data_path ....................................... ['/data/pile_text_document']
+"""
+# of each: what a log prints first, the line of a step, and what is read of both
+SAID = {
+    "the device and the losses of a program that uses DeepSpeed": (
+        "torch.cuda.get_device_name(0) = NVIDIA A100-SXM4-80GB\n",
+        "global_step={n}, RunningAvgSamplesPerSec=36.6, CurrSamplesPerSec=36.5, Mem=9\nstep {n} | loss 2.{n}\n",
+        {"device_name": "NVIDIA A100-SXM4-80GB", "train_loss": 2.9, "rate": 36.5},
+    ),
+    "the source that modded-nanogpt prints": (
+        "====\n    input_bin : str = 'data/fineweb_train_*.bin'\n    batch_size : int = 8*64 # in sequences\n"
+        "    device_batch_size : int = 64\n    sequence_length : int = 1024\nassert world_size == 8 # H100\n"
+        f"{'=' * 100}\n|   0  NVIDIA H100 80GB HBM3          Off |   00000000:18:00.0 Off |    0 |\n{'=' * 100}\n",
+        "step:{n}/9 train_loss:4.{n} train_time:{n}00ms\nstep:{n}/9 val_loss:3.{n} train_time:{n}05ms\n",
+        {"global_batch_size": 512, "sequence_length": 1024, "world_size": 8, "device_name": "NVIDIA H100 80GB HBM3",
+         "train_loss": 4.9, "val_loss": 3.9, "time_s": 0.9, DATA: "fineweb_train_*.bin"},
+    ),
+    "a batch in tokens of modded-nanogpt": (
+        "    train_batch_size: int = 2048 * 16 * 8\n    train_max_seq_len: int = 128 * 16\n",
+        "step:{n}/9 train_time:{n}00ms\n",
+        {"global_batch_size": 128, "sequence_length": 2048},
+    ),
+    "nanochat's precision": (
+        "COMPUTE_DTYPE: torch.bfloat16 (auto-detected)\nFP8 training enabled (tensorwise scaling) - 60/66\n",
+        "step 0000{n}/00009 (1.00%) | loss: 4.{n} | dt: 500.00ms | tok/sec: 1,000 |\n",
+        {PRECISION: "fp8 tensorwise"},
+    ),
+    "Megatron's layout": (
+        MEGATRON.format(fp8="None", sp="True"),
+        " iteration  {n}/ 9 | elapsed time per iteration (ms): 20.0 | global batch size:  8 | lm loss: 3.{n} |\n",
+        {LAYOUT: "tensor 4, pipeline 1, sequence parallel", PRECISION: "bf16", DATA: "pile_text_document"},
+    ),
+    "Megatron's fp8": (
+        MEGATRON.format(fp8="hybrid", sp="False"),
+        " iteration  {n}/ 9 | elapsed time per iteration (ms): 20.0 | global batch size:  8 | lm loss: 3.{n} |\n",
+        {LAYOUT: "tensor 4, pipeline 1", PRECISION: "fp8 hybrid"},
+    ),
+    "a dry run of torchtitan": (
+        "+ COMM_MODE=fake_backend\n",
+        "step:  {n}  loss:  4.{n}  memory: 50GiB(65%)  tps: 5,000  mfu: 30.00%\n",
+        {STATUS: "a dry run that does not communicate"},
+    ),
+    "a simulation": (
+        "[sim] loading trace\n",
+        "[sim] iter {n}: predicted step time 7900.0 ms (compute 6559.6) predicted throughput 129.5 samples/s\n",
+        {STATUS: "predicted or simulated", "time_s": 7.9, "rate": 129.5, "train_loss": None},
+    ),
+    "a program whose lines begin as llm.c's": (
+        "world_size=2 global_batch_size=64 seq_len=1024 param_dtype=torch.bfloat16\n",
+        "step  {n}/9 | loss 4.{n} | lr 3e-4 | 64.0 ms/step | 1,024,000 tok/s\neval @ step {n}: val_loss 3.{n}\n",
+        {"time_s": 0.064, "val_loss": 3.9, "optimizer_steps": 9,
+         PRECISION: "bf16"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_what_a_log_says_is_read(tmp_path, what):
+    head, line, expected = SAID[what]
+    steps = "".join(line.format(n=step) for step in range(1, 10))
+    (run,) = read_reported([saved(tmp_path, head + steps, "a.log")])
+    assert {name: run.settings.get(name, getattr(run, name, None)) for name in expected} == expected
+
+
+def test_twice_the_ranks_and_sequence_parallelism_are_no_speed_up(tmp_path):
+    """Of two logs whose names say nothing: the layout that Megatron prints is their strategy."""
+    line = SAID["Megatron's layout"][1]
+    paths = []
+    for name, sp, ranks, ms in (("tp4.out", "False", 8, 20.0), ("tp4_sp.out", "True", 16, 10.0)):
+        head = MEGATRON.format(fp8="None", sp=sp).replace("size: 8", f"size: {ranks}")
+        steps = "".join(line.format(n=step).replace("20.0", str(ms)) for step in range(1, 10))
+        paths.append(saved(tmp_path, head + steps, name))
+    found = answered(paths, 2.0)
+    assert found is not None and any(reason.startswith("Ranks 8 against 16") for reason in found.reasons)
+
+
 @pytest.mark.parametrize("indent", ["  ", "    "])
 def test_the_configuration_that_wandb_stored_beside_a_log_is_read(tmp_path, indent):
     steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))
@@ -258,6 +346,16 @@ def test_the_configuration_that_wandb_stored_beside_a_log_is_read(tmp_path, inde
     saved(tmp_path, '{"gpu": "A100", "gpu_count"', "wandb-metadata.json")  # damaged: the log is read without it
     (run,) = read_reported([saved(tmp_path, steps, "output.log")])
     assert (run.world_size, run.sequence_length, run.accumulation) == (4, 1024, 8)
+
+
+def test_two_logs_in_a_page_are_two_runs_of_which_nothing_is_claimed(tmp_path):
+    log = "```\nbatch_size = {batch}\n{steps}```\n"
+    steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))
+    page = "# Logs\n\n" + "\n".join(log.format(batch=batch, steps=steps) for batch in (8, 16))
+    path = saved(tmp_path, page, "page.md")
+    runs = read_reported([path])
+    assert [(run.name, run.micro_batch_size) for run in runs] == [(f"{path}:3", 8), (f"{path}:16", 16)]
+    assert not [finding for finding in audit([path]) if len(finding.runs) > 1]
 
 
 def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_path):

@@ -26,6 +26,7 @@ from testbed.audit.reported import (
     COMPILED,
     DATA,
     INSTRUMENTS,
+    LAYOUT,
     MODEL,
     PASS,
     PRECISION,
@@ -229,11 +230,12 @@ def _without_sizes(name: str, item: Reported) -> str:
 
 def strategy_of(side: Side) -> str | None:
     """Return the name of a side's strategy, as its files give it."""
-    name, stage = (side.first.settings.get(what) for what in (STRATEGY, ZERO))
+    name, stage, layout = (side.first.settings.get(what) for what in (STRATEGY, ZERO, LAYOUT))
     is_plain = name is None or (name != REFERENCE and side.first.run is not None)
     if stage is not None and is_plain:
         return f"ZeRO-{stage}"
-    return name or (_name_of_file(side.first.path) if side.first.run is None and side.first.form != ROW else None)
+    of_file = _name_of_file(side.first.path) if side.first.run is None and side.first.form != ROW else None
+    return name or ", ".join(each for each in (of_file, layout) if each) or None
 
 
 def _name_of_file(path: Path) -> str | None:

@@ -16,18 +16,24 @@ from testbed.audit.curves import Curves, reported_of
 from testbed.audit.printed_setup import counts_of, plain_precision, printed_setup, said_in
 from testbed.audit.reported import (
     COMPILED,
+    DATA,
+    LAYOUT,
     MODEL,
     PRECISION,
     RECOMPUTED,
     SIZES,
     STATUS,
-    STRATEGY,
     ZERO,
     Reported,
 )
 
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
+PRODUCT = r"(\d+(?: ?\* ?\d+)*)"
+STEP = r"\b(?:step|iter(?:ation)?)[ :=#]*"
+LOSS = r"(?<!aux )(?<!val )(?<!eval )(?<!validation )(?:\b|(?<=train_))loss[ :=]+"
+VAL_LOSS = r"(?i)\b(?:val|eval|valid|validation)[ _]loss[ :=]+([\d.]+)"
+TIME = r"\b(?:dt|(?:step|iter|iteration)[_ ]?time)[ :=]*"
 MOST_LINES, LAST_LINES = 50_000, 1000  # of steps, whose figures are read
 LOOKED_AT = 20_000  # characters at the end
 MARKED_WITHIN = 1_000_000  # characters at either end of a log, where its program shows
@@ -36,6 +42,16 @@ SLOWS_DOWN = {
     r"\bCUDA_LAUNCH_BLOCKING=1\b": "the host waited for each kernel (CUDA_LAUNCH_BLOCKING=1)",
     r"detect[-_]anomaly(?! ?[=:]? ?(?:False|0|off))": "autograd looked for anomalies (detect_anomaly)",
     r"--debug[ =]underflow_overflow": "the Trainer looked for overflows (--debug)",
+}
+# which says that figures were not measured
+NO_RUN = {
+    r"(?:COMM_MODE=|--comm[._]mode[ =])[\"']?(?:fake_backend|local_tensor)": "a dry run that does not communicate",
+    r"(?i)\b(?:predicted|simulated) (?:(?:step|iteration|iter)[ _]time|throughput)\b": "predicted or simulated",
+}
+# how programs print the name of a GPU, and nvidia-smi does
+DEVICES_NAMED = {
+    "device_name": r"(?m)(?:\bget_device_name\(\w*\)|\bdevice_name|\| +\d+ ) *[=:]? +"
+    r"((?:NVIDIA|AMD|Tesla) [\w-][\w -]{0,40}?) *(?:$|,| (?:On|Off) )"
 }
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
@@ -71,6 +87,7 @@ LLMC_HEADER = {
     "device_name": r"\| device +\| (.{1,80}?) +\|",
     PRECISION: r"\| precision +\| (\w+) +\|",
     RECOMPUTED: r"\| recompute +\| (\d) +\|",
+    DATA: r"\| train data pattern +\| (?:\S*/)?([^\s/|]+) +\|",
     ZERO: r"\| zero_stage +\| (\d) +\|",
 }
 PROGRAMS = (
@@ -95,6 +112,7 @@ PROGRAMS = (
             MODEL: r"\bModel (\S.{0,60}?) size: [\d,]+ total",
             COMPILED: r"(?i)(compiling) each \w+ with torch\.compile",
             RECOMPUTED: r"(?i)applied (\w+) activation checkpointing",
+            DATA: r"Preparing (\w+) dataset",
         },
         instruments={r"Profiling active\. Traces will be saved": "the profiler of PyTorch ran (Profiling active)"},
         val_loss=r"validate step:\s*\d+\s+loss:\s*(\S+)",
@@ -119,10 +137,13 @@ PROGRAMS = (
             "sequence_length": r"(?m)^(?!.*print\]).*\bseq_length \.{3,} ?(\d+)\s*$",
             "layers": r"(?m)^(?!.*print\]).*\bnum_layers \.{3,} ?(\d+)\s*$",
             "width": r"(?m)^(?!.*print\]).*\bhidden_size \.{3,} ?(\d+)\s*$",
-            "tp": r"tensor-model-parallel size: (\d+)",
-            "pp": r"pipeline-model-parallel size: (\d+)",
+            "tp": r"(?<!encoder-)tensor-model-parallel size: (\d+)",
+            "pp": r"(?<!encoder-)pipeline-model-parallel size: (\d+)",
+            "sp": r"(?m)\bsequence_parallel \.{3,} ?(True)\s*$",
+            "fp8": r"(?m)\bfp8 \.{3,} ?(?!None|False)(\w+)\s*$",
             PRECISION: r"(?m)(?:\bparams_dtype \.{3,} ?|^using )torch\.(\w+)(?: for parameters \.\.\.)?\s*$",
             RECOMPUTED: r"(?m)\brecompute_granularity \.{3,} ?(\w+)\s*$",
+            DATA: r"(?m)\bdata_path \.{3,} ?\['(?:[^'\n]*/)?([^'/\n]+)'\]\s*$",
         },
         instruments={
             r"(?m)\bprofile \.{3,} ?True\s*$": "a profiler ran (--profile)",
@@ -149,6 +170,8 @@ PROGRAMS = (
             "pass_tokens": rf"Tokens / micro-batch: {COUNT}",
             "num_parameters": rf"(?m)^(?:Number of parameters|total\s*): {COUNT}$",
             "device_name": r"GPU: (.{1,80}?) \| Peak FLOPS",
+            PRECISION: r"COMPUTE_DTYPE: torch\.(\w+)",
+            "fp8": r"FP8 training enabled \((\w+)",
         },
         val_loss=r"Validation bpb: (\S+)",
         first_step=0,
@@ -164,14 +187,20 @@ PROGRAMS = (
             "total_ms": rf"train_time:{NUMBER}ms",
             "total_s": rf"train_time:{NUMBER}s",
         },
-        val_loss=r"(?m)^step:\d+/\d+ val_loss:(\S+)",
-        start=r"(?m)^={80,}\s*$",  # the source code, the output of nvidia-smi, the run
+        header={  # of the source code that it prints first: a batch in sequences, later in tokens
+            "global_batch_size": rf"(?m)^[ \t]+batch_size ?: ?int = {PRODUCT}",
+            "step_tokens": rf"(?m)^[ \t]+train_batch_size ?: ?int = {PRODUCT}",
+            "micro_batch_size": rf"(?m)^[ \t]+device_batch_size ?: ?int = {PRODUCT}",
+            "sequence_length": rf"(?m)^[ \t]+(?:sequence_length|train_(?:max_)?seq_len)(?: ?: ?int)? = {PRODUCT}",
+            "world_size": rf"(?m)^[ \t]*assert world_size == {COUNT}",
+            DATA: r"(?m)^[ \t]+(?:input_bin|train_files)\b[^=\n]{0,20}= ['\"](?:[^'\"\n]*/)?([^'\"/\n]+)",
+        },
         protocol="time_to_loss",
         time_meaning="training time",
     ),
     Program(
         "llm.c",
-        mark=r"\bstep\s+\d+/\d+ \| (?:train )?loss ",
+        mark=r"\bstep\s+\d+/\d+ \| (?:train loss |loss [^|\n]{1,40}\| norm )",
         line=r"\bstep\s+(\d{1,12})/\d{1,12} \| (?:train )?loss ",
         figures={
             "loss": r"loss\s+(\S+)",
@@ -230,25 +259,26 @@ PROGRAMS = (
     ),
     Program(  # of no program that is known: a step, its loss, and a rate or a time with its unit
         "training",
-        mark=r"(?i)\b(?:step|iter(?:ation)?)[ :=#]*\d+\b.{0,200}?(?<!aux )(?<!val )(?<!eval )\bloss[ :=]+[\dn]"
-        r".{0,300}?(?:/s(?:ec)?\b|\d ?m?s\b)",
-        line=r"(?i)\b(?:step|iter(?:ation)?)[ :=#]*(\d{1,12})\b(?=.{0,200}?\bloss[ :=]+[\dn])",
+        mark=rf"(?i){STEP}\d+\b(?:(?=.{{0,300}}?{LOSS}[\dn])(?=.{{0,500}}?(?:/s(?:ec)?\b|\d ?m?s\b))"
+        rf"|.{{0,200}}?{TIME}[\d.]+ ?m?s\b)",
+        line=rf"(?i){STEP}(\d{{1,12}})\b(?=.{{0,300}}?(?:\bloss[ :=]+[\dn]|{TIME}\d))",
         figures={
-            "loss": r"(?i)(?<!aux )(?<!val )(?<!eval )(?<!aux_)(?<!val_)(?<!eval_)\bloss[ :=]+"
-            r"([\d.]+(?:e[-+]?\d+)?|nan)\b",
-            "ms": rf"(?i)\b(?:dt|(?:step|iter|iteration)[_ ]?time)[ :=]*{NUMBER} ?ms\b",
-            "s": rf"(?i)\b(?:dt|(?:step|iter|iteration)[_ ]?time)[ :=]*{NUMBER} ?s\b",
+            "loss": rf"(?i){LOSS}([\d.]+(?:e[-+]?\d+)?|nan)\b",
+            "val_loss": VAL_LOSS,
+            "ms": rf"(?i){TIME}{NUMBER} ?ms\b|[ |,]{NUMBER} ?ms/(?:step|iter)",
+            "s": rf"(?i){TIME}{NUMBER} ?s\b|[ |,]{NUMBER} ?s/(?:step|iter)",
             "rate": rf"(?i)\b(?:tok(?:en)?s?(?:/s(?:ec)?|_per_s(?:ec)?)|tps)[ :=]+{NUMBER}"
             r"(?![\w/]|\.\d| ?(?:[kM]|m?s)\b)"
-            rf"|\bthroughput[ :=]+{NUMBER} tok(?:en)?s?/s(?:ec)?(?![\w/])"
-            rf"|[ ,|(]{NUMBER} tok(?:en)?s?/s(?:ec)?(?![\w/:=]| ?[:=])",
+            rf"|\bthroughput[ :=]+{NUMBER} (?:tok(?:en)?|sample|sequence|image)s?/s(?:ec)?(?![\w/])"
+            rf"|[ ,|(]{NUMBER} (?:tok(?:en)?|sample|sequence|image)s?/s(?:ec)?(?![\w/:=]| ?[:=])",
         },
         header={
-            "world_size": rf"\b(?:world_size|dist_world_size|num_gpus|nproc_per_node)[ =:]+{COUNT}",
+            "world_size": rf"\b(?:world_size|dist_world_size|num_gpus)[ =:]+{COUNT}",
             "global_batch_size": rf"\bglobal[_ ]batch(?:[_ ]size)?[ =:]+{COUNT}\b(?! ?#? ?tok)",
             "sequence_length": rf"\b(?:seq_len|block_size|context_length|sequence_length)[ =:]+{COUNT}",
-            PRECISION: r"\b(?:dtype|precision)[ =:]+'?([\w.]+)",
+            PRECISION: r"\b(?:(?:param_)?dtype|precision)[ =:]+'?([\w.]+)",
         },
+        val_loss=VAL_LOSS,
         first_step=0,
         rate_unit="throughput",
     ),
@@ -256,7 +286,7 @@ PROGRAMS = (
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
 OF_ANY = FORMS[-1]
 KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
-SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO)  # names of a header that go into `Reported.settings`
+SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO, DATA)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
 DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others
 # name of a figure -> its curve, and its unit
@@ -280,12 +310,19 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
     all_lines, others = _lines(text, program)
     lines = _in_order(all_lines)
     curves: Curves = {}
+    if not any("train_loss" in line for _, line in lines):  # DeepSpeed prints none, the program that uses it may
+        own = _in_order(_lines(others, PROGRAMS[-1])[0])
+        losses = [(step, loss) for step, line in own if (loss := line.get("train_loss")) is not None]
+        if losses and lines and losses[-1][0] <= lines[-1][0]:  # and counts the same steps
+            curves["train_loss"] = losses
     for step, line in lines:
         for name, value in line.items():
             curves.setdefault(name, []).append((step, value))
     printed = printed_setup(others)
     settings, instruments = printed.pop("settings"), printed.pop("instruments")
-    known = _settings(others, program)
+    header = _settings(others, program)
+    settings |= header.pop("settings", {})
+    known = said_in(others, DEVICES_NAMED) | header
     if program.name == "DeepSpeed":
         known |= printed | {"batch_is_printed": True}
     if "batch" in curves:
@@ -297,15 +334,15 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         ]
     if program.val_loss and (validated := _last_number(program.val_loss, others)):
         known["val_loss"] = validated
-    known["settings"] = settings | known.get("settings", {})
     run = reported_of(
         path,
         f"{program.name} log",
         curves,
         num_skipped=1,
         **known,
+        settings=settings,
         peak_flops=program.peak_flops,
-        optimizer_steps=lines[-1][0] + 1 - program.first_step if lines else None,
+        optimizer_steps=lines[-1][0] + (lines[0][0] == program.first_step == 0) if lines else None,
         time_meaning=program.time_meaning,
         protocol=program.protocol,
         instruments=(*instruments, *(words for each, words in program.instruments.items() if re.search(each, others))),
@@ -319,6 +356,8 @@ def as_it_ran(run: Reported, said: str, text: str) -> Reported:
     settings = dict(run.settings)
     if out := _OUT_OF_MEMORY.search(text[-LOOKED_AT:]):
         settings[STATUS] = f"ended by {out[0]}"
+    for words in (words for each, words in NO_RUN.items() if re.search(each, text[:MARKED_WITHIN])):
+        settings[STATUS] = words
     slowed = (words for each, words in SLOWS_DOWN.items() if re.search(each, said))
     return replace(run, settings=settings, instruments=(*run.instruments, *slowed))
 
@@ -378,7 +417,7 @@ def _figure(name: str, pattern: re.Pattern[str], line: str) -> float | None:
 
 
 def _in_order(lines: Iterable[tuple[int, Line]]) -> list[tuple[int, Line]]:
-    """Return one line per step, in order: the first where every rank prints one.
+    """Return one line per step, in order: of several, each figure of the first that has it; every rank may print one.
 
     Where the steps go back, a run was started again from a checkpoint, and its lines take the place of earlier ones.
     """
@@ -387,7 +426,9 @@ def _in_order(lines: Iterable[tuple[int, Line]]) -> list[tuple[int, Line]]:
         if kept and kept[-1][0] > step:
             while kept and kept[-1][0] >= step:
                 kept.pop()
-        if not kept or kept[-1][0] < step:
+        if kept and kept[-1][0] == step:
+            kept[-1] = (step, line | kept[-1][1])
+        else:
             kept.append((step, line))
     return kept
 
@@ -396,12 +437,14 @@ def _settings(text: str, program: Program) -> dict:
     """Return the fields of Reported that a header gives. A setting that has two values in one log is unknown."""
     said = said_in(text, program.header)
     settings = {name: _setting(name, said.pop(name)) for name in SETTINGS if name in said}
-    tp, pp = said.pop("tp", None), said.pop("pp", None)
+    tp, pp, sp, fp8 = (said.pop(name, None) for name in ("tp", "pp", "sp", "fp8"))
     layers, width = said.pop("layers", None), said.pop("width", None)
     if layers and width:
         settings[SIZES] = f"{layers} layers, width {width}"
     if tp and pp:
-        settings[STRATEGY] = f"tensor {tp}, pipeline {pp}"
+        settings[LAYOUT] = f"tensor {tp}, pipeline {pp}{', sequence parallel' if sp else ''}"
+    if fp8:
+        settings[PRECISION] = f"fp8 {fp8}"
     device, mesh = said.pop("device_name", None), said.pop("mesh", None)
     known: dict = counts_of(said)
     step_tokens, pass_tokens = known.pop("step_tokens", None), known.pop("pass_tokens", None)

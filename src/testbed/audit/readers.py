@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from testbed.sweep.state import SWEEP_FILE
 OTHER_PAGES = {".rst": "pandoc {} -t gfm -o page.md", ".ipynb": "jupyter nbconvert --to markdown {}"}
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 LEAST_OF_A_PAGE = 5  # lines of steps
-OF_STEPS = (*logs.FORMS, curves.PRINTED_TRAINER)
 Read = Callable[[Path], list[Reported]]
 
 
@@ -142,7 +141,7 @@ def read_text_log(path: Path) -> list[Reported]:
 
 def _runs_of_log(path: Path, text: str) -> list[Reported]:
     if program := logs.program_of(text):
-        found = [_with_config(logs.read_log(path, text, program))]
+        found = [_with_config(run) for run in _runs_of_program(path, text, program)]
     elif re.search("(?i)timing breakdown", text):
         found = earlier.timing_log_runs(path, text)
     elif curves.PRINTED.search(text):
@@ -155,13 +154,29 @@ def _runs_of_log(path: Path, text: str) -> list[Reported]:
             f"{path} is not a known log of {logs.KNOWN}, transformers or wandb, and has {no_table_in(path, text)}; "
             f"{EXPORT}"
         )
-    if path.suffix.lower() == ".md" or found[0].form == logs.OF_ANY:  # some lines, which are no run
-        is_printed = len(curves.PRINTED.findall(text)) >= LEAST_OF_A_PAGE
-        found = [run for run in found if is_printed or len(run.losses) >= LEAST_OF_A_PAGE or run.form not in OF_STEPS]
+    if path.suffix.lower() == ".md" and not program and len(curves.PRINTED.findall(text)) < LEAST_OF_A_PAGE:
+        found = [run for run in found if run.form != curves.PRINTED_TRAINER]
     runs = [run for run in found if run.has_figures]
     if not runs:
         raise InputError(f"{path} {SAYS_NOTHING}")
     return runs
+
+
+def _runs_of_program(path: Path, text: str, program: logs.Program) -> Iterator[Reported]:
+    """Yield the run of a log, or each of a page that shows several. A few lines in a text are no run."""
+    is_page = path.suffix.lower() == ".md"
+    fenced = re.finditer(r"(?ms)^```[^\n]*$(.*?)^```", text if is_page else "")
+    shown = [match for match in fenced if _is_log(match[1], program)]
+    if len(shown) > 1:
+        for match in shown:  # nothing says that they are compared
+            line = text.count("\n", 0, match.start()) + 1
+            yield replace(logs.read_log(path, match[1], program), name=f"{path}:{line}", is_claim=False)
+    elif _is_log(text, program) or not (is_page or program is logs.PROGRAMS[-1]):
+        yield logs.read_log(path, text, program)
+
+
+def _is_log(text: str, program: logs.Program) -> bool:
+    return len({*re.findall(program.line, text[:LOOKED_AT])}) >= LEAST_OF_A_PAGE
 
 
 # field of `Reported` -> what the name of a file says of it

@@ -24,6 +24,7 @@ STRATEGY, MODEL, PRECISION, COMPILED, RECOMPUTED = "strategy", "model", "precisi
 ZERO, DATA, PASS, STATUS = "ZeRO stage", "data", "kind of pass", "status"
 INSTRUMENTS, WARM_UP, RESOLUTION = "instrumentation", "warm-up", "resolution"
 SIZES = "layers and width"
+LAYOUT = "layout"  # the ranks of each kind of parallelism, beside which a log's name may say what was tried
 QUALITY = "quality"  # of what was trained, where it is no loss: its heading and its figure
 DEVICE, BATCH = "device", "batch size"  # a batch of which nothing says whether one device has it, or all
 # the fields of our own `training_config` that say them
