@@ -22,8 +22,12 @@ from testbed.audit.reported import (
     COMPILED,
     DATA,
     LAYOUT,
+    MODEL,
     PRECISION,
+    RECOMPUTED,
     STATUS,
+    STRATEGY,
+    ZERO,
 )
 from testbed.errors import InputError
 
@@ -265,10 +269,12 @@ using torch.bfloat16 for parameters ...
 """
 # of each: what a log prints first, the line of a step, and what is read of both
 SAID = {
-    "the device and the losses of a program that uses DeepSpeed": (
-        "torch.cuda.get_device_name(0) = NVIDIA A100-SXM4-80GB\n",
+    "the launcher's flags, the device and the losses of a program that uses DeepSpeed": (
+        "cmd = python3 -u -m deepspeed.launcher.launch train.py --model_name_or_path facebook/opt-1.3b "
+        "--max_seq_len 2048 --eval_batch_size 3\ntorch.cuda.get_device_name(0) = NVIDIA A100-SXM4-80GB\n",
         "global_step={n}, RunningAvgSamplesPerSec=36.6, CurrSamplesPerSec=36.5, Mem=9\nstep {n} | loss 2.{n}\n",
-        {"device_name": "NVIDIA A100-SXM4-80GB", "train_loss": 2.9, "rate": 36.5},
+        {"sequence_length": 2048, "device_name": "NVIDIA A100-SXM4-80GB", "train_loss": 2.9, "rate": 36.5,
+         MODEL: "opt-1.3b"},
     ),
     "the source that modded-nanogpt prints": (
         "====\n    input_bin : str = 'data/fineweb_train_*.bin'\n    batch_size : int = 8*64 # in sequences\n"
@@ -282,6 +288,20 @@ SAID = {
         "    train_batch_size: int = 2048 * 16 * 8\n    train_max_seq_len: int = 128 * 16\n",
         "step:{n}/9 train_time:{n}00ms\n",
         {"global_batch_size": 128, "sequence_length": 2048},
+    ),
+    "nanoGPT's launcher": (
+        "+ torchrun --nnodes=2 --nproc_per_node=8 \\\n  train.py config/train_gpt2.py --eval_iters=5\n",
+        "iter {n}: loss 3.{n}, time 100.00ms, mfu 30.00%\n",
+        {"world_size": 16},
+    ),
+    "a log that is called by the identity of its run": (
+        "", "step:{n}/9 train_time:{n}00ms\n", {"device_name": None, MODEL: None},
+        "47029c45-997b-a100-8c49-0ea1a0bd4d21",
+    ),
+    "a usage in a comment, and nodes that are not said": (
+        "# torchrun --nproc_per_node=4 train.py\n+ torchrun --nnodes=$N --nproc_per_node=8 train.py\n",
+        "iter {n}: loss 3.{n}, time 100.00ms, mfu 30.00%\n",
+        {"world_size": None},
     ),
     "nanochat's precision": (
         "COMPUTE_DTYPE: torch.bfloat16 (auto-detected)\nFP8 training enabled (tensorwise scaling) - 60/66\n",
@@ -311,17 +331,27 @@ SAID = {
     "a program whose lines begin as llm.c's": (
         "world_size=2 global_batch_size=64 seq_len=1024 param_dtype=torch.bfloat16\n",
         "step  {n}/9 | loss 4.{n} | lr 3e-4 | 64.0 ms/step | 1,024,000 tok/s\neval @ step {n}: val_loss 3.{n}\n",
-        {"time_s": 0.064, "val_loss": 3.9, "optimizer_steps": 9,
+        {"time_s": 0.064, "rate_unit": "tokens/s", "rate_is_per_rank": False, "val_loss": 3.9, "optimizer_steps": 9,
          PRECISION: "bf16"},
+    ),
+    "a rate of one rank in samples": (
+        "world_size=2 global_batch_size=64\n",
+        "iter {n}: step time 500.0 ms, throughput 64.0 samples/s, lm loss 4.{n}\n",
+        {"rate": 64.0, "rate_unit": "samples/s", "rate_is_per_rank": True, "train_loss": 4.9},
+    ),
+    "the command of a printed Trainer": (
+        "+ torchrun --nproc_per_node=4 run_clm.py --block_size 1024 --bf16 True --gradient_checkpointing\n",
+        "{{'loss': 1.{n}, 'learning_rate': 1e-05, 'epoch': 0.0{n}}}\n",
+        {"sequence_length": 1024, "world_size": 4, PRECISION: "bf16", RECOMPUTED: "on"},
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", SAID)
 def test_what_a_log_says_is_read(tmp_path, what):
-    head, line, expected = SAID[what]
+    head, line, expected, *name = SAID[what]
     steps = "".join(line.format(n=step) for step in range(1, 10))
-    (run,) = read_reported([saved(tmp_path, head + steps, "a.log")])
+    (run,) = read_reported([saved(tmp_path, head + steps, f"{''.join(name) or 'a'}.log")])
     assert {name: run.settings.get(name, getattr(run, name, None)) for name in expected} == expected
 
 
@@ -340,12 +370,31 @@ def test_twice_the_ranks_and_sequence_parallelism_are_no_speed_up(tmp_path):
 @pytest.mark.parametrize("indent", ["  ", "    "])
 def test_the_configuration_that_wandb_stored_beside_a_log_is_read(tmp_path, indent):
     steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))
-    said = "".join(f"{name}:\n{indent}desc: null\n{indent}value: {value}\n"
-                   for name, value in (("world_size", 4), ("block_size", 1024), ("grad_accum", 8)))  # fmt: skip
+    told = {"world_size": 4, "block_size": 1024, "grad_accum": 8, "precision": "bf16-mixed", "model": "gpt2-medium",
+            "gpu": "NVIDIA A100-SXM4-40GB", "mode": "simulate", "n_params": 1000, "zero_stage": 1}  # fmt: skip
+    said = "".join(f"{name}:\n{indent}desc: null\n{indent}value: {value}\n" for name, value in told.items())
     saved(tmp_path, said, "config.yaml")
     saved(tmp_path, '{"gpu": "A100", "gpu_count"', "wandb-metadata.json")  # damaged: the log is read without it
     (run,) = read_reported([saved(tmp_path, steps, "output.log")])
-    assert (run.world_size, run.sequence_length, run.accumulation) == (4, 1024, 8)
+    assert (run.world_size, run.sequence_length, run.accumulation, run.num_parameters) == (4, 1024, 8, 1000)
+    assert run.device_name == "NVIDIA A100-SXM4-40GB"
+    assert run.settings == {PRECISION: "bf16", MODEL: "gpt2-medium", STATUS: "of the mode simulate", ZERO: "1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("devices: 4\nnum_nodes: 2\nbatch_size: 16\naccumulate_grad_batches: 2\nprecision: 16-mixed\nstrategy: ddp",
+         (8, 16, 2, {PRECISION: "fp16", STRATEGY: "ddp"})),
+        ("devices: 1\nstrategy: auto\naccelerator: gpu", (1, None, None, {STRATEGY: "single device"})),
+        ("devices: -1\nstrategy: auto", (2, None, None, {})),
+    ],
+)  # fmt: skip
+def test_what_lightning_stored_beside_its_metrics_is_read_before_the_name_of_its_folder(tmp_path, said, read):
+    (tmp_path / "run_2gpu").mkdir()
+    saved(tmp_path / "run_2gpu", f"{said}\n", "hparams.yaml")
+    (run,) = read_reported([saved(tmp_path / "run_2gpu", "step,train_loss\n1,3.0\n2,2.9\n", "metrics.csv")])
+    assert (run.world_size, run.micro_batch_size, run.accumulation, run.settings) == read
 
 
 def test_two_logs_in_a_page_are_two_runs_of_which_nothing_is_claimed(tmp_path):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testbed.audit.curves import Curves, reported_of
-from testbed.audit.printed_setup import counts_of, plain_precision, printed_setup, said_in
+from testbed.audit.printed_setup import counts_of, flags_in, plain_precision, printed_setup, said_in, set_up
 from testbed.audit.reported import (
     COMPILED,
     DATA,
@@ -54,6 +54,7 @@ DEVICES_NAMED = {
     r"((?:NVIDIA|AMD|Tesla) [\w-][\w -]{0,40}?) *(?:$|,| (?:On|Off) )"
 }
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
+NEAR = 0.05  # by which a median rate may differ from batch / median time
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
 
 
@@ -320,9 +321,9 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
             curves.setdefault(name, []).append((step, value))
     printed = printed_setup(others)
     settings, instruments = printed.pop("settings"), printed.pop("instruments")
-    header = _settings(others, program)
-    settings |= header.pop("settings", {})
-    known = said_in(others, DEVICES_NAMED) | header
+    typed, header = set_up(flags_in(others)), _settings(others, program)
+    settings = typed.pop("settings") | settings | header.pop("settings", {})
+    known = typed | said_in(others, DEVICES_NAMED) | header
     if program.name == "DeepSpeed":
         known |= printed | {"batch_is_printed": True}
     if "batch" in curves:
@@ -349,6 +350,20 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         rate_unit=program.rate_unit,
     )
     return as_it_ran(run, others, text)
+
+
+def with_unit(run: Reported) -> Reported:
+    """Return the run of a log of any program with the unit of its rate, where the time of a step shows it.
+
+    Whether a rate counts tokens or samples, and of one rank or of all, is what its batch and length give.
+    """
+    if not (run.rate and run.time_s and run.global_batch_size):
+        return run
+    for unit, size in (("tokens/s", run.sequence_length), ("samples/s", 1)):
+        for ranks in {1, run.world_size or 1}:
+            if size and abs(run.rate * run.time_s * ranks / (run.global_batch_size * size) - 1) < NEAR:
+                return replace(run, rate_unit=unit, rate_is_per_rank=ranks > 1)
+    return run
 
 
 def as_it_ran(run: Reported, said: str, text: str) -> Reported:

@@ -3,16 +3,31 @@
 DeepSpeed prints every setting as `print]   train_batch_size ............. 8` (deepspeed/runtime/config.py, `print`),
 with a space alone where the name is long. A batch that is printed is a setting: with a data loader of its own, a
 program may have trained on other batches.
+
+Flags of a command line, W&B's config.yaml and Lightning's hparams.yaml are settings by name: `set_up` reads them alike.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from testbed.audit.reported import BREAKDOWN, INSTRUMENTS, PRECISION, ZERO
+from testbed.audit.reported import (
+    BATCH,
+    BREAKDOWN,
+    COMPILED,
+    DATA,
+    INSTRUMENTS,
+    MODEL,
+    PRECISION,
+    RECOMPUTED,
+    STATUS,
+    STRATEGY,
+    ZERO,
+)
+from testbed.audit.tables.columns import quantity_of
 
 LONGEST_COUNT = 15  # digits
 _LINE = r"(?m)(?:print\]|^worker-\d+:)\s+{}(?: \.+)? +(\S+)\s*$"  # of DeepSpeed
@@ -32,8 +47,29 @@ ENGINE = {
     "breakdown": _LINE.format("wall_clock_breakdown"),
     "flops_profiler": r'flops_profiler_config[ .]+\{\s*"enabled": (true|false)',
 }
-
-
+SETTINGS = (MODEL, DATA, STRATEGY, PRECISION, COMPILED, RECOMPUTED, ZERO, STATUS, BATCH)
+# a setting -> a field or a setting of `Reported`, or what they are computed from; of others a table's heading says it
+_NAMES = {
+    "world size": "world_size", "num processes": "world_size", "devices": "per_node", "nproc per node": "per_node",
+    "accumulate grad batches": "accumulation", "n params": "num_parameters", "gpu": "device_name",
+    "gpu name": "device_name", "gpu type": "device_name", "max seq length": "length", "model max length": "length",
+    "model": MODEL, "model name": MODEL, "model name or path": MODEL, "dataset": DATA, "dataset name": DATA,
+    "strategy": STRATEGY, "parallelism": STRATEGY, "precision": PRECISION, "dtype": PRECISION,
+    "mixed precision": PRECISION, "bf16": "bf16", "fp16": "fp16", "compile": COMPILED, "torch compile": COMPILED,
+    "gradient checkpointing": RECOMPUTED, "activation checkpointing": RECOMPUTED, "zero stage": ZERO, "mode": STATUS,
+}  # fmt: skip
+_FIELDS = {"batch": "global_batch_size", "micro_batch": "micro_batch_size", "accumulation": "accumulation",
+           "length": "sequence_length", "params": "num_parameters", "any_batch": BATCH}  # fmt: skip
+_COUNTS = (*_FIELDS.values(), "per_node", "nodes", "world_size", "devices")
+_IS_OF_NO_TRAINING = re.compile(r"\b(?:eval|val|valid|validation|test|inference)\b")
+_IS_NO_RUN = re.compile(r"(?i)simulat\w*|predict\w*|dry[-_ ]?run|fake\w*")
+_SWITCH = {"true": "on", "1": "on", "yes": "on", "false": "off", "0": "off", "no": "off"}
+_COMMAND = re.compile(
+    r"(?m)^(?![ \t]*#)[^\n]{0,300}?\b(?:torchrun|deepspeed|accelerate launch|python[\d.]*|torch\.distributed\.\w+)\b"
+    r"([^\n]* --[^\n]*)"
+)
+_ANY_FLAG = re.compile(r"""--([A-Za-z][\w.-]*)(?:(?:=|[\s'",]+(?!-))['"]?([^\s'",]+))?""")
+STARTS_WITHIN = 1_000_000  # characters of a log, in which its commands are looked for
 _SLOWS_DOWN = {"breakdown": BREAKDOWN, "flops_profiler": "DeepSpeed's flops profiler ran (flops_profiler_config)"}
 
 
@@ -63,6 +99,40 @@ def printed_setup(text: str) -> dict[str, Any]:
         "settings": {name: value for name, value in settings.items() if value},
         "instruments": tuple(instruments),
     }
+
+
+def flags_in(text: str) -> list[tuple[str, str]]:
+    """Return name and value of each flag in the command lines of a log; of one without a value `true`."""
+    commands = _COMMAND.findall(text[:STARTS_WITHIN].replace("\\\n", " "))
+    return [(name, value or "true") for command in commands for name, value in _ANY_FLAG.findall(command)]
+
+
+def set_up(told: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the fields of `Reported` that named settings give. One that is told twice, and otherwise, is unknown."""
+    found: dict[str, set[str]] = {}
+    for name, value in told:
+        plain = re.sub(r"[\W_]+", " ", name.rpartition(".")[2].lower()).strip()
+        quantity = _NAMES.get(plain) or quantity_of(plain) or ""
+        if value.lower() not in ("none", "null") and not _IS_OF_NO_TRAINING.search(plain):
+            found.setdefault(_FIELDS.get(quantity, quantity), set()).add(value)
+    said = {name: values.pop() for name, values in found.items() if len(values) == 1}
+    counts = counts_of({name: said.pop(name) for name in _COUNTS if name in said})
+    nodes = counts.pop("nodes", None if "nodes" in found else 1)
+    per_node, devices = counts.pop("per_node", None), counts.pop("devices", None)
+    if nodes and (each := per_node or (devices if nodes == 1 else None)):
+        counts.setdefault("world_size", each * nodes)
+    settings = {name: said.get(name, "").rstrip("/").rpartition("/")[2] for name in _NAMES.values()}
+    settings |= {name: _SWITCH.get(settings[name].lower(), settings[name]) for name in (COMPILED, RECOMPUTED)}
+    if settings[STRATEGY] == "auto":  # of Lightning
+        settings[STRATEGY] = "single device" if counts.get("world_size") == 1 else ""
+    settings[PRECISION] = plain_precision(re.sub(r"^(?=(?:16|32|64)\b)", "fp", settings[PRECISION]))
+    if on := [name for name in ("bf16", "fp16") if _SWITCH.get(settings[name].lower()) == "on"]:
+        settings[PRECISION] = on[0] if len(on) == 1 else ""
+    settings[STATUS] = f"of the mode {settings[STATUS]}" if _IS_NO_RUN.match(settings[STATUS]) else ""
+    settings[BATCH] = str(counts.pop(BATCH, ""))
+    device = said.get("device_name", "")
+    return {**counts, "device_name": device if re.search("[A-Za-z]", device) else None,
+            "settings": {name: settings[name] for name in SETTINGS if settings.get(name)}}  # fmt: skip
 
 
 def plain_precision(text: str) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from testbed.analysis.runs.load import METRICS_FILE, files_of_runs, load_run
 from testbed.audit import curves, earlier, logs
-from testbed.audit.printed_setup import plain_precision
-from testbed.audit.reported import BATCH, DEVICE, MODEL, PRECISION, SAYS_NOTHING, Reported, from_run
-from testbed.audit.tables.columns import quantity_of
+from testbed.audit.printed_setup import plain_precision, set_up
+from testbed.audit.reported import BATCH, DEVICE, MODEL, PRECISION, ROW, SAYS_NOTHING, TABLE, Reported, from_run
 from testbed.audit.tables.read import SUFFIXES, no_table_in, tables_in
 from testbed.audit.text import LOOKED_AT, log_lines, text_of
 from testbed.audit.words import count_in_name, said_in_name
@@ -25,6 +25,14 @@ from testbed.sweep.state import SWEEP_FILE
 OTHER_PAGES = {".rst": "pandoc {} -t gfm -o page.md", ".ipynb": "jupyter nbconvert --to markdown {}"}
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 LEAST_OF_A_PAGE = 5  # lines of steps
+OF_PROGRAMS = ("metrics", "output", "trainer_state")  # names of files that programs choose
+STORED_BESIDE = {"output.log": "config.yaml", "metrics.csv": "hparams.yaml"}
+MACHINE = {"gpu_count": "num_gpus", "gpu": "gpu"}  # of wandb-metadata.json
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # by which modded-nanogpt names its logs
+# a line of YAML, or W&B's three: the name, a description, the value
+_SETTING = re.compile(
+    r"(?m)^([\w./-]{1,60}):(?:\n(?: +\w+:.*\n)*? +value:)? +['\"]?([^\s'\"#][^\n'\"#]{0,80}?)['\"]? *$"
+)
 Read = Callable[[Path], list[Reported]]
 
 
@@ -52,7 +60,7 @@ def read_reported(
             continue
         folders.add((reader, file.parent))
         try:
-            found += [_named(run) if run.form in (*logs.FORMS, *curves.FORMS) else run for run in reader(file)]
+            found += map(_completed, reader(file))
         except InputError:
             if is_typed or reader is read_metrics:
                 raise
@@ -141,7 +149,7 @@ def read_text_log(path: Path) -> list[Reported]:
 
 def _runs_of_log(path: Path, text: str) -> list[Reported]:
     if program := logs.program_of(text):
-        found = [_with_config(run) for run in _runs_of_program(path, text, program)]
+        found = list(_runs_of_program(path, text, program))
     elif re.search("(?i)timing breakdown", text):
         found = earlier.timing_log_runs(path, text)
     elif curves.PRINTED.search(text):
@@ -179,49 +187,49 @@ def _is_log(text: str, program: logs.Program) -> bool:
     return len({*re.findall(program.line, text[:LOOKED_AT])}) >= LEAST_OF_A_PAGE
 
 
+def _completed(run: Reported) -> Reported:
+    """Return a log's or a curve's run with what is said beside it: by settings that were stored, or by names."""
+    if run.run is not None or run.form in (ROW, TABLE):
+        return run
+    for known in (*_stored_beside(run.path), _said_by_name(run.path)):
+        settings = {name: said for name, said in known.pop("settings").items() if said} | run.settings
+        new = {name: value for name, value in known.items() if value and getattr(run, name) is None}
+        run = replace(run, settings=settings, **new)
+    if run.global_batch_size or run.micro_batch_size:
+        run = replace(run, settings={name: said for name, said in run.settings.items() if name != BATCH})
+    return logs.with_unit(run) if run.form == logs.OF_ANY else run
+
+
 # field of `Reported` -> what the name of a file says of it
 IN_NAMES = {"world_size": "devices", "global_batch_size": "batch", "micro_batch_size": "micro_batch",
             "sequence_length": "length"}  # fmt: skip
 
 
-def _named(run: Reported) -> Reported:
-    """Return a run with what its file's name says of its set-up, where the file does not."""
-    is_any = re.fullmatch("trainer_state|metrics|output|log|train|stdout|version_\\d+", run.path.stem)
-    name = run.path.parent.name if is_any else run.path.stem  # eager_v100/trainer_state.json
-    counts = {field: count_in_name(said, name) for field, said in IN_NAMES.items() if getattr(run, field) is None}
-    words = {MODEL: said_in_name(MODEL, name), PRECISION: plain_precision(said_in_name(PRECISION, name))}
-    if run.global_batch_size is None and run.micro_batch_size is None:
-        words[BATCH] = str(count_in_name("any_batch", name) or "")
-    settings = {key: said for key, said in words.items() if said} | run.settings
-    run = replace(run, settings=settings, device_name=run.device_name or said_in_name(DEVICE, name) or None)
-    return replace(run, **{field: count for field, count in counts.items() if count})  # type: ignore[arg-type]
+def _said_by_name(path: Path) -> dict[str, Any]:
+    """Return what the name of a file says of its run; where a program gave it, what its folder's says."""
+    name = re.sub(_UUID, "", path.parent.name if path.stem in OF_PROGRAMS else path.stem)
+    known: dict[str, Any] = {field: count_in_name(said, name) for field, said in IN_NAMES.items()}
+    known["device_name"] = said_in_name(DEVICE, name)
+    known["settings"] = {MODEL: said_in_name(MODEL, name), PRECISION: plain_precision(said_in_name(PRECISION, name)),
+                         BATCH: str(count_in_name("any_batch", name) or "")}  # fmt: skip
+    return known
 
 
-def _with_config(run: Reported) -> Reported:
-    """Return a run whose log W&B stored (files/output.log), with the configuration that it stored beside it."""
-    if run.path.name != "output.log":
-        return run
-    said_beside = run.path.with_name("wandb-metadata.json")
-    try:
-        about = read_json(said_beside) if said_beside.is_file() else None
-    except InputError:  # the log is read without it
-        about = None
-    if isinstance(about, dict):
-        count, device = about.get("gpu_count"), about.get("gpu")
-        run = replace(run, world_size=run.world_size or (count if isinstance(count, int) and count > 0 else None),
-                      device_name=run.device_name or (str(device) if device else None))  # fmt: skip
-    config = run.path.with_name("config.yaml")
-    if not config.is_file():
-        return run
-    said = re.findall(r"(?m)^([\w.-]{1,60}):\n(?: +\w+:.*\n)*? +value: ['\"]?([\w.,+-]{1,60})['\"]?$", text_of(config))
-    fields = {"batch": "global_batch_size", "micro_batch": "micro_batch_size", "length": "sequence_length",
-              "devices": "world_size", "accumulation": "accumulation"}  # fmt: skip
-    known: dict[str, int] = {}
-    for name, value in said:
-        field = fields.get(quantity_of(name.replace("_", " ").replace("-", " ").lower()) or "")
-        if field and getattr(run, field) is None and value.isdecimal() and 0 < len(value) < 15:
-            known[field] = int(value)
-    return replace(run, **known)  # type: ignore[arg-type]
+def _stored_beside(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the settings that W&B or Lightning stored beside a log or curves."""
+    config = path.with_name(STORED_BESIDE.get(path.name, path.name))
+    if config != path and config.is_file():
+        # the batch of Lightning is what each process loads
+        of_each = {"batch_size": "micro_batch_size"} if config.name == "hparams.yaml" else {}
+        yield set_up((of_each.get(name, name), value) for name, value in _SETTING.findall(text_of(config)))
+    machine = path.with_name("wandb-metadata.json")
+    if path.name == "output.log" and machine.is_file():
+        try:
+            about = read_json(machine)
+        except InputError:  # the log is read without it
+            return
+        if isinstance(about, dict):
+            yield set_up((name, str(about[key])) for key, name in MACHINE.items() if about.get(key))
 
 
 def read_csv(path: Path) -> list[Reported]:
