@@ -397,6 +397,19 @@ def test_what_lightning_stored_beside_its_metrics_is_read_before_the_name_of_its
     assert (run.world_size, run.micro_batch_size, run.accumulation, run.settings) == read
 
 
+def test_a_loss_from_the_middle_of_a_run_is_called_one_at_equal_tokens(tmp_path):
+    """With twice the batch the same tokens are seen after half the steps; the run goes on to a lower loss."""
+    paths = []
+    for batch in (8, 16):
+        head = f"batch_size = {batch}\nblock_size = 64\ntokens per iteration will be: {batch * 64}\n"
+        steps = "".join(f"iter {step}: loss {4 - step / 10:.1f}, time {batch}.00ms\n" for step in range(20))
+        paths.append(saved(tmp_path, head + steps, f"{'a' * (batch // 8)}.log"))
+    found = answered(paths)
+    assert found is not None
+    told = {each.name: (each.a, each.b) for each in found.conditions if each.name.startswith("loss")}
+    assert told == {"loss at equal tokens": (2.3, pytest.approx(3.3, abs=0.11))}
+
+
 def test_two_logs_in_a_page_are_two_runs_of_which_nothing_is_claimed(tmp_path):
     log = "```\nbatch_size = {batch}\n{steps}```\n"
     steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))

@@ -192,7 +192,7 @@ def _reasons(
     is_planned = claim.protocol in ("weak", "time_to_loss") and claim.other.first.run is not None
     for each in found if question is not None and not is_planned else ():
         if each.name in LEARNS and each.state == DIFFERS and learns_worse(claim, each) == (question.ratio > 1):  # type: ignore[union-attr]
-            heading = "Loss " if each.name == "loss" else ""
+            heading = f"{_sentence(each.name)} " if each.name.startswith("loss") else ""
             yield f"{heading}{in_words(each.b)} against {in_words(each.a)} where it is faster: {each.effect}."
     for message in dict.fromkeys(item.message for item in findings if item.severity == FAILS):
         yield _sentence(message) + "."

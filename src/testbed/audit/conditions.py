@@ -91,7 +91,8 @@ NOISE_OF_A_TARGET = 0.01  # modded-nanogpt's records end within 0.003 of 3.28
 NOISE_OF_BITS = 0.01  # per byte
 OF_ANOTHER_KIND = 20  # times another loss, which is no loss of one task
 NOISE_OF_SCORES, NOISE_OF_ERRORS = 0.015, 0.05  # of themselves: between seeds an accuracy of 76 % moves by 0.2 points
-LEARNS = ("loss", QUALITY)  # conditions that a faster run must not pay with
+ON_THE_WAY = "loss at equal tokens"  # of which one side's is from the middle of its run
+LEARNS = ("loss", ON_THE_WAY, QUALITY)  # conditions that a faster run must not pay with
 Value = int | float | str | None
 
 
@@ -164,6 +165,8 @@ def _condition(fact: Fact, claim: Claim, own: dict[str, Difference]) -> Conditio
         spoils = state == DIFFERS and (fact.spoils if isinstance(fact.spoils, bool) else fact.spoils(claim))
     batch_is_known = fact.name not in BATCHES or None not in map(_batch, claim.firsts)
     name = fact.name if batch_is_known or state == UNKNOWN else BATCHES[1]  # a table may not say whose batch it is
+    if name == "loss" and state != UNKNOWN and claim.protocol != "time_to_loss" and _is_of_other_tokens(claim):
+        name = ON_THE_WAY
     return Condition(name, a, b, state, spoils, fact.is_work, fact.decides, fact.effect)
 
 
@@ -429,15 +432,19 @@ def _code(item: Reported) -> str | None:
 def _losses(claim: Claim) -> tuple[Value, Value]:
     """Return the losses of both sides at equal tokens, as far as the files tell."""
     a, b = (_middle_loss(side) for side in claim.sides)
-    tokens = [_tokens(side.first) for side in claim.sides]
-    is_of_other_tokens = None not in tokens and abs(tokens[0] / tokens[1] - 1) > 0.01  # type: ignore[operator]
+    is_of_other_tokens = _is_of_other_tokens(claim)
     both_validate = None not in (claim.baseline.middle("val_loss"), claim.other.middle("val_loss"))
     if both_validate and not is_of_other_tokens:
         return a, b
     if (at_equal := _at_equal_tokens(*claim.firsts)) is not None:
         return at_equal
     steps = [side.first.optimizer_steps for side in claim.sides]
-    if None in tokens and None not in steps and steps[0] != steps[1] and claim.protocol != "time_to_loss":
+    if (
+        None in map(_tokens, claim.firsts)
+        and None not in steps
+        and steps[0] != steps[1]
+        and claim.protocol != "time_to_loss"
+    ):
         return None, None
     return (None, None) if is_of_other_tokens and claim.protocol != "time_to_loss" else (a, b)
 
@@ -445,6 +452,11 @@ def _losses(claim: Claim) -> tuple[Value, Value]:
 def _middle_loss(side: Side) -> float | None:
     of_validation = side.middle("val_loss")
     return side.middle("train_loss") if of_validation is None else of_validation
+
+
+def _is_of_other_tokens(claim: Claim) -> bool:
+    a, b = map(_tokens, claim.firsts)
+    return bool(a and b) and abs(a / b - 1) > 0.01  # type: ignore[operator]
 
 
 def _tokens(item: Reported) -> float | None:
