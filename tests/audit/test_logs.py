@@ -221,7 +221,7 @@ def test_a_batch_stands_in_flags_and_json_too():
     assert printed_setup('json = {\n    "train_batch_size": 64, \n')["global_batch_size"] == 64
     spawned = "spawned with command: ['python', '--global-batch-size', '16']"
     assert printed_setup(spawned)["global_batch_size"] == 16
-    assert "global_batch_size" not in printed_setup(said + "\n--global-batch-size 64")  # of which run?
+    assert "global_batch_size" not in printed_setup(f"{said}\npython train.py --global-batch-size 64")  # of which run?
 
 
 @pytest.mark.parametrize("line", ["iter {}: loss 3.1, time 100.00ms\n", "step:{}/9 train_time:5ms\n"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from testbed.audit.printed_setup import counts_of, flags_in, said_in, set_up
+from testbed.audit.printed_setup import counts_of, printed_setup, said_in
 from testbed.audit.reported import OF_EPOCH, SAYS_NOTHING, Reported
 from testbed.audit.tables.columns import quantity_of
 from testbed.audit.text import text_of
@@ -95,7 +95,7 @@ def read_printed_trainer(path: Path, text: str) -> list[Reported]:
     rows = [dict(re.findall(r"'(\w+)': '?([-+.\w]+)", found[0])) for found in PRINTED.finditer(text)]
     end = next((row for row in reversed(rows) if "train_runtime" in row), {})
     told = [(at, name, value) for at, row in enumerate(rows, start=1) if row is not end for name, value in row.items()]
-    known = set_up(flags_in(text)) | _of_call(end) | counts_of(said_in(text, _HEADER))
+    known = printed_setup(text) | _of_call(end) | counts_of(said_in(text, _HEADER))
     if (total := known.get("global_batch_size")) and (each := known.get("micro_batch_size")):
         known["world_size"] = total // (each * known.get("accumulation", 1)) or None
     return [reported_of(path, PRINTED_TRAINER, curves_in(told), **known, losses=())]  # no step is printed

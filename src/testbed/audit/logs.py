@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testbed.audit.curves import Curves, reported_of
-from testbed.audit.printed_setup import counts_of, flags_in, plain_precision, printed_setup, said_in, set_up
+from testbed.audit.printed_setup import counts_of, plain_precision, printed_setup, said_in
 from testbed.audit.reported import (
     COMPILED,
     DATA,
@@ -321,11 +321,9 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
             curves.setdefault(name, []).append((step, value))
     printed = printed_setup(others)
     settings, instruments = printed.pop("settings"), printed.pop("instruments")
-    typed, header = set_up(flags_in(others)), _settings(others, program)
-    settings = typed.pop("settings") | settings | header.pop("settings", {})
-    known = typed | said_in(others, DEVICES_NAMED) | header
-    if program.name == "DeepSpeed":
-        known |= printed | {"batch_is_printed": True}
+    header = _settings(others, program)
+    settings |= header.pop("settings", {})
+    known = printed | said_in(others, DEVICES_NAMED) | header | {"batch_is_printed": program.name == "DeepSpeed"}
     if "batch" in curves:
         known["global_batch_size"] = int(curves["batch"][-1][1])
     if program.rate_is_per_rank and "token_rate" in curves:

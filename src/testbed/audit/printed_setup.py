@@ -31,12 +31,6 @@ from testbed.audit.tables.columns import quantity_of
 
 LONGEST_COUNT = 15  # digits
 _LINE = r"(?m)(?:print\]|^worker-\d+:)\s+{}(?: \.+)? +(\S+)\s*$"  # of DeepSpeed
-_FLAG = r"""(?:--|")(?:{})["']?(?:=|[:,]?\s+)["']?(\d+)\b"""  # of a command line, or a name in JSON
-FLAGS = {
-    "global_batch_size": _FLAG.format("global[-_]batch[-_]size|train[-_]batch[-_]size"),
-    "micro_batch_size": _FLAG.format("micro[-_]batch[-_]size|train_micro_batch_size_per_gpu"),
-    "world_size": r"\bdist_world_size=(\d+)",
-}
 ENGINE = {
     "world_size": _LINE.format("world_size"),
     "global_batch_size": _LINE.format("train_batch_size"),
@@ -50,13 +44,14 @@ ENGINE = {
 SETTINGS = (MODEL, DATA, STRATEGY, PRECISION, COMPILED, RECOMPUTED, ZERO, STATUS, BATCH)
 # a setting -> a field or a setting of `Reported`, or what they are computed from; of others a table's heading says it
 _NAMES = {
-    "world size": "world_size", "num processes": "world_size", "devices": "per_node", "nproc per node": "per_node",
-    "accumulate grad batches": "accumulation", "n params": "num_parameters", "gpu": "device_name",
-    "gpu name": "device_name", "gpu type": "device_name", "max seq length": "length", "model max length": "length",
-    "model": MODEL, "model name": MODEL, "model name or path": MODEL, "dataset": DATA, "dataset name": DATA,
-    "strategy": STRATEGY, "parallelism": STRATEGY, "precision": PRECISION, "dtype": PRECISION,
-    "mixed precision": PRECISION, "bf16": "bf16", "fp16": "fp16", "compile": COMPILED, "torch compile": COMPILED,
-    "gradient checkpointing": RECOMPUTED, "activation checkpointing": RECOMPUTED, "zero stage": ZERO, "mode": STATUS,
+    "world size": "world_size", "dist world size": "world_size", "num processes": "world_size", "devices": "per_node",
+    "nproc per node": "per_node", "train batch size": "batch", "accumulate grad batches": "accumulation",
+    "n params": "num_parameters", "max seq length": "length", "model max length": "length", "gpu": "device_name",
+    "gpu name": "device_name", "gpu type": "device_name", "model": MODEL, "model name": MODEL,
+    "model name or path": MODEL, "dataset": DATA, "dataset name": DATA, "strategy": STRATEGY, "parallelism": STRATEGY,
+    "precision": PRECISION, "dtype": PRECISION, "mixed precision": PRECISION, "bf16": "bf16", "fp16": "fp16",
+    "compile": COMPILED, "torch compile": COMPILED, "gradient checkpointing": RECOMPUTED,
+    "activation checkpointing": RECOMPUTED, "zero stage": ZERO, "mode": STATUS,
 }  # fmt: skip
 _FIELDS = {"batch": "global_batch_size", "micro_batch": "micro_batch_size", "accumulation": "accumulation",
            "length": "sequence_length", "params": "num_parameters", "any_batch": BATCH}  # fmt: skip
@@ -66,8 +61,9 @@ _IS_NO_RUN = re.compile(r"(?i)simulat\w*|predict\w*|dry[-_ ]?run|fake\w*")
 _SWITCH = {"true": "on", "1": "on", "yes": "on", "false": "off", "0": "off", "no": "off"}
 _COMMAND = re.compile(
     r"(?m)^(?![ \t]*#)[^\n]{0,300}?\b(?:torchrun|deepspeed|accelerate launch|python[\d.]*|torch\.distributed\.\w+)\b"
-    r"([^\n]* --[^\n]*)"
+    r"([^\n]*[ '\"]--[^\n]*)"
 )
+_OF_DEEPSPEED = re.compile(r"\b(dist_world_size|train_batch_size|train_micro_batch_size_per_gpu)(?:\": |=)(\d+)\b")
 _ANY_FLAG = re.compile(r"""--([A-Za-z][\w.-]*)(?:(?:=|[\s'",]+(?!-))['"]?([^\s'",]+))?""")
 STARTS_WITHIN = 1_000_000  # characters of a log, in which its commands are looked for
 _SLOWS_DOWN = {"breakdown": BREAKDOWN, "flops_profiler": "DeepSpeed's flops profiler ran (flops_profiler_config)"}
@@ -88,23 +84,17 @@ def counts_of(said: Mapping[str, str]) -> dict[str, int]:
 
 
 def printed_setup(text: str) -> dict[str, Any]:
-    """Return fields of `Reported` that DeepSpeed's lines give; the batch else by flags in the log, or a JSON."""
-    said = said_in(text, FLAGS) | said_in(text, ENGINE)
-    settings = {PRECISION: _precision(said), ZERO: said.get(ZERO)}
+    """Return the fields of `Reported` that a log's command lines give, and before them what DeepSpeed prints."""
+    commands = _COMMAND.findall(text[:STARTS_WITHIN].replace("\\\n", " "))
+    flags = [(name, value or "true") for command in commands for name, value in _ANY_FLAG.findall(command)]
+    known, said = set_up([*flags, *_OF_DEEPSPEED.findall(text)]), said_in(text, ENGINE)
+    settings, of_engine = known["settings"], {PRECISION: _precision(said), ZERO: said.get(ZERO)}
+    settings |= {name: value for name, value in of_engine.items() if value}
     instruments = [words for name, words in _SLOWS_DOWN.items() if said.get(name, "").lower() == "true"]
     if not instruments and said.get("breakdown") == "False":
         settings[INSTRUMENTS] = "none"
-    counted = {name: said[name] for name in FLAGS if name in said}
-    return counts_of(counted) | {
-        "settings": {name: value for name, value in settings.items() if value},
-        "instruments": tuple(instruments),
-    }
-
-
-def flags_in(text: str) -> list[tuple[str, str]]:
-    """Return name and value of each flag in the command lines of a log; of one without a value `true`."""
-    commands = _COMMAND.findall(text[:STARTS_WITHIN].replace("\\\n", " "))
-    return [(name, value or "true") for command in commands for name, value in _ANY_FLAG.findall(command)]
+    counts = counts_of({name: said[name] for name in ("world_size", *_FIELDS.values()) if name in said})
+    return known | counts | {"settings": settings, "instruments": tuple(instruments)}
 
 
 def set_up(told: Iterable[tuple[str, str]]) -> dict[str, Any]:
