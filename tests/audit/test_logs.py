@@ -19,6 +19,7 @@ from testbed.audit.claims import FAILS, NOTE, answered, audit
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.readers import read_reported, read_text_log
 from testbed.audit.reported import (
+    BATCH,
     COMPILED,
     DATA,
     LAYOUT,
@@ -290,16 +291,27 @@ SAID = {
         {"global_batch_size": 128, "sequence_length": 2048},
     ),
     "nanoGPT's launcher": (
-        "+ torchrun --nnodes=2 --nproc_per_node=8 \\\n  train.py config/train_gpt2.py --eval_iters=5\n",
+        "+ torchrun --nnodes=2 \\\n  --nproc_per_node=8 train.py --data.seq_len=512 --eval.seq_len=64\n",
         "iter {n}: loss 3.{n}, time 100.00ms, mfu 30.00%\n",
-        {"world_size": 16},
+        {"world_size": 16, "sequence_length": 512},
+    ),
+    "a batch before that in the name of the log": (
+        "batch_size = 8\n",
+        "iter {n}: loss 3.{n}, time 100.00ms, mfu 30.00%\n",
+        {"micro_batch_size": 8, BATCH: None},
+        "run_bs64",
     ),
     "a log that is called by the identity of its run": (
         "", "step:{n}/9 train_time:{n}00ms\n", {"device_name": None, MODEL: None},
         "47029c45-997b-a100-8c49-0ea1a0bd4d21",
     ),
-    "a usage in a comment, and nodes that are not said": (
-        "# torchrun --nproc_per_node=4 train.py\n+ torchrun --nnodes=$N --nproc_per_node=8 train.py\n",
+    "a usage in a comment": (
+        "# torchrun --nproc_per_node=4 train.py\n",
+        "iter {n}: loss 3.{n}, time 100.00ms, mfu 30.00%\n",
+        {"world_size": None},
+    ),
+    "nodes that are not said": (
+        "+ torchrun --nnodes=$N --nproc_per_node=8 train.py\n",
         "iter {n}: loss 3.{n}, time 100.00ms, mfu 30.00%\n",
         {"world_size": None},
     ),

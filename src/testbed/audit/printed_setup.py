@@ -101,9 +101,9 @@ def set_up(told: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Return the fields of `Reported` that named settings give. One that is told twice, and otherwise, is unknown."""
     found: dict[str, set[str]] = {}
     for name, value in told:
-        plain = re.sub(r"[\W_]+", " ", name.rpartition(".")[2].lower()).strip()
+        whole, plain = (re.sub(r"[\W_]+", " ", each.lower()).strip() for each in (name, name.rpartition(".")[2]))
         quantity = _NAMES.get(plain) or quantity_of(plain) or ""
-        if value.lower() not in ("none", "null") and not _IS_OF_NO_TRAINING.search(plain):
+        if value.lower() not in ("none", "null") and not _IS_OF_NO_TRAINING.search(whole):
             found.setdefault(_FIELDS.get(quantity, quantity), set()).add(value)
     said = {name: values.pop() for name, values in found.items() if len(values) == 1}
     counts = counts_of({name: said.pop(name) for name in _COUNTS if name in said})
