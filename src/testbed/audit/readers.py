@@ -25,15 +25,8 @@ from testbed.sweep.state import SWEEP_FILE
 OTHER_PAGES = {".rst": "pandoc {} -t gfm -o page.md", ".ipynb": "jupyter nbconvert --to markdown {}"}
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 LEAST_OF_A_PAGE = 5  # lines of steps
-OF_PROGRAMS = (
-    "metrics",
-    "output",
-    "trainer_state",
-    "train",
-    "log",
-    "main",
-    "stdout",
-)  # names that say nothing of a run
+# names that say nothing of a run
+OF_PROGRAMS = ("metrics", "output", "trainer_state", "train", "log", "main", "stdout")
 STORED_BESIDE = {"output.log": "config.yaml", "metrics.csv": "hparams.yaml"}
 MACHINE = {"gpu_count": "num_gpus", "gpu": "gpu"}  # of wandb-metadata.json
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # by which modded-nanogpt names its logs
