@@ -67,6 +67,12 @@ SAID = {
     # offload on fewer devices, where memory lacks on them alone
     "--num_layers 32 --num_heads 20 --embedding_size 2560 --gpu t4 --gpus 512 --gpus_per_node 1 --network 100mbit "
     "--global_batch_size 96": r"With --precision fp16 and --run_type optimized and --offload optimizer and --gpus 1: 3",
+    # with one micro batch stages overlap nothing: as typed, and without a flag
+    "--model mistral-7b --gpu mi300x --gpus 512 --network 200gbit --seq_length 131072 --global_batch_size 1 --run_type "
+    "mesh --context_parallel_size 4": r"With --gpus 32: 1\.0\d* times(?s:.*)With --gpus 128, without --run_type m",
+    # what fp16 leaves no room for, offload has room for
+    "--num_layers 28 --num_heads 24 --embedding_size 3072 --ffn 8192 --kv_heads 8 --gated --vocab_size 128256 --gpu t4 "
+    "--gpus 8 --seq_length 1536": r"fp16: 4\.\d+ .* 0\.0 GiB left.(?s:.*)fp16 and --run_type optimized and \S+ \S+ 7",
     # typed flags that cost more than they bring, or that no run has
     "--model gpt2-medium --gpu gb200 --gpus 1 --matmul fp8": r"With --compile on: 1\.\d+ times",
     f"{WIDE} --gpu b200 --gpus 512 --matmul fp8": r"Without --matmul fp8: \d\.\d+ times .*\(mesh",
@@ -149,6 +155,7 @@ REFUSED = {
     # a mesh of one axis is another run type's
     f"{GPT2} a100-80 --gpus 1 --run_type mesh": "it needs --gpus 4 or more",
     f"{XL} rtx-4090 --gpus 1 --run_type fsdp --shard_size 8": "it needs --gpus 8 or more",
+    f"{GPT2} v100 --gpus 1 --run_type tensor --context_parallel_size 2": "belongs to --run_type mesh, not to tensor",
     f"{GPT2} a100-80 --gpus 1 --run_type mesh --context_parallel_size 2": "it needs --gpus 2 or more",
     # what else is in the way of a typed flag, and how many devices would do; above 4,096 devices a way out too
     "--model llama2-70b --gpu v100 --gpus 8 --seq_length 16384 --global_batch_size 1 --run_type ddp": "Without "

@@ -72,7 +72,7 @@ def _gains(asked: Question, way: Question) -> str:
 
 
 def _has_room(asked: Question, way: Question) -> str:
-    run, words = best_of(way), _in_words(way).replace(", tight", "")
+    run, words = best_of(way), _in_words(way, says_room=False)
     fits_closely = f"it fits with {run.spare_bytes / 2**30:.1f} GiB left" if run.is_near_full else "there is room"
     words = f"{_change(asked, way)} {'it fits tightly' if run.is_tight else fits_closely}: {words}"
     tight = faster_but_tight(way.runs[0])
@@ -95,9 +95,11 @@ def _typed(name: str, value: object) -> str:
     return f"--{name} {('off', 'on')[value] if isinstance(value, bool) else value}"
 
 
-def _in_words(way: Question) -> str:
+def _in_words(way: Question, says_room: bool = True) -> str:
     budget, run = way.budget, best_of(way)
-    words = f"{name_of(run.job)}, {settings_of(run.job)}, {three(run.time.seconds)} s a step{', tight' * run.is_tight}"
+    words = f"{name_of(run.job)}, {settings_of(run.job)}, {three(run.time.seconds)} s a step"
+    if says_room and run.is_near_full:
+        words += ", tight" if run.is_tight else f", {run.spare_bytes / 2**30:.1f} GiB left"
     words += f", cost {three(way.cost)}" if way.cost is not None else ""
     if budget.deadline is None:
         return words

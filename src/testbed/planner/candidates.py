@@ -249,7 +249,10 @@ def _why_not(run_type: str, machine: Machine, given: Mapping[str, Any]) -> str |
     if entry.devices == "all" and not 1 < devices <= machine.per_node:
         return f"{lead} is one process with all devices of one node"
     if devices == 1 and entry.devices != "one" and "offload" not in entry.options:
-        typed = [size for name in (*MESH_AXES, "shard_size") if (size := given.get(name) or 1) > 1]
+        sizes = {name: size for name in (*MESH_AXES, "shard_size") if (size := given.get(name) or 1) > 1}
+        if not sizes.keys() <= entry.options.keys():
+            return None  # on any number of devices; the program's rules say so
+        typed = [*sizes.values()]
         # a mesh of stages or tensor ranks alone is another run type's
         others = 2 if entry.keeps == "axes" and len(typed) < 2 and not given.get("context_parallel_size") else 1
         least = max(2 * others, math.prod(typed) * others)

@@ -14,7 +14,7 @@ from typing import Any
 from testbed.planner.candidates import precision_of
 from testbed.planner.plan import WORTH_A_TRY, PlannedRun
 from testbed.planner.question import Question, rounded
-from testbed.planner.step_time import BETWEEN, WITHIN
+from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN
 
 WORTH_SAYING = 1.2  # times as fast, with other flags
 GAIN = 1.05  # times as fast, with the same flags on another number of devices or with another batch
@@ -97,10 +97,14 @@ def _worth_saying(asked: Question, ways: Sequence[Question], from_nothing: bool 
     with_batch = [way for way in ways if "batch" not in kinds[id(way)]]
     climb(with_batch, [way for way in told if way in with_batch])
     climb(ways, told)
-    lead = max([*(() if from_nothing else (asked,)), *told], key=lambda way: way.rate, default=asked)
-    near = [way for way in ways if GAIN * way.rate >= lead.rate and 2 * way.machine.devices <= lead.machine.devices]
-    if near:
-        told.append(min(near, key=lambda way: (way.machine.devices, _num_changes(asked, way), -way.rate)))
+    asked_too = [] if from_nothing else [asked]
+    for lead in {id(way): way for way in (*asked_too, max([*asked_too, *told], key=_rate, default=asked))}.values():
+        fewer = [
+            way for way in ways if GAIN * way.rate >= lead.rate and 2 * way.machine.devices <= lead.machine.devices
+        ]
+        fewer = [way for way in fewer if way.given == lead.given] or (fewer if lead is not asked else [])
+        least = min(fewer, key=lambda way: (way.machine.devices, _num_changes(asked, way), -way.rate), default=None)
+        told += [least] if least and not any(_key(way) == _key(least) for way in told) else []
     return told
 
 
@@ -133,7 +137,7 @@ def _near(asked: Question) -> Iterator[Question]:
     def new(ways: Iterable[Question]) -> Iterator[Question]:
         for way in (replace(way, is_quick=True) for way in ways):
             is_given = bool(way.given.keys() & OFFLOADED.keys()) or way.machine.device.kind == "cpu"
-            lacks_room = not is_given and ((best := way.fitting()) is None or best.is_tight)
+            lacks_room = not is_given and ((best := way.fitting()) is None or best.is_near_full)
             for each in (way, *([way.asked(None, **OFFLOADED)] if lacks_room else [])):
                 if _key(each) not in seen and each.fitting():
                     yield each
@@ -145,8 +149,12 @@ def _near(asked: Question) -> Iterator[Question]:
         for way in new([changed, *map(changed.asked, _other_batches(changed)), *few]):
             fastest = max(fastest, way, key=lambda way: way.rate)
             yield way
-    for lead in (asked, asked.asked(asked.global_batch, **fastest.given)):
+    for lead in (asked, replace(asked, given=fastest.given)):
         yield from new(_on(lead, number) for number in numbers if number > QUICK and _may_gain(asked, number))
+
+
+def _rate(way: Question) -> float:
+    return way.rate
 
 
 def _key(asked: Question) -> tuple[Any, ...]:
@@ -188,9 +196,9 @@ def _other_batches(asked: Question) -> Iterator[int]:
 
 
 def _fewer(asked: Question) -> list[int]:
-    """Return smaller numbers of devices that are worth a try: quarters, a node, powers of two up to QUICK, which most
-    batches and heads divide among, and the most that the batch divides among, also in a node. Whole nodes, or devices
-    of one.
+    """Return smaller numbers of devices that are worth a try: half, quarters, a node, powers of two up to QUICK, which
+    most batches and heads divide among, and the most that the batch divides among, also in a node. Whole nodes, or
+    devices of one.
 
     Cores are no devices that can be left out: with fewer ranks each has more of them.
     """
@@ -200,19 +208,19 @@ def _fewer(asked: Question) -> list[int]:
     whole = [number for number in range(1, devices) if number <= per_node or not number % per_node]
     halves = {devices >> power for power in range(MOST_DOUBLINGS)} | {1 << power for power in range(MOST_DOUBLINGS)}
     quarters = {devices >> power for power in range(0, MOST_DOUBLINGS, 2)}
-    worth = {per_node, *quarters, *(number for number in halves if number <= QUICK)}
+    worth = {per_node, devices >> 1, *quarters, *(number for number in halves if number <= QUICK)}
     divide = [number for number in whole if not asked.global_batch % number]
     of_node = [number for number in divide if number <= per_node]
     return sorted({number for number in whole if number in worth} | {*divide[-1:], *of_node[-1:]})
 
 
 def _may_gain(asked: Question, number: int) -> bool:
-    """Return whether fewer devices may be as fast: where there is no run, the network costs much of a step, or only the
-    fewer divide the batch."""
+    """Return whether fewer devices may be as fast: where there is no run, the network or a pipeline's bubble costs much
+    of a step, or only the fewer divide the batch."""
     best = asked.fitting()
     if best is None or (asked.global_batch % asked.machine.devices and not asked.global_batch % number):
         return True
-    return sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN)) >= MUCH * best.time.seconds
+    return sum(best.time.parts.get(name, 0.0) for name in (WITHIN, BETWEEN, BUBBLE)) >= MUCH * best.time.seconds
 
 
 def _on(asked: Question, number: int) -> Question:
