@@ -381,6 +381,36 @@ def test_folders_name_the_device_and_what_is_compared(tmp_path):
     assert found is not None and states(found)["devices"] == "differs", found
 
 
+@pytest.mark.parametrize(
+    ("header", "a", "b", "condition"),
+    [
+        ("Card | GPU | tokens/s", "H800 SXM | H800 | 100", "H200 SXM | H200 | 106", "devices"),
+        ("Run | seq len | global batch | tokens/s", "Baseline | 1024 | 8 | 100", "Longer context | 4096 | 2 | 85",
+         "sequence length"),
+    ],
+)  # fmt: skip
+def test_what_alone_tells_two_rows_apart_is_what_they_compare(tmp_path, header, a, b, condition):
+    found = of_rows(tmp_path, header, a, b)
+    assert states(found)[condition] == DIFFERS and not found.reasons[1:], found.reasons
+    assert all("slower" in reason for reason in found.reasons)
+
+
+def test_a_slower_single_run_is_no_claim_that_falls(tmp_path):
+    for name, ms in (("ddp", 500), ("fsdp", 515)):
+        saved(tmp_path, "".join(NANO.format(step=step, ms=ms) + "\n" for step in range(30)), f"{name}.log")
+    found = answered([tmp_path / "ddp.log", tmp_path / "fsdp.log"])
+    assert found is not None and found.verdict == OPEN
+
+
+def test_the_batch_of_an_update_is_what_the_trainer_saves_the_rates_of(tmp_path):
+    for name, micro in (("a", 4), ("b", 8)):
+        end = {"step": 600, "train_loss": 1.2, "train_runtime": 5053.0, "train_samples_per_second": 15.2}
+        state = {"global_step": 600, "train_batch_size": micro, "log_history": [{"step": 10, "loss": 2.0}, end]}
+        saved(tmp_path, json.dumps(state), f"{name}_trainer_state.json")
+    found = answered([tmp_path / "a_trainer_state.json", tmp_path / "b_trainer_state.json"])
+    assert found is not None and states(found)["global batch size"] == EQUAL
+
+
 @pytest.mark.parametrize(("name", "other", "spoils"), [("eager", "compiled", False), ("ddp", "fsdp", True)])
 def test_compile_is_no_fault_where_it_is_what_is_compared(tmp_path, name, other, spoils):
     for file, compiled in ((name, "False"), (other, "True")):

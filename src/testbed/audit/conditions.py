@@ -284,7 +284,7 @@ def _setting(name: str) -> Callable[[Claim], tuple[Value, Value]]:
 def _is_all_of_it(claim: Claim, words: str) -> bool:
     """Return whether the sides have one name but for such words, which are then what is compared."""
     own = rf"[\s(\[+-]*(?:\bwith )?\b(?:{words}|baseline)\b[)\]]?"
-    names = [re.sub(own, "", (strategy_of(side) or "").lower()).strip() for side in claim.sides]
+    names = [re.sub(own, "", strategy_of(side) or "", flags=re.I).strip().lower() for side in claim.sides]
     are_rows = claim.other.first.form == ROW
     is_said = are_rows or any(re.search(rf"\b(?:{words})\b", strategy_of(side) or "", re.I) for side in claim.sides)
     return is_said and (names[0] == names[1] or "" in names)
@@ -293,6 +293,19 @@ def _is_all_of_it(claim: Claim, words: str) -> bool:
 def _are_models(claim: Claim) -> bool:
     """Return whether the rows of a table are models, and no ways to train one: models are what is compared."""
     return all(item.details.get("is_model") for item in claim.firsts)
+
+
+def _are_lengths(claim: Claim) -> bool:
+    """Return whether the rows differ by the length of their sequences alone, which is then what is compared."""
+    words = r"(?:\d+k?|longer|shorter|long|short)? ?(?:context|sequences?|seq\w*(?: len\w*)?)"
+    is_said = any(re.search(rf"\b{words}\b", strategy_of(side) or "", re.I) for side in claim.sides)
+    return is_said and _is_all_of_it(claim, words)
+
+
+def _is_one_number_of_tokens(claim: Claim) -> bool:
+    items = claim.firsts
+    sizes = [(_batch(item) or int(item.settings.get(BATCH) or 0)) * (item.sequence_length or 0) for item in items]
+    return sizes[0] == sizes[1] > 0
 
 
 def _is_mixed_too(a: str, b: str) -> bool:
@@ -536,8 +549,10 @@ FACTS: tuple[Fact, ...] = (
          decides=True, differs=_is_another_model, spoils=lambda claim: not _are_models(claim)),
     Fact("global batch size", _batches, "an update is of another number of sequences",
          ("global_batch_size",), is_work=True, decides=True,
-         spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")),
-    Fact("sequence length", _field("sequence_length"), _COSTS, ("seq_len",), is_work=True, decides=True),
+         spoils=lambda claim: claim.protocol not in ("weak", "time_to_loss")
+         and not (_are_lengths(claim) and _is_one_number_of_tokens(claim))),
+    Fact("sequence length", _field("sequence_length"), _COSTS, ("seq_len",), is_work=True, decides=True,
+         spoils=lambda claim: not _are_lengths(claim)),
     Fact("precision", _setting(PRECISION), "the arithmetic is another", ("precision",), is_work=True, decides=True,
          spoils=lambda claim: not _is_all_of_it(claim, r"(?:bf|fp|tf|int)\d{1,2}|amp|mixed[- ]precision"),
          differs=lambda claim, a, b: _text(a) != _text(b) and not _is_mixed_too(_text(a), _text(b))),

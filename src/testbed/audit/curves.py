@@ -36,7 +36,7 @@ CURVES: dict[str, tuple[str, ...]] = {
     "token_rate": ("tokens_per_sec", "tokens/s", "train/tok_per_sec", "throughput/tokens_per_sec"),
     "rank_token_rate": ("throughput(tps)", "throughput/device/tokens_per_sec", "tokens/s/gpu", "tokens/s per gpu"),
     "sample_rate": ("samples_per_sec", "samples/s", "samples_per_second", "train/samples_per_sec",
-                    "throughput/samples_per_sec", "images_per_sec"),
+                    "throughput/samples_per_sec", "images_per_sec", "train|global/samples_per_sec"),
     "rate": ("throughput",),  # of which nothing says the unit
     "iteration_s": ("iteration-time", "time_metrics/end_to_end(s)", "train/dt", "step_time_s", "step time (s)"),
     "epoch_s": ("epoch_time", "epoch time", "epoch_time_s", "time/epoch", "epoch time (s)", "epoch_time_sec"),
@@ -51,6 +51,7 @@ OF_HEADINGS = {"token_rate": "token_rate", "sample_rate": "sample_rate", "device
                "step_s": "iteration_s"}  # fmt: skip
 OF_CHARTS = ("time_s", "rate", "train_loss", "val_loss", "tflops", "mfu", "losses")  # what metrics tell of a run
 MOST_STEPS = 1e15
+ROUNDED = 0.01
 Curves = dict[str, list[tuple[int, float]]]  # quantity -> (step, value)
 
 
@@ -73,7 +74,13 @@ def read_trainer_state(path: Path) -> list[Reported]:
     known = {"optimizer_steps": int(steps)} if steps and 0 < steps < MOST_STEPS else {}
     batch = number(state.get("train_batch_size"))  # of one process; versions before 4.31 do not save it
     known |= {"micro_batch_size": int(batch)} if batch and 0 < batch < MOST_STEPS else {}
-    return [reported_of(path, STATE, curves, **known, **_of_call(end))]
+    known |= _of_call(end)
+    if steps and batch and known.get("rate") and known.get("time_s"):  # rates have three digits
+        of_update = known["rate"] * known["time_s"] / steps
+        times = round(of_update / batch)
+        if times and abs(of_update / (times * batch) - 1) < ROUNDED:
+            known["global_batch_size"] = int(times * batch)
+    return [reported_of(path, STATE, curves, **known)]
 
 
 PRINTED = re.compile(r"\{'(?:loss|eval_loss|train_runtime)': .{1,2000}?\}")

@@ -88,7 +88,7 @@ FORMS = {
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
         STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|projected|projections|predict(?:ed|ions?)|estimat(?:ed?|ions?)"
         r"|theoretical(?! (?:peak|max|FLOP|(?:\w+ )?performance))|extrapolat(?:ed|ions?)|simulat(?:ed|or|ions?)"
-        r"|modell?ed|TBD|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
+        r"|modell?ed|TBD|\w+[- ]sim|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
         r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
         r"|targeted|(?:cost|performance|analytic(?:al)?|alpha-beta|\u03b1-\u03b2) model|(?<=is )(?:stale|outdated)"
         r"|back[- ]of[- ]the[- ]envelope"

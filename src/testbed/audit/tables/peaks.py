@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.audit.finding import Finding, Rule
+from testbed.audit.finding import NOTE, Finding, Rule
 from testbed.audit.reported import PRECISION
 from testbed.audit.tables.columns import Grid
 from testbed.audit.tables.figures import Figure, exactly
@@ -44,7 +44,7 @@ def _peak_tflops(device: str, precision: str) -> float | None:
 def mfu_is_of_one_peak(grid: Grid) -> Iterator[Finding]:
     """Find rows whose FLOP/s and MFU give another peak than those of all others on the same device do.
 
-    One other row is enough where it gives the peak of the data sheet.
+    One other row is enough where it gives the peak of the data sheet. A row alone is held against that, which is noted.
     """
     kinds: dict[tuple[str | None, str | None], dict[int, Figure]] = {}
     for row in range(len(grid.lines)):
@@ -53,7 +53,15 @@ def mfu_is_of_one_peak(grid: Grid) -> Iterator[Finding]:
             run = side_of(grid, row).first
             kinds.setdefault((run.device_name, run.settings.get(PRECISION)), {})[row] = tflops.over(mfu)
     for (device, precision), peaks in kinds.items():
-        known = _peak_tflops(device, precision) if device and precision else None
+        precision = precision or "bf16"
+        known = _peak_tflops(device, precision) if device else None
+        for row, peak in peaks.items() if known and len(peaks) == 1 else ():
+            if known and not _is_one(peak, exactly(known)):
+                said = (
+                    f"{said_of(grid, 'tflops', row)} and {said_of(grid, 'mfu', row)} give a peak of {peak.value:,.0f}"
+                )
+                said = f"{said} TFLOP/s, and {device} has {known:,.0f} in {precision} by its data sheet"
+                yield Finding(Rule.FOLLOWS, (grid.place(row),), said, NOTE)
         for row, peak in peaks.items():
             others = [each for other, each in peaks.items() if other != row]
             agree = all(_is_one(one, two) for one in others for two in others)

@@ -335,6 +335,14 @@ def _not_measured(grid: Grid) -> Iterator[Finding]:
         said += textwrap.shorten(grid.warning, LONGEST_NOTE, placeholder=" ...")
         yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
 
+    expected = [each for each in grid.columns if not each.quantity and value_of(STATUS, each.heading)]
+    for column in expected if grid.column("speedup") else ():  # beside the measured one, which some rows lack
+        for row in range(len(grid.lines)):
+            if grid.figure("speedup", row) and not _has_result(grid, row) and re.search(r"\d", column.texts[row]):
+                said = (
+                    f"{said_of(grid, 'speedup', row)} is of {column.heading} {column.texts[row]}: nothing was measured"
+                )
+                yield Finding(Rule.POSSIBLE, (grid.place(row),), said, NOTE)
     ratio = next((each for each in grid.columns if not each.quantity and quantity_of(each.heading) == "speedup"), None)
     for column in grid.columns if ratio else ():  # of two columns of a row
         if ratio and not column.quantity and value_of(STATUS, column.heading) and re.search(r"\d", column.texts[0]):
@@ -436,6 +444,7 @@ def _against_reference(pair: Pair, name: str, said: str) -> Iterator[Finding]:
                 heading = "loss " if each.name == "loss" else ""
                 message = f"{said} with {heading}{in_words(each.b)} against {in_words(each.a)}: {each.effect}"
                 yield pair.finds(Rule.LOSSES, FAILS, message)
+    if name == "speedup" or grid.column("speedup") is None:
         yield from _more_devices(pair)
 
 
@@ -481,6 +490,10 @@ def _more_devices(pair: Pair) -> Iterator[Finding]:
     added, what = many / few, "devices" if pair.grid.column("devices") else "nodes"
     speedup, at = (pair.grid.figure("speedup", row) for row in (pair.row, pair.reference))
     if not speedup or not at:
+        efficiency = pair.grid.figure("efficiency", pair.row)
+        if efficiency and efficiency.low > LINEAR:
+            said = f"{said_of(pair.grid, 'efficiency', pair.row)} on {added:g} times the {what} is more than linear"
+            yield replace(pair.finds(Rule.STEP_CLOCK, FAILS, said), runs=(pair.claim.names[1],))
         return
     gain, said = speedup.over(at), said_of(pair.grid, "speedup", pair.row)
     if gain.low > LINEAR * added:
