@@ -444,6 +444,26 @@ def test_logs_that_a_table_names_are_compared(tmp_path, names):
     assert "ranks 4 against 8" in found.message and found.severity == "claim does not stand"
 
 
+@pytest.mark.parametrize(
+    ("heading", "cells", "of_logs", "differs"),
+    [
+        ("GPUs", (1, 8), ("world_size={} global_batch_size=8", "world_size={} global_batch_size=64"), False),
+        ("Batch", (64, 128), ("world_size=8 global_batch_size={}",) * 2, False),
+        ("Seq length", (1024, 2048), ("world_size=8 seq_len={}",) * 2, False),
+        ("Precision", ("fp32", "bf16"), ("world_size=8 dtype={}",) * 2, False),
+        ("Precision", ("fp32", "bf16"), ("global_batch_size=8 dtype={}", "global_batch_size=64 dtype={}"), True),
+    ],
+)
+def test_what_the_rows_show_is_no_finding_on_their_logs(tmp_path, heading, cells, of_logs, differs):
+    rows = (f"{cell} | {name} | {rate}" for cell, name, rate in zip(cells, ("a.log", "b.log"), (100, 190), strict=True))
+    saved(tmp_path, table(f"{heading} | log | tokens/s", *rows), "README.md")
+    for name, cell, head in zip("ab", cells, of_logs, strict=True):
+        steps = (f"step {step} | loss 3.{99 - step} | step time 50.{step} ms" for step in range(30))
+        saved(tmp_path, "\n".join((head.format(cell), *steps, "")), f"{name}.log")
+    found = [each.message for each in audit([tmp_path]) if "a table compares these" in each.message]
+    assert len(found) == differs and all("batch" in each and "precision" not in each for each in found), found
+
+
 def test_what_a_footnote_says_of_one_row_is_no_fact_of_the_other(tmp_path):
     rows = table("Config | it/s", "eager | 2.4", "compile\N{DAGGER} | 3.9")
     path = saved(tmp_path, f"{rows}\n\N{DAGGER} batch size 12, 8x A100 per node, on two nodes\n")

@@ -364,6 +364,31 @@ def test_a_latex_table_is_read_with_its_caption(tmp_path):
     assert "Speedup 3.98 x does not follow" in finding.message and finding.runs == (f"{path}:9",)
 
 
+def test_a_latex_head_has_its_rule_in_its_own_line_or_none(tmp_path):
+    rows = "1 & 100 & 1.0 \\\\\n2 & 190 & 2.9 \\\\ \\hline\n"
+    for rule in (" \\hline", "", " [2pt]\n\\midrule"):
+        text = f"\\begin{{tabular}}{{rrr}}\nGPUs & Tokens/s & Speedup \\\\{rule}\n{rows}\\end{{tabular}}\n"
+        found = audit([saved(tmp_path, text, "a.tex")])
+        (finding,) = (each for each in found if "Speedup 2.9 does not follow" in each.message)
+        assert finding.runs == (f"{tmp_path / 'a.tex'}:{4 + (chr(10) in rule)}",)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        f"{SCALED}\n{sentence}\n" for sentence in (
+            "Memory efficiency on 2 GPUs is 40%.", "Less than 110% efficiency on 2 GPUs.",
+            "The paper reports 85% efficiency on 2 GPUs.", "We reached 80% efficiency on 2 GPUs without it.",
+            "That is 90% efficiency on 2 GPUs relative to 1 node.")
+    ] + [
+        table("GPUs | TFLOPS | MFU", "8 | 3200 | 40.4%", "8 | 3300 | 41.7%", "64 | 24000 | 37.9%"),
+        table("Strategy | GPUs | Tokens/s | Speedup", "DDP | 8 | 8000 (1000/GPU) | 1x", "TP | 8 | 4000 | 0.5x"),
+    ],
+)  # fmt: skip
+def test_another_efficiency_the_flops_of_all_and_a_rate_in_brackets_contradict_nothing(tmp_path, page):
+    assert audit([saved(tmp_path, page)]) == []
+
+
 # what a reader of a page sees -> (the page, words that a finding has, the same without it)
 SEEN = {
     "a batch behind a speed": (table("Config | Speed", "Small (BS=8) | 1x", "Large (BS=32) | 3.5x"),

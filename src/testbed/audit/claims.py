@@ -18,7 +18,7 @@ from testbed.analysis.runs.arms import group_into_arms
 from testbed.audit.answer import Answer, answer
 from testbed.audit.checked import Checked, checked_in, columns_in_words
 from testbed.audit.comparison_rules import CLAIM_RULES
-from testbed.audit.conditions import conditions, strategy_of
+from testbed.audit.conditions import BATCHES, DIFFERS, conditions, strategy_of
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
@@ -129,14 +129,17 @@ def audit_runs(
                 said = f"left out of every comparison: {side.first.instruments[0]}"
                 findings.append(side.notes(Rule.INSTRUMENTED, said))
         findings += _findings_of_table(compared, protocol)
-    findings += [finding for claim in _claims_of_logs(items) for finding in _findings_of_logs(claim)]
+    findings += [finding for claim, rows in _claims_of_logs(items) for finding in _findings_of_logs(claim, rows)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
 
 
-def _findings_of_logs(claim: Claim) -> Iterator[Finding]:
-    """Yield what two logs that a table compares differ in, and the other findings on two runs."""
-    spoiling = [each for each in conditions(claim) if each.spoils]
+def _findings_of_logs(claim: Claim, rows: Claim) -> Iterator[Finding]:
+    """Yield what two logs differ in and the rows of their table do not show, and the other findings on two runs."""
+    shown = {each.name for each in conditions(rows) if each.state == DIFFERS}
+    if shown & {*BATCHES} or _is_weak(claim):
+        shown |= {*BATCHES}
+    spoiling = [each for each in conditions(claim) if each.spoils and each.name not in shown]
     if spoiling:
         is_other_work = any(each.is_work or each.name in ("ranks", "devices") for each in spoiling)
         said = "; ".join(f"{each.against}: {each.effect}" for each in spoiling)
@@ -145,8 +148,16 @@ def _findings_of_logs(claim: Claim) -> Iterator[Finding]:
     yield from (each for each in found if each.rule != Rule.EQUAL_WORK)
 
 
-def _claims_of_logs(items: Sequence[Reported]) -> Iterator[Claim]:
-    """Yield, of each table that compares rows, the logs that its rows name, against that of the reference.
+def _is_weak(claim: Claim) -> bool:
+    """Return whether the batch grows as the ranks do."""
+    a, b = claim.firsts
+    if not (a.global_batch_size and b.global_batch_size and a.world_size and b.world_size):
+        return False
+    return a.world_size != b.world_size and a.global_batch_size * b.world_size == b.global_batch_size * a.world_size
+
+
+def _claims_of_logs(items: Sequence[Reported]) -> Iterator[tuple[Claim, Claim]]:
+    """Yield, of each table that compares rows, the logs that its rows name against the reference's, and the rows.
 
     A row names a log whose file stands in it, or whose name has no word that the row has not.
     """
@@ -170,7 +181,8 @@ def _claims_of_logs(items: Sequence[Reported]) -> Iterator[Claim]:
             logs_of = {row: replace(log, settings=log.settings | called[row]) for row, log in found.items()}
             sides = {row: Side(log.name, (log,)) for row, log in logs_of.items()}
             for row in (row for row in found if row != reference):
-                yield Claim(sides[reference], sides[row], claim_of(rows_of[reference], rows_of[row]).protocol)
+                rows = claim_of(rows_of[reference], rows_of[row])
+                yield Claim(sides[reference], sides[row], rows.protocol), rows
 
 
 def _findings_of_item(item: Reported) -> Iterator[Finding]:

@@ -366,7 +366,8 @@ def _with_all_rates(columns: list[Column]) -> list[Column]:
     names = columns[0].texts if not columns[0].quantity else ()
     by_name = {row for row, name in enumerate(names) if _OF_ONE_CELL.search(name)}
     for column in columns:
-        of_one = [row for row, text in enumerate(column.texts) if _OF_ONE_CELL.search(text) or row in by_name]
+        cells = [re.sub(r"\(.*?\)", "", text) for text in column.texts]
+        of_one = [row for row, text in enumerate(cells) if _OF_ONE_CELL.search(text) or row in by_name]
         is_mixed = any(figure for row, figure in enumerate(column.figures) if row not in of_one)
         if column.quantity not in RATES or not of_one or not devices or not is_mixed:
             found.append(column)

@@ -87,19 +87,19 @@ def page_tables(text: str) -> list[Table]:
 def from_latex(text: str) -> str:
     """Return a LaTeX text whose tables have a line for each row as Markdown, line by line."""
     lines: list[str] = []
-    is_inside, is_ruled, head = False, False, 0  # columns of the head, whose one row is followed by a rule
+    is_inside, has_head = False, False
     for line in text.splitlines():
         line = re.sub(r"(?<!\\)%.*", "", line).strip()
         row, end, _ = line.partition("\\\\")
         if re.search(r"\\(?:begin|end)\{tabular", line):
-            is_inside, is_ruled, head, line = "begin" in line, False, 0, ""
+            is_inside, has_head, line = "begin" in line, False, ""
         elif is_inside and end and "&" in row:
             cells = [_without_commands(cell) for cell in re.split(r"(?<!\\)&", row)]
-            head = head or len(cells)
             line = f"| {' | '.join(cells)} |"
-        elif is_inside and head:
-            line = "|" if is_ruled else "|---" * head + "|"
-            is_ruled = True
+            if not has_head:  # goes up a line, where the table begins, and its rule takes its place
+                lines[-1], line, has_head = line, "|---" * len(cells) + "|", True
+        elif is_inside and has_head:
+            line = "|"
         else:
             line = _without_commands(re.sub(r"^\\(?!caption)\w+(?:\[[^\[\]]*\]|\{[^{}]*\})*$", "", line))
         lines.append(line)

@@ -26,10 +26,13 @@ def no_device_does_more_than_its_peak(grid: Grid) -> Iterator[Finding]:
         if mfu and 1 < mfu.low < MOST_MFU:
             said = f"{said_of(grid, 'mfu', row)}: no device does more than its peak"
             yield fails(grid, row, Rule.POSSIBLE, said)
-        is_of_one = "/gpu" in plain_heading(grid, "tflops") or grid.is_of_one
-        if tflops and peak and is_of_one and tflops.low > peak:
+        if tflops and peak and _is_of_one_device(grid) and tflops.low > peak:
             said = f"{said_of(grid, 'tflops', row)} is more than the {peak:,.0f} TFLOP/s of {device} (data sheet)"
             yield fails(grid, row, Rule.POSSIBLE, said)
+
+
+def _is_of_one_device(grid: Grid) -> bool:
+    return "/gpu" in plain_heading(grid, "tflops") or grid.is_of_one
 
 
 def _peak_tflops(device: str, precision: str) -> float | None:
@@ -46,6 +49,8 @@ def mfu_is_of_one_peak(grid: Grid) -> Iterator[Finding]:
 
     One other row is enough where it gives the peak of the data sheet. A row alone is held against that, which is noted.
     """
+    if not _is_of_one_device(grid) and len({*grid.devices}) > 1:
+        return  # of all devices, or of one: nothing says which
     kinds: dict[tuple[str | None, str | None], dict[int, Figure]] = {}
     for row in range(len(grid.lines)):
         tflops, mfu = grid.figure("tflops", row), grid.figure("mfu", row)

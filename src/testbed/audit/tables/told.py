@@ -31,6 +31,12 @@ _RATIOS: dict[str, Callable[[float], float]] = {
 }
 _DEVICES = r"(?P<devices>\d{1,5}) ?(?:x ?)?(?:gpus?|devices|ranks|cards|accelerators)\b"
 _PERCENT = r"(?P<percent>\d{1,3}(?:\.\d+)?) ?%"
+# of no row against the fewest devices: another kind, a bound, against other devices, or of another table
+_OF_NO_ROW = re.compile(
+    r"(?i)\b(?:memory|network|energy|power|cost|cache|bandwidth|communication|compute|relative to|than"
+    r"|at (?:least|most)|over|under|above|below|up to|without|from \d+|papers?|report(?:s|ed)"
+    r"|last|previous(?:ly)?|earlier|before)\b"
+)
 _EFFICIENCIES = (
     rf"efficienc\w+ (?:\w+ ){{0,3}}{_DEVICES} (?:\w+ ){{0,2}}{_PERCENT}",
     rf"{_PERCENT} (?:\w+ ){{0,2}}efficienc\w+ (?:\w+ ){{0,3}}{_DEVICES}",
@@ -201,8 +207,10 @@ def _claims_in(table: Table, named: Named) -> Iterable[tuple[frozenset[int], flo
 
 
 def _efficiencies_in(table: Table) -> Iterator[tuple[int, float, str]]:
-    """Yield the efficiencies that sentences claim for a number of devices."""
-    for sentence in dict.fromkeys(sentences_of(f"{table.near}\n\n{table.section}")):
+    """Yield the efficiencies that sentences beside the table claim for a number of devices."""
+    for sentence in dict.fromkeys(sentences_of(table.near)):
+        if _OF_NO_ROW.search(sentence) or value_of(STATUS, sentence):
+            continue
         found = [match for pattern in _EFFICIENCIES if (match := re.search(pattern, sentence, re.I))]
         for match in found[:1]:
             yield int(match["devices"]), float(match["percent"]) / 100, sentence
