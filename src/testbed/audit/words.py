@@ -84,7 +84,7 @@ FORMS = {
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|(?<!\d,)\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"  # 92,170M is memory
         r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
-        PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float16|float32|fp8|amp|(?:full|single|half|mixed) precision)\b",
+        PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float(?:8|16|32)|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
         STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|projected|projections|predict(?:ed|ions?)|estimat(?:ed?|ions?)"
         r"|theoretical(?! (?:peak|max|FLOP|(?:\w+ )?performance))|extrapolat(?:ed|ions?)|simulat(?:ed|or|ions?)"

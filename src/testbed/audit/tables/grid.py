@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import NamedTuple
 
+MOST_CELLS = 200  # of a row
 LONGEST_PAGE = 40_000  # characters
 MOST_AROUND = 25  # lines beside a table that are looked at
 LONGEST_LINE = 3000  # characters of a line beside a table; a longer one is cut
@@ -93,7 +94,7 @@ def from_latex(text: str) -> str:
         row, end, _ = line.partition("\\\\")
         if re.search(r"\\(?:begin|end)\{tabular", line):
             is_inside, has_head, line = "begin" in line, False, ""
-        elif is_inside and end and "&" in row:
+        elif is_inside and end and 0 < row.count("&") < MOST_CELLS:
             cells = [_without_commands(cell) for cell in re.split(r"(?<!\\)&", row)]
             line = f"| {' | '.join(cells)} |"
             if not has_head:  # goes up a line, where the table begins, and its rule takes its place
@@ -115,7 +116,8 @@ def _without_commands(text: str) -> str:
 def _markdown(lines: Sequence[str]) -> Iterator[_Found]:
     at = 1
     while at < len(lines):
-        if "|" in lines[at - 1] and "|" in lines[at] and _SEPARATOR.fullmatch(lines[at]):
+        is_head = 0 < lines[at - 1].count("|") <= MOST_CELLS and "|" in lines[at]
+        if is_head and _SEPARATOR.fullmatch(lines[at]):
             end = at + 1
             while end < len(lines) and "|" in lines[end] and lines[end].strip():
                 end += 1
