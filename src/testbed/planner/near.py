@@ -37,7 +37,7 @@ def best_of(asked: Question) -> PlannedRun:
 def faster(asked: Question) -> list[Question]:
     """Return the changes that gain. One is tighter than the best run only if it is WORTH_A_TRY."""
     ways = list(_near(asked))
-    return _and_tight(asked, ways, [way for way in ways if is_tight(way) <= is_tight(asked)])
+    return _and_tight(asked, ways, [way for way in ways if is_tight(way) <= is_tight(asked)], [asked])
 
 
 def with_room(asked: Question) -> list[Question]:
@@ -46,7 +46,7 @@ def with_room(asked: Question) -> list[Question]:
     ways = list(_near(asked))
     having = [_kinds(asked, way) for way in ways if not is_tight(way)]
     usable = [way for way in ways if not is_tight(way) or _kinds(asked, way) not in having]
-    return _and_tight(asked, ways, usable, from_nothing=True)
+    return _and_tight(asked, ways, usable, [])
 
 
 def is_tight(way: Question) -> bool:
@@ -54,9 +54,10 @@ def is_tight(way: Question) -> bool:
 
 
 def _and_tight(
-    asked: Question, ways: Sequence[Question], usable: Sequence[Question], from_nothing: bool = False
+    asked: Question, ways: Sequence[Question], usable: Sequence[Question], start: Sequence[Question]
 ) -> list[Question]:
-    told = _worth_saying(asked, usable, from_nothing)
+    """Return which of the usable ways are worth saying, and the tight one that is WORTH_A_TRY, planned in full."""
+    told = _worth_saying(asked, usable, start)
     least = WORTH_A_TRY * max(way.rate for way in (asked, *told))
     tight = [way for way in ways if is_tight(way) and way.rate >= least]
     told += sorted(tight, key=lambda way: (_num_changes(asked, way), -way.rate))[:1]
@@ -71,41 +72,47 @@ def dividing(asked: Question) -> int | None:
     return rounded(asked.global_batch, [devices * (asked.given.get("micro_batch_size_per_gpu") or 1)])
 
 
-def _worth_saying(asked: Question, ways: Sequence[Question], from_nothing: bool = False) -> list[Question]:
-    """Return the fastest ways with one kind of change, with few changes first: with more where that gains again. Then
-    those with several kinds, first of those with the asked batch; and much fewer devices that are about as fast.
+def _worth_saying(asked: Question, ways: Sequence[Question], start: Sequence[Question]) -> list[Question]:
+    """Return the fastest ways with one kind of change, then those with several that gain again, first of those with
+    the asked batch; and much fewer devices that are about as fast.
 
     Args:
-        from_nothing: the asked question itself has no answer that will do.
+        start: the asked question, if it has an answer that will do.
     """
+    by_kind = [(way, _kinds(asked, way)) for way in ways]
     told: list[Question] = []
-
-    def climb(among: Iterable[Question], start: Iterable[Question]) -> None:
-        reached = [*(() if from_nothing else (asked,)), *start]
-        by_changes = sorted(among, key=lambda way: _num_changes(asked, way))
-        for _, level in itertools.groupby(by_changes, lambda way: _num_changes(asked, way)):
-            way = max(level, key=lambda way: (not is_tight(way), way.rate, -way.machine.devices))
-            least = max((other.rate for other in reached if is_tight(other) <= is_tight(way)), default=0.0)
-            has_flags = any(other.given == way.given for other in (asked, *reached))
-            if way.rate >= (GAIN if has_flags else WORTH_SAYING) * least:
-                told.append(way)
-                reached.append(way)
-
-    kinds = {id(way): _kinds(asked, way) for way in ways}
     for kind in ("flags", "offload", "batch", "devices"):
-        climb([way for way in ways if kinds[id(way)] == {kind}], [])
-    with_batch = [way for way in ways if "batch" not in kinds[id(way)]]
-    climb(with_batch, [way for way in told if way in with_batch])
-    climb(ways, told)
-    asked_too = [] if from_nothing else [asked]
-    for lead in {id(way): way for way in (*asked_too, max([*asked_too, *told], key=_rate, default=asked))}.values():
-        fewer = [
-            way for way in ways if GAIN * way.rate >= lead.rate and 2 * way.machine.devices <= lead.machine.devices
-        ]
-        fewer = [way for way in fewer if way.given == lead.given] or (fewer if lead is not asked else [])
-        least = min(fewer, key=lambda way: (way.machine.devices, _num_changes(asked, way), -way.rate), default=None)
-        told += [least] if least and not any(_key(way) == _key(least) for way in told) else []
+        told += _climbed(asked, [way for way, kinds in by_kind if kinds == {kind}], start)
+    with_batch = [way for way, kinds in by_kind if "batch" not in kinds]
+    told += _climbed(asked, with_batch, [*start, *(way for way in told if way.global_batch == asked.global_batch)])
+    told += _climbed(asked, ways, [*start, *told])
+    fastest = max([*start, *told], key=lambda way: way.rate, default=asked)
+    for lead in (*start, fastest) if fastest is not asked else start:
+        fewer = _fewer_as_fast(asked, ways, lead)
+        told += [way for way in fewer if not any(_key(way) == _key(other) for other in told)]
     return told
+
+
+def _climbed(asked: Question, among: Iterable[Question], reached: Sequence[Question]) -> list[Question]:
+    """Return of each number of changes the fastest, those with few changes first, where it gains on all before it."""
+    found: list[Question] = []
+    by_changes = sorted(among, key=lambda way: _num_changes(asked, way))
+    for _, level in itertools.groupby(by_changes, lambda way: _num_changes(asked, way)):
+        way = max(level, key=lambda way: (not is_tight(way), way.rate, -way.machine.devices))
+        before = [*reached, *found]
+        least = max((other.rate for other in before if is_tight(other) <= is_tight(way)), default=0.0)
+        has_flags = any(other.given == way.given for other in (asked, *before))
+        if way.rate >= (GAIN if has_flags else WORTH_SAYING) * least:
+            found.append(way)
+    return found
+
+
+def _fewer_as_fast(asked: Question, ways: Sequence[Question], lead: Question) -> list[Question]:
+    """Return the fewest devices, at most half of a way's, that are about as fast as it: with its flags, or else, unless
+    it is as asked, with others."""
+    fewer = [way for way in ways if GAIN * way.rate >= lead.rate and 2 * way.machine.devices <= lead.machine.devices]
+    fewer = [way for way in fewer if way.given == lead.given] or (fewer if lead is not asked else [])
+    return sorted(fewer, key=lambda way: (way.machine.devices, _num_changes(asked, way), -way.rate))[:1]
 
 
 def _kinds(asked: Question, way: Question) -> set[str]:
@@ -151,10 +158,6 @@ def _near(asked: Question) -> Iterator[Question]:
             yield way
     for lead in (asked, replace(asked, given=fastest.given)):
         yield from new(_on(lead, number) for number in numbers if number > QUICK and _may_gain(asked, number))
-
-
-def _rate(way: Question) -> float:
-    return way.rate
 
 
 def _key(asked: Question) -> tuple[Any, ...]:
