@@ -9,6 +9,7 @@ Flags of a command line, W&B's config.yaml and Lightning's hparams.yaml are sett
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -65,6 +66,7 @@ _COMMAND = re.compile(
 )
 _OF_DEEPSPEED = re.compile(r"\b(dist_world_size|train_batch_size|train_micro_batch_size_per_gpu)(?:\": |=)(\d+)\b")
 _ANY_FLAG = re.compile(r"""--([A-Za-z][\w.-]*)(?:(?:=|[\s'",]+(?!-))['"]?([^\s'",]+))?""")
+MOST_FLAGS = 2000
 STARTS_WITHIN = 1_000_000  # characters of a log, in which its commands are looked for
 _SLOWS_DOWN = {"breakdown": BREAKDOWN, "flops_profiler": "DeepSpeed's flops profiler ran (flops_profiler_config)"}
 
@@ -86,7 +88,8 @@ def counts_of(said: Mapping[str, str]) -> dict[str, int]:
 def printed_setup(text: str) -> dict[str, Any]:
     """Return the fields of `Reported` that a log's command lines give, and before them what DeepSpeed prints."""
     commands = _COMMAND.findall(text[:STARTS_WITHIN].replace("\\\n", " "))
-    flags = [(name, value or "true") for command in commands for name, value in _ANY_FLAG.findall(command)]
+    told = ((each[1], each[2] or "true") for command in commands for each in _ANY_FLAG.finditer(command))
+    flags = [*itertools.islice(told, MOST_FLAGS)]
     known, said = set_up([*flags, *_OF_DEEPSPEED.findall(text)]), said_in(text, ENGINE)
     settings, of_engine = known["settings"], {PRECISION: _precision(said), ZERO: said.get(ZERO)}
     settings |= {name: value for name, value in of_engine.items() if value}
