@@ -96,7 +96,7 @@ FOUND = [
     ("Model | GPU | dtype | TFLOPS/GPU | MFU", ("1B | A100 | bf16 | 132.1 | 42.3%", "9B | A100 | bf16 | 154.2 | 57.6%"),
      "57.6% give another peak than the 312 TFLOP/s of the other rows"),
     ("Model | GPU | TFLOPS/GPU | MFU", ("70B | H100 | 392.6 | 46.8%", "70B | A100 | 154.2 | -"),
-     "give a peak of 839 TFLOP/s, and H100 has 989 in bf16 by its data sheet"),
+     "give a peak of 839 TFLOP/s; the data sheet of H100 has 989 in bf16"),
     ("Nodes | rate | efficiency", ("1 | 1.92 | 100.0%", "8 | 16.15 | 105.9%"),
      "efficiency 105.9% on 8 times the nodes is more than linear"),
     ("Run | tok/s | expected tok/s | speed-up", ("bf16 | 9,870 | - | 1.00x", "fp8 | - | 16,300 | 1.65x"),

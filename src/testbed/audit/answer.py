@@ -156,7 +156,7 @@ def _against_figures(
 
 
 def _of_whole_runs(claim: Claim, claimed: float, ratios: Sequence[Measure]) -> Iterator[str]:
-    """Yield that a claimed ratio is that of the steps' time in all, where one side did fewer of them."""
+    """Yield that a claimed ratio is that of the total training times of two runs with different numbers of steps."""
     base, other = claim.firsts
     of_step = next((each.ratio for each in ratios if each.name == f"{ITERATION}, s"), None)
     steps = base.optimizer_steps, other.optimizer_steps
@@ -165,7 +165,8 @@ def _of_whole_runs(claim: Claim, claimed: float, ratios: Sequence[Measure]) -> I
     if _is_what_was_claimed(claimed, replace(ratios[0], ratio=of_step * steps[0] / steps[1])):
         losses = [in_words(each) for each in (loss_of(base), loss_of(other)) if each is not None]
         ends = f", which end at a loss of {' and '.join(losses)}" if len(losses) == 2 else ""
-        yield f"{claimed:g}x is of whole runs of {steps[0]:,} and {steps[1]:,} steps{ends}: that is no faster training."
+        runs = f"whole runs of {steps[0]:,} and {steps[1]:,} steps{ends}"
+        yield f"{claimed:g}x compares the times of {runs}: it comes of fewer steps, not of a faster step."
 
 
 def _reasons(

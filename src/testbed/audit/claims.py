@@ -18,11 +18,12 @@ from testbed.analysis.runs.arms import group_into_arms
 from testbed.audit.answer import Answer, answer
 from testbed.audit.checked import Checked, checked_in, columns_in_words
 from testbed.audit.comparison_rules import CLAIM_RULES
-from testbed.audit.conditions import BATCHES, DIFFERS, conditions, strategy_of
+from testbed.audit.conditions import BATCHES, DIFFERS, batch_is_in_proportion, conditions, strategy_of
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
 from testbed.audit.reported import ROW, STRATEGY, TABLE, Claim, Reported, Side
+from testbed.audit.tables.columns import Grid
 from testbed.audit.tables.rows import claim_of, row_named, side_of
 from testbed.audit.tables.rules import findings_of_table, reference_of
 from testbed.audit.tables.sentences import quotes_on
@@ -137,7 +138,7 @@ def audit_runs(
 def _findings_of_logs(claim: Claim, rows: Claim) -> Iterator[Finding]:
     """Yield what two logs differ in and the rows of their table do not show, and the other findings on two runs."""
     shown = {each.name for each in conditions(rows) if each.state == DIFFERS}
-    if shown & {*BATCHES} or _is_weak(claim):
+    if shown & {*BATCHES} or batch_is_in_proportion(*claim.firsts):  # of a device or of all
         shown |= {*BATCHES}
     spoiling = [each for each in conditions(claim) if each.spoils and each.name not in shown]
     if spoiling:
@@ -148,14 +149,6 @@ def _findings_of_logs(claim: Claim, rows: Claim) -> Iterator[Finding]:
     yield from (each for each in found if each.rule != Rule.EQUAL_WORK)
 
 
-def _is_weak(claim: Claim) -> bool:
-    """Return whether the batch grows as the ranks do."""
-    a, b = claim.firsts
-    if not (a.global_batch_size and b.global_batch_size and a.world_size and b.world_size):
-        return False
-    return a.world_size != b.world_size and a.global_batch_size * b.world_size == b.global_batch_size * a.world_size
-
-
 def _claims_of_logs(items: Sequence[Reported]) -> Iterator[tuple[Claim, Claim]]:
     """Yield, of each table that compares rows, the logs that its rows name against the reference's, and the rows.
 
@@ -164,25 +157,32 @@ def _claims_of_logs(items: Sequence[Reported]) -> Iterator[tuple[Claim, Claim]]:
     logs = [item for item in items if item.form not in (TABLE, ROW) and item.run is None]
     grids = (grid for item in items for grid in item.details.get("grids", ()) if len(grid.lines) <= MOST_NAMED)
     for grid in grids if logs else ():
-        words = [
-            {*re.findall(r"[a-z]+|\d+", " ".join(column.texts[row] for column in grid.columns).lower())}
-            for row in range(len(grid.lines))
-        ]
-        named = [[log for log in logs if {*re.findall(r"[a-z]+|\d+", log.path.stem.lower())} <= each] for each in words]
-        files = [
-            [log for log in logs if any(column.texts[row].endswith(log.path.name) for column in grid.columns)]
-            for row in range(len(grid.lines))
-        ]
-        found = {row: each[0] for row, each in enumerate(files if any(files) else named) if len(each) == 1}
-        reference = reference_of(grid)
-        if len({id(log) for log in found.values()}) == len(found) > 1 and reference in found:
-            rows_of = {row: side_of(grid, row) for row in found}
-            called = {row: {STRATEGY: name} if (name := strategy_of(side)) else {} for row, side in rows_of.items()}
-            logs_of = {row: replace(log, settings=log.settings | called[row]) for row, log in found.items()}
-            sides = {row: Side(log.name, (log,)) for row, log in logs_of.items()}
-            for row in (row for row in found if row != reference):
-                rows = claim_of(rows_of[reference], rows_of[row])
-                yield Claim(sides[reference], sides[row], rows.protocol), rows
+        found, reference = _logs_by_row(grid, logs), reference_of(grid)
+        if len(found) < 2 or reference not in found:
+            continue
+        sides = {row: side_of(grid, row) for row in found}
+
+        def logged(row: int, sides: Mapping[int, Side] = sides, found: Mapping[int, Reported] = found) -> Side:
+            called = {STRATEGY: name} if (name := strategy_of(sides[row])) else {}
+            return Side(found[row].name, (replace(found[row], settings=found[row].settings | called),))
+
+        for row in (row for row in found if row != reference):
+            rows = claim_of(sides[reference], sides[row])
+            yield Claim(logged(reference), logged(row), rows.protocol), rows
+
+
+def _logs_by_row(grid: Grid, logs: Sequence[Reported]) -> dict[int, Reported]:
+    """Return the log that each row names; none where two rows name one."""
+
+    def words_of(text: str) -> set[str]:
+        return {*re.findall(r"[a-z]+|\d+", text.lower())}
+
+    cells = [[column.texts[row] for column in grid.columns] for row in range(len(grid.lines))]
+    by_file = [[log for log in logs if any(text.endswith(log.path.name) for text in row)] for row in cells]
+    by_words = [[log for log in logs if words_of(log.path.stem) <= words_of(" ".join(row))] for row in cells]
+    named = by_file if any(by_file) else by_words
+    found = {row: each[0] for row, each in enumerate(named) if len(each) == 1}
+    return found if len({id(log) for log in found.values()}) == len(found) else {}
 
 
 def _findings_of_item(item: Reported) -> Iterator[Finding]:

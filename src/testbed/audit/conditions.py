@@ -49,15 +49,8 @@ from testbed.errors import value_text
 
 SAME, DIFFERS, UNKNOWN = "same", "differs", "unknown"
 SCALING, OF_STRATEGY, OF_BOTH = "more devices", "another strategy", "another strategy on more devices"
-ONE_DEVICE = (
-    "baseline",
-    "single",
-    "reference",
-    "vanilla",
-    "serial",
-    "none",
-    "zero-0",
-)  # names of a run without a strategy
+# names of a run without a strategy
+ONE_DEVICE = ("baseline", "single", "reference", "vanilla", "serial", "none", "zero-0")
 # removed before two names of strategies are compared: devices and their number, batch and mesh sizes, brackets
 _NOT_OF_A_NAME = re.compile(
     r"\(.*?\)|\b(?:on |with )?(?:\d+|one|single) ?x? ?(?:gpus?|devices?|ranks?|nodes?|[ahvltb]\d{1,3}s?|rtx ?\d+)\b"
@@ -285,9 +278,12 @@ def _is_all_of_it(claim: Claim, words: str) -> bool:
     """Return whether the sides have one name but for such words, which are then what is compared."""
     own = rf"[\s(\[+-]*(?:\bwith )?\b(?:{words}|baseline)\b[)\]]?"
     names = [re.sub(own, "", strategy_of(side) or "", flags=re.I).strip().lower() for side in claim.sides]
-    are_rows = claim.other.first.form == ROW
-    is_said = are_rows or any(re.search(rf"\b(?:{words})\b", strategy_of(side) or "", re.I) for side in claim.sides)
+    is_said = claim.other.first.form == ROW or _is_named(claim, words)
     return is_said and (names[0] == names[1] or "" in names)
+
+
+def _is_named(claim: Claim, words: str) -> bool:
+    return any(re.search(rf"\b(?:{words})\b", strategy_of(side) or "", re.I) for side in claim.sides)
 
 
 def _are_models(claim: Claim) -> bool:
@@ -298,8 +294,7 @@ def _are_models(claim: Claim) -> bool:
 def _are_lengths(claim: Claim) -> bool:
     """Return whether the rows differ by the length of their sequences alone, which is then what is compared."""
     words = r"(?:\d+k?|longer|shorter|long|short)? ?(?:context|sequences?|seq\w*(?: len\w*)?)"
-    is_said = any(re.search(rf"\b{words}\b", strategy_of(side) or "", re.I) for side in claim.sides)
-    return is_said and _is_all_of_it(claim, words)
+    return _is_named(claim, words) and _is_all_of_it(claim, words)
 
 
 def _is_one_number_of_tokens(claim: Claim) -> bool:
@@ -452,12 +447,8 @@ def _losses(claim: Claim) -> tuple[Value, Value]:
     if (at_equal := _at_equal_tokens(*claim.firsts)) is not None:
         return at_equal
     steps = [side.first.optimizer_steps for side in claim.sides]
-    if (
-        None in map(_tokens, claim.firsts)
-        and None not in steps
-        and steps[0] != steps[1]
-        and claim.protocol != "time_to_loss"
-    ):
+    are_other_steps = None not in steps and steps[0] != steps[1]
+    if None in map(_tokens, claim.firsts) and are_other_steps and claim.protocol != "time_to_loss":
         return None, None
     return (None, None) if is_of_other_tokens and claim.protocol != "time_to_loss" else (a, b)
 

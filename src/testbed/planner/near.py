@@ -89,7 +89,7 @@ def _worth_saying(asked: Question, ways: Sequence[Question], start: Sequence[Que
     fastest = max([*start, *told], key=lambda way: way.rate, default=asked)
     for lead in (*start, fastest) if fastest is not asked else start:
         fewer = _fewer_as_fast(asked, ways, lead)
-        told += [way for way in fewer if not any(_key(way) == _key(other) for other in told)]
+        told += [way for way in fewer if not any(way.key == other.key for other in told)]
     return told
 
 
@@ -139,16 +139,16 @@ def _near(asked: Question) -> Iterator[Question]:
     if asked.machine.devices > MOST_TRIED:
         yield from (way for way in [asked.without(*asked.given)] if asked.given and way.fitting())
         return
-    seen = {_key(asked)}
+    seen = {asked.key}
 
     def new(ways: Iterable[Question]) -> Iterator[Question]:
         for way in (replace(way, is_quick=True) for way in ways):
             is_given = bool(way.given.keys() & OFFLOADED.keys()) or way.machine.device.kind == "cpu"
             lacks_room = not is_given and ((best := way.fitting()) is None or best.is_near_full)
             for each in (way, *([way.asked(None, **OFFLOADED)] if lacks_room else [])):
-                if _key(each) not in seen and each.fitting():
+                if each.key not in seen and each.fitting():
                     yield each
-                seen.add(_key(each))
+                seen.add(each.key)
 
     numbers, fastest = _fewer(asked), asked
     for changed in _with_other_flags(asked):
@@ -158,10 +158,6 @@ def _near(asked: Question) -> Iterator[Question]:
             yield way
     for lead in (asked, replace(asked, given=fastest.given)):
         yield from new(_on(lead, number) for number in numbers if number > QUICK and _may_gain(asked, number))
-
-
-def _key(asked: Question) -> tuple[Any, ...]:
-    return asked.machine.devices, asked.global_batch, frozenset(asked.given.items())
 
 
 def _with_other_flags(asked: Question) -> Iterator[Question]:
@@ -188,8 +184,8 @@ def _may_slow_down(asked: Question, name: str) -> bool:
 
 
 def _other_batches(asked: Question) -> Iterator[int]:
-    """Yield a batch that divides among all devices; where there is no run, larger ones too, which a pipeline or tensor
-    ranks may share."""
+    """Yield the global batch sizes to try: a near one that is a multiple of the devices and, if the asked one runs on
+    no mesh, larger ones, which pipeline or tensor ranks can share."""
     batch, devices = 2 * asked.global_batch, asked.machine.devices
     while batch < 2 * devices and not asked.runs[0]:
         yield min(batch, devices)

@@ -93,9 +93,14 @@ class Question:
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, devices=devices))
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells questions near each other apart: devices, batch and flags."""
+        return self.machine.devices, self.global_batch, frozenset(self.given.items())
+
+    @property
     def runs(self) -> tuple[list[PlannedRun], dict[str, InputError]]:
         """All candidates with their estimates, and why run types have none."""
-        key = (self.machine.devices, self.global_batch, frozenset(self.given.items()), self.is_quick)
+        key = (*self.key, self.is_quick)
         if key not in self.answers:
             self.answers[key] = self._planned()
         found: tuple[list[PlannedRun], dict[str, InputError]] = self.answers[key]

@@ -366,18 +366,14 @@ def _with_all_rates(columns: list[Column]) -> list[Column]:
     names = columns[0].texts if not columns[0].quantity else ()
     by_name = {row for row, name in enumerate(names) if _OF_ONE_CELL.search(name)}
     for column in columns:
-        cells = [re.sub(r"\(.*?\)", "", text) for text in column.texts]
+        cells = [re.sub(r"\(.*?\)", "", text) for text in column.texts] if column.quantity in RATES else ()
         of_one = [row for row, text in enumerate(cells) if _OF_ONE_CELL.search(text) or row in by_name]
-        is_mixed = any(figure for row, figure in enumerate(column.figures) if row not in of_one)
-        if column.quantity not in RATES or not of_one or not devices or not is_mixed:
-            found.append(column)
-            continue
         figures = list(column.figures)
-        for row in of_one:
-            each, count = figure_of(column.texts[row], "number", _scale(column.heading, "number")), devices[row]
-            figures[row] = (
-                Figure(*(count.value * end for end in (each.value, each.low, each.high))) if each and count else None
-            )
+        if of_one and devices and any(figure for row, figure in enumerate(figures) if row not in of_one):
+            for row in of_one:
+                each, count = figure_of(cells[row], "number", _scale(column.heading, "number")), devices[row]
+                ends = (each.value, each.low, each.high) if each and count else ()
+                figures[row] = Figure(*(count.value * end for end in ends)) if count and ends else None
         found.append(replace(column, figures=tuple(figures)))
     return found
 

@@ -60,20 +60,16 @@ def mfu_is_of_one_peak(grid: Grid) -> Iterator[Finding]:
     for (device, precision), peaks in kinds.items():
         precision = precision or "bf16"
         known = _peak_tflops(device, precision) if device else None
-        for row, peak in peaks.items() if known and len(peaks) == 1 else ():
-            if known and not _is_one(peak, exactly(known)):
-                said = (
-                    f"{said_of(grid, 'tflops', row)} and {said_of(grid, 'mfu', row)} give a peak of {peak.value:,.0f}"
-                )
-                said = f"{said} TFLOP/s, and {device} has {known:,.0f} in {precision} by its data sheet"
-                yield Finding(Rule.FOLLOWS, (grid.place(row),), said, NOTE)
         for row, peak in peaks.items():
+            both = f"{said_of(grid, 'tflops', row)} and {said_of(grid, 'mfu', row)} give"
             others = [each for other, each in peaks.items() if other != row]
+            if not others and known and not _is_one(peak, exactly(known)):
+                said = f"{both} a peak of {peak.value:,.0f} TFLOP/s; the data sheet of {device} has {known:,.0f}"
+                yield Finding(Rule.FOLLOWS, (grid.place(row),), f"{said} in {precision}", NOTE)
             agree = all(_is_one(one, two) for one in others for two in others)
             is_enough = len(others) > 1 or any(known and _is_one(each, exactly(known)) for each in others)
             if agree and is_enough and not any(_is_one(peak, each) for each in others):
-                given = f"{said_of(grid, 'tflops', row)} and {said_of(grid, 'mfu', row)} give another peak than"
-                said = f"{given} the {others[0].value:,.0f} TFLOP/s of the other rows"
+                said = f"{both} another peak than the {others[0].value:,.0f} TFLOP/s of the other rows"
                 flops = grid.figure("tflops", row)
                 share = f"{flops.value / others[0].value:.1%}" if flops else ""
                 yield fails(grid, row, Rule.FOLLOWS, said, f"{said_of(grid, 'mfu')} {share} would follow")

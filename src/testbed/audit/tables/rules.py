@@ -301,6 +301,7 @@ def rows_compare_with_their_reference(grid: Grid) -> Iterator[Finding]:
         for pair in _pairs(grid, name) if _is_referred_to(grid, name, reference) else ():
             yield from _against_reference(pair, name, said_of(grid, name, pair.row))
     yield from _not_measured(grid)
+    yield from _of_expected_figures(grid)
     yield from _claimed_efficiencies(grid)
     for pair, sentence in _claimed_by_the_text(grid) if not ratios else ():
         words = textwrap.shorten(sentence, LONGEST_NOTE, placeholder=" ...")
@@ -335,8 +336,12 @@ def _not_measured(grid: Grid) -> Iterator[Finding]:
         said += textwrap.shorten(grid.warning, LONGEST_NOTE, placeholder=" ...")
         yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
 
+
+def _of_expected_figures(grid: Grid) -> Iterator[Finding]:
+    """Note speed-ups of a column whose heading says that it was not measured: beside a measured rate that their row
+    lacks, or against another column of their row."""
     expected = [each for each in grid.columns if not each.quantity and value_of(STATUS, each.heading)]
-    for column in expected if grid.column("speedup") else ():  # beside the measured one, which some rows lack
+    for column in expected if grid.column("speedup") else ():
         for row in range(len(grid.lines)):
             if grid.figure("speedup", row) and not _has_result(grid, row) and re.search(r"\d", column.texts[row]):
                 said = (
@@ -344,8 +349,8 @@ def _not_measured(grid: Grid) -> Iterator[Finding]:
                 )
                 yield Finding(Rule.POSSIBLE, (grid.place(row),), said, NOTE)
     ratio = next((each for each in grid.columns if not each.quantity and quantity_of(each.heading) == "speedup"), None)
-    for column in grid.columns if ratio else ():  # of two columns of a row
-        if ratio and not column.quantity and value_of(STATUS, column.heading) and re.search(r"\d", column.texts[0]):
+    for column in expected:
+        if ratio and re.search(r"\d", column.texts[0]):
             said = f"{ratio.heading} may divide by, or be of, figures that are not measured: {column.heading}"
             yield Finding(Rule.POSSIBLE, (grid.place(0),), said, NOTE)
 

@@ -207,7 +207,7 @@ def _claims_in(table: Table, named: Named) -> Iterable[tuple[frozenset[int], flo
 
 
 def _efficiencies_in(table: Table) -> Iterator[tuple[int, float, str]]:
-    """Yield the efficiencies that sentences beside the table claim for a number of devices."""
+    """Yield (devices, efficiency, sentence) for each scaling efficiency that a sentence beside the table states."""
     for sentence in dict.fromkeys(sentences_of(table.near)):
         if _OF_NO_ROW.search(sentence) or value_of(STATUS, sentence):
             continue
