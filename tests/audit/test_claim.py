@@ -395,6 +395,20 @@ def test_what_alone_tells_two_rows_apart_is_what_they_compare(tmp_path, header, 
     assert all("slower" in reason for reason in found.reasons)
 
 
+@pytest.mark.parametrize(
+    ("header", "a", "b", "words"),
+    [
+        ("Way | GPUs | throughput (img/s)", "DDP (per GPU) | 8 | 388.6", "GPipe (total) | 8 | 2214", "give 0.712x"),
+        ("Backend | ms/step", "ring-nccl | 962", "tacos-sim | 659", "B is tacos-sim: a ratio needs two"),
+        ("Run | GPUs | tokens/s", "ZeRO-0 | 1 | 100", "ZeRO-1 | 8 | 910", "on 8 times the ranks is more than linear"),
+        ("Run | tokens/s | val bpb", "a | 100 | 0.9513", "b | 140 | 0.9744", "Loss 0.9744 against 0.9513"),
+    ],
+)  # fmt: skip
+def test_what_rows_say_of_scope_simulators_and_bits_is_read(tmp_path, header, a, b, words):
+    found = of_rows(tmp_path, header, a, b, claimed=5.7 if "0.712" in words else None)
+    assert any(words.lower() in reason.lower() for reason in found.reasons), found.reasons
+
+
 def test_a_slower_single_run_is_no_claim_that_falls(tmp_path):
     for name, ms in (("ddp", 500), ("fsdp", 515)):
         saved(tmp_path, "".join(NANO.format(step=step, ms=ms) + "\n" for step in range(30)), f"{name}.log")
