@@ -16,6 +16,7 @@ from support.tables import saved
 
 from testbed.audit import text as audit_text
 from testbed.audit.claims import FAILS, NOTE, answered, audit
+from testbed.audit.conditions import strategy_of
 from testbed.audit.printed_setup import printed_setup
 from testbed.audit.readers import read_reported, read_text_log
 from testbed.audit.reported import (
@@ -29,6 +30,7 @@ from testbed.audit.reported import (
     STATUS,
     STRATEGY,
     ZERO,
+    Side,
 )
 from testbed.errors import InputError
 
@@ -430,6 +432,56 @@ def test_two_logs_in_a_page_are_two_runs_of_which_nothing_is_claimed(tmp_path):
     runs = read_reported([path])
     assert [(run.name, run.micro_batch_size) for run in runs] == [(f"{path}:3", 8), (f"{path}:16", 16)]
     assert not [finding for finding in audit([path]) if len(finding.runs) > 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("Epoch: [{e}]  [{n:4}/20]  eta: 0:04:31  lr: 0.1  img/s: 160.0  loss: 6.5 (6.9)  acc1: 0.0 (0.2)  time: 0.2  "
+         "data: 0.03  max mem: 3524", (0.2, 160.0)),
+        ("Epoch: [{e}][{n:4}/20]\tTime  0.200 (  0.45)\tData  0.000 (  0.1)\tLoss 6.5e+00 (6.9e+00)\tAcc@1   0.39",
+         (0.2, None)),
+        ("Train: {e} [{n:4}/20 ( 10%)]  Loss: 6.5 (6.9)  Time: 0.200s,  640.0/s  (0.193s,  660.1/s)  LR: 1e-5  "
+         "Data: 0.01", (0.2, 640.0)),
+    ],
+)  # fmt: skip
+def test_steps_that_are_counted_within_an_epoch_are_read(tmp_path, line, read):
+    """The rate of torchvision is of one rank, that of timm of all: 32 images a rank on 4 ranks."""
+    said = "Namespace(arch='vit_s', batch_size=32, amp=True, world_size=4, data_path='/d')\n"
+    said += "".join(f"{line.format(e=epoch, n=step)}\n" for epoch in range(2) for step in range(0, 20, 5))
+    folder = tmp_path / "wandb" / "run-20250117_101500-m2x8n0qa" / "files"
+    folder.mkdir(parents=True)
+    saved(folder, "global_batch_size:\n  desc: null\n  value: 128\ndist_strategy:\n  value: ddp\n", "config.yaml")
+    (run,) = read_reported([saved(folder, said, "output.log")])
+    time_s, rate = read
+    assert (run.time_s, run.rate, run.rate_is_per_rank) == (time_s, rate, rate == 160)
+    assert (run.optimizer_steps, run.train_loss, run.world_size) == (36, 6.5, 4)
+    assert run.settings == {MODEL: "vit_s", PRECISION: "amp", STRATEGY: "ddp"}
+    found = answered([run.path, saved(tmp_path, said.replace("ddp", "fsdp"), "b.log")])
+    assert found is not None and "sequence length" not in found.ask
+
+
+def test_the_number_that_wandb_gives_a_run_is_no_strategy(tmp_path):
+    for name in ("run-20250117_101500-m2x8n0qa", "offline-run-20250117_101500-u91kd7bf"):
+        (tmp_path / name / "files").mkdir(parents=True)
+        steps = "".join(f"iter {step}: loss 3.{step}, time 100.00ms\n" for step in range(9))
+        (run,) = read_reported([saved(tmp_path / name / "files", steps, "output.log")])
+        assert strategy_of(Side(run.name, (run,))) is None
+
+
+@pytest.mark.parametrize(("rates", "is_linked"), [((20.1, 40.9), True), ((5.03, 5.12), True), ((20.1, 38.0), False)])
+def test_logs_in_a_page_are_those_of_the_rows_that_have_their_figures(tmp_path, rates, is_linked):
+    """The rows say nothing of the devices, and the logs do; the second table gives rates of one device."""
+    head = "[INFO] dist_world_size={ranks}\n"
+    line = "global_step={step}, RunningAvgSamplesPerSec=9.9, CurrSamplesPerSec={rate}\n"
+    page = ["# Hooks\n\n| run | samples/s | gain |\n|---|---|---|\n"]
+    page += [f"| stock | {rates[0]} | - |\n| our hook | {rates[1]} | {rates[1] / rates[0]:.2f}x |\n"]
+    for ranks, rate in ((4, 20.1), (8, 40.9)):
+        steps = "".join(line.format(step=step, rate=rate + step / 100) for step in range(-5, 6))
+        page += [f"\n```\n{head.format(ranks=ranks)}{steps}```\n".replace("=-", "=")]
+    found = [finding for finding in audit([saved(tmp_path, "".join(page), "page.md")]) if finding.severity == FAILS]
+    told = [finding.message for finding in found]
+    assert any("ranks 4 against 8" in message for message in told) == is_linked, told
 
 
 def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_path):

@@ -35,6 +35,7 @@ from testbed.sweep.state import sweeps_above
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
 
 ENOUGH_REPEATS = 5
+SAME_FIGURE = 0.01  # a table gives other digits, and another average of the steps
 OF_FIGURES = (Rule.FOLLOWS, Rule.STEP_CLOCK, Rule.MORE_DEVICES)  # of two rows; in what they differ, conditions say
 
 
@@ -172,7 +173,7 @@ def _claims_of_logs(items: Sequence[Reported]) -> Iterator[tuple[Claim, Claim]]:
 
 
 def _logs_by_row(grid: Grid, logs: Sequence[Reported]) -> dict[int, Reported]:
-    """Return the log that each row names; none where two rows name one."""
+    """Return the log that each row names, or else the one whose figure it has; none where two rows have one."""
 
     def words_of(text: str) -> set[str]:
         return {*re.findall(r"[a-z]+|\d+", text.lower())}
@@ -180,9 +181,25 @@ def _logs_by_row(grid: Grid, logs: Sequence[Reported]) -> dict[int, Reported]:
     cells = [[column.texts[row] for column in grid.columns] for row in range(len(grid.lines))]
     by_file = [[log for log in logs if any(text.endswith(log.path.name) for text in row)] for row in cells]
     by_words = [[log for log in logs if words_of(log.path.stem) <= words_of(" ".join(row))] for row in cells]
-    named = by_file if any(by_file) else by_words
-    found = {row: each[0] for row, each in enumerate(named) if len(each) == 1}
-    return found if len({id(log) for log in found.values()}) == len(found) else {}
+    for named in (by_file, by_words, _logs_by_figures(grid, logs)):
+        found = {row: each[0] for row, each in enumerate(named) if len(each) == 1}
+        if any(named) and len({id(log) for log in found.values()}) == len(found):
+            return found
+    return {}
+
+
+def _logs_by_figures(grid: Grid, logs: Sequence[Reported]) -> list[list[Reported]]:
+    """Return, for each row, the logs of its page or folder that give its rate, or the time of its step."""
+
+    def is_of(row: Reported, log: Reported) -> bool:
+        figures = [(row.time_s, log.time_s)] if row.is_of_iteration and log.is_of_iteration else []
+        if row.has_own_rate and row.rate_unit == log.rate_unit:
+            ranks = log.world_size or 1
+            figures += [(row.rate, (log.rate or 0.0) * scale) for scale in (1, ranks, 1 / ranks)]
+        return any(a and b and abs(a / b - 1) < SAME_FIGURE for a, b in figures)
+
+    near = [log for log in logs if grid.path.parent in log.path.parents]
+    return [[log for log in near if is_of(side_of(grid, row).first, log)] for row in range(len(grid.lines))]
 
 
 def _findings_of_item(item: Reported) -> Iterator[Finding]:

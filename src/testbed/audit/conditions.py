@@ -58,7 +58,8 @@ _NOT_OF_A_NAME = re.compile(
     r"|\bv\d[a-z]?-\d+\b|\b[a-z]+\d[a-z]*\.\d*x?large\b|\b(?:bs|batch|dp|tp|pp) ?=? ?\d+\b|\bprojected\b"
 )
 _OF_ANY_RUN = re.compile(
-    r"\b(?:train(?:ing|er)?|logs?|output|stdout|stderr|main|run|job|files|state|metrics|results?|version|world|rank"
+    r"^(?:offline )?run \d{8} \d{6} \w+$"  # of W&B
+    r"|\b(?:train(?:ing|er)?|logs?|output|stdout|stderr|main|run|job|files|state|metrics|results?|version|world|rank"
     r"|seed|rep|trial|checkpoint"
     r"|bs|bsz|batch|size|global|micro|(?:n|num)? ?(?:gpus?|nodes?|ranks?|devices?)|scaling|slurm|wandb|csv|data|tmp"
     r"|[a-z]{0,5}\d+(?:gpus?|nodes?|g|n)?)\b"
@@ -130,7 +131,9 @@ def conditions(claim: Claim) -> list[Condition]:
     """Return every condition of a claim, those of FACTS first, then what else our own files show to differ."""
     own = {item.field: item for item in differing_fields(claim)} if _are_runs(claim) else {}
     found = [_condition(fact, claim, own) for fact in FACTS]
-    found = [each for each in found if each.name not in RARE or (each.a, each.b) != (None, None)]
+    are_of_images = any(item.rate_unit == "images/s" or RESOLUTION in item.settings for item in claim.firsts)
+    rare = (*RARE, "sequence length") if are_of_images else RARE
+    found = [each for each in found if each.name not in rare or (each.a, each.b) != (None, None)]
     named = {name for fact in FACTS for name in fact.fields}
     for name, item in own.items():
         if name not in named:

@@ -64,7 +64,7 @@ class Program:
 
     name: str
     mark: str  # what stands in the log of this program alone
-    line: str  # the line of one step: its number in the first group, figures in the rest of the line
+    line: str  # the line of one step: its number in the first group, or epoch, step and of; figures in the rest of it
     figures: Mapping[str, str]  # of a line: loss, ms, s, rate, mfu (in percent), tflops, total_ms, batch
     header: Mapping[str, str] = field(default_factory=dict)  # field of Reported, or a name of _settings -> pattern
     val_loss: str | None = None  # of another line
@@ -258,6 +258,18 @@ PROGRAMS = (
         },
         rate_unit="samples/s",
     ),
+    Program(  # also PyTorch's example of ImageNet, and the programs that took over torchvision's MetricLogger
+        "torchvision or timm",
+        mark=r"\b(?:Epoch: \[|Train: )\d+\]?\s*\[ *\d+/\d+[\] ](?=[^\n]{0,500}?\b[Tt]ime:?\s+\d)",
+        line=r"\b(?:Epoch: \[|Train: )(?P<epoch>\d{1,6})\]?\s*\[ *(?P<step>\d{1,9})/(?P<of>\d{1,9})[\] ]",
+        figures={
+            "loss": r"\b[Ll]oss:?\s+(\S+)",
+            "s": rf"\b[Tt]ime:?\s+{NUMBER}",
+            "rate": rf"\bimg/s:\s+{NUMBER}|s,\s+{NUMBER}/s",
+        },
+        rate_unit="images/s",
+        first_step=0,
+    ),
     Program(  # of no program that is known: a step, its loss, and a rate or a time with its unit
         "training",
         mark=rf"(?i){STEP}\d+\b(?:(?=.{{0,300}}?{LOSS}[\dn])(?=.{{0,500}}?(?:/s(?:ec)?\b|\d ?m?s\b))"
@@ -285,8 +297,8 @@ PROGRAMS = (
     ),
 )
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
-OF_ANY = FORMS[-1]
-KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed"
+OF_ANY = FORMS[-2:]  # whose rate may be of one rank or of all
+KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed, torchvision, timm"
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO, DATA)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")
 DATA_RANKS = ("dp", "dp_replicate", "dp_shard")  # of torchtitan's mesh; expert ranks are among the others
@@ -357,7 +369,8 @@ def with_unit(run: Reported) -> Reported:
     """
     if not (run.rate and run.time_s and run.global_batch_size):
         return run
-    for unit, size in (("tokens/s", run.sequence_length), ("samples/s", 1)):
+    of_samples = run.rate_unit if run.rate_unit == "images/s" else "samples/s"
+    for unit, size in (("tokens/s", run.sequence_length), (of_samples, 1)):
         for ranks in {1, run.world_size or 1}:
             if size and abs(run.rate * run.time_s * ranks / (run.global_batch_size * size) - 1) < NEAR:
                 return replace(run, rate_unit=unit, rate_is_per_rank=ranks > 1)
@@ -400,7 +413,7 @@ def _lines(text: str, program: Program) -> tuple[list[tuple[int, Line]], str]:
         if not match:
             others.append(text[at : min(end, at + LONGEST_LINE)])
         elif not start.search(text, match.end(), end):
-            found.append((int(match[1]), match.start(), end))
+            found.append((_step(match), match.start(), end))
         at = end + 1
     every = 1 + len(found) // MOST_LINES
     kept = [*found[:-LAST_LINES:every], *found[-LAST_LINES:]]
@@ -414,6 +427,12 @@ def _lines(text: str, program: Program) -> tuple[list[tuple[int, Line]], str]:
                 figures[quantity] = value * unit
         lines.append((step, figures))
     return lines, "\n".join(others)
+
+
+def _step(line: re.Match[str]) -> int:
+    """Return the step of a line; of one that counts them within an epoch, over all epochs."""
+    named = {name: int(number) for name, number in line.groupdict().items()}
+    return named["epoch"] * named["of"] + named["step"] if named else int(line[1])
 
 
 def _figure(name: str, pattern: re.Pattern[str], line: str) -> float | None:

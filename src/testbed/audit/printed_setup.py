@@ -24,11 +24,12 @@ from testbed.audit.reported import (
     MODEL,
     PRECISION,
     RECOMPUTED,
+    RESOLUTION,
     STATUS,
     STRATEGY,
     ZERO,
 )
-from testbed.audit.tables.columns import quantity_of
+from testbed.audit.tables.columns import WORDS, quantity_of
 
 LONGEST_COUNT = 15  # digits
 _LINE = r"(?m)(?:print\]|^worker-\d+:)\s+{}(?: \.+)? +(\S+)\s*$"  # of DeepSpeed
@@ -42,15 +43,17 @@ ENGINE = {
     "breakdown": _LINE.format("wall_clock_breakdown"),
     "flops_profiler": r'flops_profiler_config[ .]+\{\s*"enabled": (true|false)',
 }
-SETTINGS = (MODEL, DATA, STRATEGY, PRECISION, COMPILED, RECOMPUTED, ZERO, STATUS, BATCH)
+SETTINGS = (MODEL, DATA, STRATEGY, PRECISION, COMPILED, RECOMPUTED, ZERO, STATUS, BATCH, RESOLUTION)
 # a setting -> a field or a setting of `Reported`, or what they are computed from; of others a table's heading says it
 _NAMES = {
     "world size": "world_size", "dist world size": "world_size", "num processes": "world_size", "devices": "per_node",
     "nproc per node": "per_node", "train batch size": "batch", "accumulate grad batches": "accumulation",
     "n params": "num_parameters", "max seq length": "length", "model max length": "length", "gpu": "device_name",
     "gpu name": "device_name", "gpu type": "device_name", "model": MODEL, "model name": MODEL,
-    "model name or path": MODEL, "dataset": DATA, "dataset name": DATA, "strategy": STRATEGY, "parallelism": STRATEGY,
+    "model name or path": MODEL, "arch": MODEL, "dataset": DATA, "dataset name": DATA, "strategy": STRATEGY,
+    "parallelism": STRATEGY, "dist strategy": STRATEGY, "distributed strategy": STRATEGY,
     "precision": PRECISION, "dtype": PRECISION, "mixed precision": PRECISION, "bf16": "bf16", "fp16": "fp16",
+    "amp": "amp", **dict.fromkeys(WORDS[RESOLUTION].split(", "), RESOLUTION),
     "compile": COMPILED, "torch compile": COMPILED, "gradient checkpointing": RECOMPUTED,
     "activation checkpointing": RECOMPUTED, "zero stage": ZERO, "mode": STATUS,
 }  # fmt: skip
@@ -65,6 +68,8 @@ _COMMAND = re.compile(
     r"([^\n]*[ '\"]--[^\n]*)"
 )
 _OF_DEEPSPEED = re.compile(r"\b(dist_world_size|train_batch_size|train_micro_batch_size_per_gpu)(?:\": |=)(\d+)\b")
+_NAMESPACE = re.compile(r"\bNamespace\(([^\n]{0,20000})")  # of argparse
+_ANY_NAME = re.compile(r"(\w+)=['\"]?([^\s'\",)]+)")
 _ANY_FLAG = re.compile(r"""--([A-Za-z][\w.-]*)(?:(?:=|[\s'",]+(?!-))['"]?([^\s'",]+))?""")
 MOST_FLAGS = 2000
 STARTS_WITHIN = 1_000_000  # characters of a log, in which its commands are looked for
@@ -86,10 +91,13 @@ def counts_of(said: Mapping[str, str]) -> dict[str, int]:
 
 
 def printed_setup(text: str) -> dict[str, Any]:
-    """Return the fields of `Reported` that a log's command lines give, and before them what DeepSpeed prints."""
+    """Return the fields of `Reported` that a log's command lines and printed arguments give, and before them what
+    DeepSpeed prints."""
     commands = _COMMAND.findall(text[:STARTS_WITHIN].replace("\\\n", " "))
     told = ((each[1], each[2] or "true") for command in commands for each in _ANY_FLAG.finditer(command))
-    flags = [*itertools.islice(told, MOST_FLAGS)]
+    arguments = ((each[1], each[2]) for printed in _NAMESPACE.findall(text[:STARTS_WITHIN])
+                 for each in _ANY_NAME.finditer(printed))  # fmt: skip
+    flags = [*itertools.islice(itertools.chain(told, arguments), MOST_FLAGS)]
     known, said = set_up([*flags, *_OF_DEEPSPEED.findall(text)]), said_in(text, ENGINE)
     settings, of_engine = known["settings"], {PRECISION: _precision(said), ZERO: said.get(ZERO)}
     settings |= {name: value for name, value in of_engine.items() if value}
@@ -119,7 +127,8 @@ def set_up(told: Iterable[tuple[str, str]]) -> dict[str, Any]:
     if settings[STRATEGY] == "auto":  # of Lightning
         settings[STRATEGY] = "single device" if counts.get("world_size") == 1 else ""
     settings[PRECISION] = plain_precision(re.sub(r"^(?=(?:16|32|64)\b)", "fp", settings[PRECISION]))
-    if on := [name for name in ("bf16", "fp16") if _SWITCH.get(settings[name].lower()) == "on"]:
+    on = [name for name in ("bf16", "fp16", "amp") if _SWITCH.get(settings[name].lower()) == "on"]
+    if on := [name for name in on if name != "amp"] or on:  # amp says that, and not which
         settings[PRECISION] = on[0] if len(on) == 1 else ""
     settings[STATUS] = f"of the mode {settings[STATUS]}" if _IS_NO_RUN.match(settings[STATUS]) else ""
     settings[BATCH] = str(counts.pop(BATCH, ""))

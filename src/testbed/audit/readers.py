@@ -198,7 +198,7 @@ def _completed(run: Reported) -> Reported:
         run = replace(run, settings=settings, **new)
     if run.global_batch_size or run.micro_batch_size:
         run = replace(run, settings={name: said for name, said in run.settings.items() if name != BATCH})
-    return logs.with_unit(run) if run.form == logs.OF_ANY else run
+    return logs.with_unit(run) if run.form in logs.OF_ANY else run
 
 
 # field of `Reported` -> what the name of a file says of it

@@ -91,7 +91,7 @@ FORMS = {
         r"|modell?ed|TBD|\w+[- ]sim|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
         r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
         r"|targeted|(?:cost|performance|analytic(?:al)?|alpha-beta|\u03b1-\u03b2) model|(?<=is )(?:stale|outdated)"
-        r"|back[- ]of[- ]the[- ]envelope"
+        r"|back[- ]of[- ]the[- ]envelope|(?<=\| )(?:\w+ ){0,2}peak(?! (?:mem|vram|rss|lr|learning))"  # of a cell
         r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:data|spec) ?sheet"
         rf"|scaled (?:up|linearly|from)|(?:linear|perfect|ideal) scaling (?:from|of)|{_FROM_ELSEWHERE})(?!\w)",
         INSTRUMENTS: r"\b((?:torch\.)?(?<!memory )profil(?:er|ing|ed)(?! (?:is |was |were )?(?:off|disabled|not))|nsys"

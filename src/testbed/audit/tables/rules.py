@@ -151,10 +151,21 @@ def figures_follow(grid: Grid) -> Iterator[Finding]:
             yield fails(grid, mixed[0], Rule.FOLLOWS, f"{said_of(grid, formula.ratio, mixed[0])} {words}")
         # of a ratio one row against one is enough: the two do not go together
         else:
-            is_told = len(apart) < holding or (is_ratio and len(apart) == max(holding, 1))
+            divided_by = _other_reference(grid, formula, reference, [*apart]) if is_ratio and not holding else None
+            is_told = len(apart) < holding or divided_by is not None or (is_ratio and len(apart) == max(holding, 1))
             for row, product in apart.items() if is_told else ():
                 said, instead = _does_not_follow(grid, row, formula, product, reference)
+                said += f"; it is of line {grid.lines[divided_by]}" if divided_by is not None else ""
                 yield fails(grid, row, Rule.FOLLOWS, said, instead)
+
+
+def _other_reference(grid: Grid, formula: Formula, reference: int | None, apart: list[int]) -> int | None:
+    """Return the row from which all ratios follow that do not follow from the one that they are said to refer to."""
+    for row in (row for row in range(len(grid.lines)) if row != reference and row not in apart):
+        found = _products(grid, formula, row)
+        if apart and all(at in found and any(map(_holds, found[at])) for at in apart):
+            return row
+    return None
 
 
 def _swapped(grid: Grid, formula: Formula, reference: int | None, apart: list[int]) -> tuple[str, int, int] | None:
@@ -249,7 +260,7 @@ def _data_ranks(grid: Grid, row: int) -> Figure | None:
 
 
 def _reference(grid: Grid, name: str | None) -> int | None:
-    """Return the row that a ratio refers to: the only one with 1, or the only one that says so."""
+    """Return the row that a ratio refers to: the only one with 1, or that says so, or that the heading names."""
     column = grid.column(name) if name else None
     if column is None or grid.columns[0].word == PASS:  # each row is a part of one run
         return None
@@ -257,6 +268,8 @@ def _reference(grid: Grid, name: str | None) -> int | None:
     if not ones:
         ones = [row for row, text in enumerate(column.texts)
                 if is_reference(text) and column.figures[row] is None and not failure_of(grid, row)]  # fmt: skip
+    if len(ones) > 1 and (against := _VERSUS.search(column.heading.lower())):
+        ones = [row for row in ones if grid.columns[0].texts[row].lower() == against[1].strip(" )]")]
     return ones[0] if len(ones) == 1 else None
 
 
