@@ -159,7 +159,7 @@ def _claims_of_logs(items: Sequence[Reported]) -> Iterator[tuple[Claim, Claim]]:
     grids = (grid for item in items for grid in item.details.get("grids", ()) if len(grid.lines) <= MOST_NAMED)
     for grid in grids if logs else ():
         found, reference = _logs_by_row(grid, logs), reference_of(grid)
-        if len(found) < 2 or reference not in found:
+        if reference not in found:
             continue
         sides = {row: side_of(grid, row) for row in found}
 
@@ -183,7 +183,7 @@ def _logs_by_row(grid: Grid, logs: Sequence[Reported]) -> dict[int, Reported]:
     by_words = [[log for log in logs if words_of(log.path.stem) <= words_of(" ".join(row))] for row in cells]
     for named in (by_file, by_words, _logs_by_figures(grid, logs)):
         found = {row: each[0] for row, each in enumerate(named) if len(each) == 1}
-        if any(named) and len({id(log) for log in found.values()}) == len(found):
+        if len({id(log) for log in found.values()}) == len(found) > 1:
             return found
     return {}
 
@@ -199,7 +199,8 @@ def _logs_by_figures(grid: Grid, logs: Sequence[Reported]) -> list[list[Reported
         return any(a and b and abs(a / b - 1) < SAME_FIGURE for a, b in figures)
 
     near = [log for log in logs if grid.path.parent in log.path.parents]
-    return [[log for log in near if is_of(side_of(grid, row).first, log)] for row in range(len(grid.lines))]
+    rows = (side_of(grid, row).first for row in range(len(grid.lines)))
+    return [[log for log in near if is_of(row, log)] for row in rows]
 
 
 def _findings_of_item(item: Reported) -> Iterator[Finding]:
