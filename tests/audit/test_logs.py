@@ -12,7 +12,7 @@ from support.fuzz import READ, Fuzz, in_time
 from support.metrics_examples import example_metrics, save
 from support.mutations import broken_bytes, broken_words
 from support.real_logs import FOLDER, LOGS
-from support.tables import saved
+from support.tables import saved, table
 
 from testbed.audit import text as audit_text
 from testbed.audit.claims import FAILS, NOTE, answered, audit
@@ -484,6 +484,38 @@ def test_logs_in_a_page_are_those_of_the_rows_that_have_their_figures(tmp_path, 
     assert any("ranks 4 against 8" in message for message in told) == is_linked, told
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (("eager | 5,000", "compile | 48,000"), "5,000 is of one device of"),
+        (("eager | 40,000", "compile | 48,000"), ""),
+        (("eager | 5,000", "compile | 6,000"), ""),
+    ],
+)
+def test_a_row_of_one_device_is_not_compared_with_one_of_all(tmp_path, rows, said):
+    """Two logs of 8 ranks with the rates of all, which their names link to the rows."""
+    for name, rate in (("eager.txt", 40_000), ("compile.txt", 48_000)):
+        head = "world_size=8 global_batch_size=64 seq_len=1024 dtype=bf16\n"
+        ms = 64 * 1024 / rate * 1000
+        steps = "".join(
+            f"step {step} loss 3.{step:02d} throughput {rate} tok/s step_time {ms}ms\n" for step in range(20)
+        )
+        saved(tmp_path, head + steps, name)
+    saved(tmp_path, table("stack | tokens/s", *rows), "README.md")
+    found = [finding.message for finding in audit([tmp_path]) if "of one device" in finding.message]
+    assert len(found) == bool(said) and all(said in each for each in found), found
+
+
+def test_the_gpus_that_nvidia_smi_lists_are_those_of_modded_nanogpt(tmp_path):
+    text = (FOLDER / "modded_nanogpt_2025.txt").read_text(encoding="utf-8")
+    listed = "".join(
+        f"|   {gpu}  NVIDIA H100 80GB HBM3          On  |   00000000:1{gpu}:00.0 Off |\n" for gpu in range(4)
+    )
+    text = re.sub(r"(?m)^\|? +\d+ +NVIDIA.*\n", "", re.sub(r"assert world_size == \d+", "", text))
+    (run,) = read_reported([saved(tmp_path, listed + text, "a.txt")])
+    assert run.world_size == 4
+
+
 def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_path):
     line = "[rank0] step {step} loss 3.{step:02d} lr 0.001 throughput {rate} tok/s step_time {ms}ms\n"
     paths = []
@@ -510,10 +542,12 @@ def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_pat
         ("step {n} loss 2.9 elapsed time: 12.0 s throughput: 300 MB/s", (2.9, None, None)),
         ("step {n} loss 2.9 1.5 M tok/s 20 ms", (2.9, None, None)),
         ("step {n} loss 2.9 12,000 tok/s/gpu 20 ms", (2.9, None, None)),
+        ("[{n:>5}/1200] loss 2.9 lr 0.001 5.883 s/step", (2.9, None, 5.883)),
+        ("it {n:>5} loss 2.9 dt 20ms 1,900 tok/s", (2.9, 1900.0, 0.02)),
     ],
 )
 def test_a_figure_of_an_unknown_log_is_read_with_its_own_unit(tmp_path, line, read):
-    text = "".join(f"{line.replace('{n}', str(step))}\n" for step in range(20))
+    text = "".join(f"{line.format(n=step)}\n" for step in range(20))
     (run,) = read_reported([saved(tmp_path, text, "a.log")])
     assert (run.train_loss, run.rate, run.time_s) == read
     with pytest.raises(InputError, match="says no time"):

@@ -50,13 +50,13 @@ def test_a_sentence_that_decides_nothing_is_not_quoted(tmp_path, text):
 def test_a_page_that_names_many_rows_is_read_in_time(tmp_path):
     rows = "\n".join(f"| run{row} | {row + 100} |" for row in range(800))
     text = " ".join(f"run{row} is 2.9x as fast as run{row - 1}." for row in range(1, 800))
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     audit([saved(tmp_path, f"| Run | tokens/s |\n|---|---|\n{rows}\n\n{text}\n")])
-    assert time.perf_counter() - start_s < 10
+    assert time.process_time() - start_s < 10
 
 
 def test_a_long_page_takes_no_quadratic_time(tmp_path):
     for text in ("Foo is 2x faster. " * 20_000, "a " * 400_000, "FlashTrain is 2.9x faster than " * 20_000):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         audit([saved(tmp_path, f"{text}\n{TABLE}")])
-        assert time.perf_counter() - start_s < 10
+        assert time.process_time() - start_s < 10

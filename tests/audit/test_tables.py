@@ -116,6 +116,11 @@ FOUND = [
      "3.18x does not follow from the figures of its row and of line 4; it is of line 3"),
     ("Kernel | GPU | TFLOP/s | how | Speedup", ("cuDNN | A100 | 96.4 | measured | 1.0x",
      "ours | A100 | 312 | SXM peak, dense | 3.24x"), "is of a figure that its row does not call measured"),
+    ("Nodes | GPUs | seq/s | Scaling factor",
+     ("1 | 8 | 5,120 | 1.00", "2 | 16 | 9,830 | 0.96", "4 | 32 | 17,810 | 0.97"), "Scaling factor 0.97 does not"),
+    ("GPUs | img/s | scaling", ("1 | 151.2 | 100 %", "2 | 297.9 | 99 %", "8 | 1044.0 | 93 %"), "scaling 93 % does not"),
+    ("accelerator | software | tok/s | \N{MULTIPLICATION SIGN} H100",
+     ("H100 | torch | 412 | 1.00", "MI300X | data sheet | 1307 | 3.17"), "3.17 is of a figure that its row does not"),
     ("Model | BS | seq/s | Speedup vs Large", ("Large | 8 | 100 | 1", "Base | 128 | 280 | 2.8"),
      "batch size 8 against 128 (16 times)"),
     ("Experiment | GPUs | Batch size | Throughput | Speed up",
@@ -178,6 +183,12 @@ SOUND = {
                                  "plain-1k | 8 | 1K | 607 | 3.37x"),
     "a row that failed": table("Run | Time to target (s) | Status", "a | 93.8 | PASS",
         "b | 999999 (not reached) | FAIL"),
+    "a number of devices is no ratio": table("Code | batch | tokens/s", "HF | 8 | 169", "ours | 16 | 1,310")
+    + "\nAll of it ran on one machine with 8 x A100.\n",
+    "context ranks share a sequence": table("GPUs | TP | PP | CP | MBS | GBS", "64 | 4 | 4 | 1 | 1 | 8",
+                                            "64 | 4 | 4 | 1 | 1 | 16", "64 | 4 | 4 | 2 | 1 | 6"),
+    "what is faster stands before": table("Strategy | tokens/s", "DDP | 100", "FSDP | 90", "ZeRO-2 | 148")
+    + "\n- Winner: ZeRO-2.\n- 48% faster than DDP, 64% faster than FSDP.\n",
     "instances of a cloud": table("instance | gpus | images_per_sec | speedup", "p3.2xlarge | 1 | 771 | 1.0",
                                   "p3.8xlarge | 4 | 3001 | 3.89", "2x p3.16xlarge | 16 | 10949 | 14.2"),
 }  # fmt: skip
@@ -332,10 +343,10 @@ def test_a_broken_table_is_read_or_refused(tmp_path):
 )
 def test_a_long_line_or_heading_takes_no_quadratic_time(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    began = time.perf_counter()
+    began = time.process_time()
     with contextlib.suppress(InputError):
         audit([tmp_path / name])
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 HTML = """# Results

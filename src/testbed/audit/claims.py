@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import findings_of_run
 from testbed.audit.readers import read_reported
 from testbed.audit.reported import ROW, STRATEGY, TABLE, Claim, Reported, Side
-from testbed.audit.tables.columns import Grid
+from testbed.audit.tables.columns import LEARNT, RESULTS, Grid
 from testbed.audit.tables.rows import claim_of, row_named, side_of
 from testbed.audit.tables.rules import findings_of_table, reference_of
 from testbed.audit.tables.sentences import quotes_on
@@ -146,6 +147,11 @@ def _findings_of_logs(claim: Claim, rows: Claim) -> Iterator[Finding]:
         is_other_work = any(each.is_work or each.name in ("ranks", "devices") for each in spoiling)
         said = "; ".join(f"{each.against}: {each.effect}" for each in spoiling)
         yield Finding(Rule.EQUAL_WORK, claim.names, f"a table compares these: {said}", FAILS if is_other_work else NOTE)
+    shares = [_share_of(row, log) for row, log in zip(rows.firsts, claim.firsts, strict=True)]
+    if None not in shares and (shares[0] == 1) != (shares[1] == 1):
+        words = [f"{row.rate:,.5g} is of {'all devices' if share == 1 else 'one device'} of {log.name}"
+                 for row, share, log in zip(rows.firsts, shares, claim.firsts, strict=True)]  # fmt: skip
+        yield Finding(Rule.FOLLOWS, rows.names, f"a table compares these: {' and '.join(words)}", FAILS)
     found = (finding for rule in CLAIM_RULES for finding in rule(claim))
     yield from (each for each in found if each.rule != Rule.EQUAL_WORK)
 
@@ -159,7 +165,7 @@ def _claims_of_logs(items: Sequence[Reported]) -> Iterator[tuple[Claim, Claim]]:
     grids = (grid for item in items for grid in item.details.get("grids", ()) if len(grid.lines) <= MOST_NAMED)
     for grid in grids if logs else ():
         found, reference = _logs_by_row(grid, logs), reference_of(grid)
-        if reference not in found:
+        if len(found) < 2 or reference not in found:
             continue
         sides = {row: side_of(grid, row) for row in found}
 
@@ -178,29 +184,37 @@ def _logs_by_row(grid: Grid, logs: Sequence[Reported]) -> dict[int, Reported]:
     def words_of(text: str) -> set[str]:
         return {*re.findall(r"[a-z]+|\d+", text.lower())}
 
-    cells = [[column.texts[row] for column in grid.columns] for row in range(len(grid.lines))]
+    no_figures = [column for column in grid.columns if column.quantity not in (*RESULTS, *LEARNT)]
+    cells = [[column.texts[row] for column in no_figures] for row in range(len(grid.lines))]
     by_file = [[log for log in logs if any(text.endswith(log.path.name) for text in row)] for row in cells]
     by_words = [[log for log in logs if words_of(log.path.stem) <= words_of(" ".join(row))] for row in cells]
+    found: dict[int, Reported] = {}
     for named in (by_file, by_words, _logs_by_figures(grid, logs)):
-        found = {row: each[0] for row, each in enumerate(named) if len(each) == 1}
-        if len({id(log) for log in found.values()}) == len(found) > 1:
-            return found
-    return {}
+        alone = {row: each[0] for row, each in enumerate(named) if len(each) == 1 and row not in found}
+        count = Counter(id(log) for log in (*found.values(), *alone.values()))
+        found |= {row: log for row, log in alone.items() if count[id(log)] == 1}
+    return found
 
 
 def _logs_by_figures(grid: Grid, logs: Sequence[Reported]) -> list[list[Reported]]:
     """Return, for each row, the logs of its page or folder that give its rate, or the time of its step."""
 
     def is_of(row: Reported, log: Reported) -> bool:
-        figures = [(row.time_s, log.time_s)] if row.is_of_iteration and log.is_of_iteration else []
-        if row.has_own_rate and row.rate_unit == log.rate_unit:
-            ranks = log.world_size or 1
-            figures += [(row.rate, (log.rate or 0.0) * scale) for scale in (1, ranks, 1 / ranks)]
-        return any(a and b and abs(a / b - 1) < SAME_FIGURE for a, b in figures)
+        is_time = row.is_of_iteration and log.is_of_iteration and row.time_s and log.time_s
+        return bool(is_time and abs(row.time_s / log.time_s - 1) < SAME_FIGURE) or _share_of(row, log) is not None  # type: ignore[operator]
 
     near = [log for log in logs if grid.path.parent in log.path.parents]
     rows = (side_of(grid, row).first for row in range(len(grid.lines)))
     return [[log for log in near if is_of(row, log)] for row in rows]
+
+
+def _share_of(row: Reported, log: Reported) -> float | None:
+    """Return which share of the rate of all devices in a log a row gives: all of it, or one device's; None: neither."""
+    ranks, rate = log.world_size or 1, log.rate
+    if not rate or not row.rate or not row.has_own_rate or row.rate_unit != log.rate_unit:
+        return None
+    of_all = rate * ranks if log.rate_is_per_rank else rate
+    return next((share for share in (1.0, 1 / ranks) if abs(row.rate / (of_all * share) - 1) < SAME_FIGURE), None)
 
 
 def _findings_of_item(item: Reported) -> Iterator[Finding]:

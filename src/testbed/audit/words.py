@@ -27,6 +27,19 @@ DEVICES = (
     r"A100|H100|H200|H800|A800|V100|P100|T4|L4|L40S?|A10G?|A40|B200|GB200|(?:RTX ?)?A[456]000|RTX ?\d{4}(?: ?Ti)?"
     r"|MI\d{3}X?"
 )
+SIGNS = str.maketrans({
+    "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
+    "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-", "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
+})  # fmt: skip
+# machines of AWS -> their GPUs
+INSTANCES = {
+    "p3.16xlarge": ("8", "V100"), "p3dn.24xlarge": ("8", "V100"), "p4d.24xlarge": ("8", "A100"),
+    "p4de.24xlarge": ("8", "A100"), "p5.48xlarge": ("8", "H100"), "p5e.48xlarge": ("8", "H200"),
+    "p5en.48xlarge": ("8", "H200"), "p6-b200.48xlarge": ("8", "B200"), "g4dn.12xlarge": ("4", "T4"),
+    "g5.12xlarge": ("4", "A10G"), "g5.48xlarge": ("8", "A10G"), "g6.48xlarge": ("8", "L4"),
+    "g6e.48xlarge": ("8", "L40S"),
+}  # fmt: skip
+_INSTANCE = re.compile(rf"(?i)\b(?:ml\.)?({'|'.join(map(re.escape, INSTANCES))})\b")
 WORDS = {word: number for number, word in enumerate(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 )} | {"single": 1, "a": 1, "thirty-two": 32, "sixty-four": 64}  # fmt: skip
@@ -71,7 +84,7 @@ FORMS = {
         rf"|\bper[- ]{_EACH}[- ](?:micro[- ]?)?batch{_IS}{NUMBER}\b(?!,\d)"
         rf"|\bbatch{_IS}{NUMBER} {_PER} {_EACH}\b|\b(\d{{1,4}}) (?:per|on each) {_EACH}\b",
         "batch": rf"\b(?:gbs|(?:global|effective|total|overall)[- ]batch){_IS}{NUMBER}\b(?!,\d)"
-        rf"|\b{NUMBER} {_SAMPLES} (?:per|a|in each|each) (?:optimi[sz]er )?(?:step|update|iteration)\b",
+        rf"|\b{NUMBER} {_SAMPLES} (?:per|a|in a|in each|each) (?:optimi[sz]er )?(?:step|update|iteration)\b",
         "any_batch": rf"\b(?:bs|bsz|(?:mini[- ]?)?batch(?:es)?){_IS}{NUMBER}\b(?!,\d)|(?<=[- ])b(\d{{2,5}})\b"
         r"|(?<![\w.-])(\d[\d,]*)-(?:sample|sequence|image) batch",
         "length": rf"\b(?:seq|sequences?|context|seq_?len|ctx)(?:[- _]?len(?:gth)?)?(?: of)?(?: size| window)?{_IS}"
@@ -83,7 +96,7 @@ FORMS = {
         "tokens": r"\b(\d+(?:\.\d+)?[BMT])[ -]tokens\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|(?<!\d,)\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"  # 92,170M is memory
-        r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
+        r"(?![ -]?(?:\w+ )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float(?:8|16|32)|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
         STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|projected|projections|predict(?:ed|ions?)|estimat(?:ed?|ions?)"
@@ -91,7 +104,8 @@ FORMS = {
         r"|modell?ed|TBD|\w+[- ]sim|\w+\.predict|sim\.\w+|(?:not|never)(?: yet)? (?:been )?"
         r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
         r"|targeted|(?:cost|performance|analytic(?:al)?|alpha-beta|\u03b1-\u03b2) model|(?<=is )(?:stale|outdated)"
-        r"|back[- ]of[- ]the[- ]envelope|(?<=\| )(?:\w+ ){0,2}peak(?! (?:mem|vram|rss|lr|learning))"  # of a cell
+        r"|back[- ]of[- ]the[- ]envelope|fitted (?:model|curve|line)"
+        r"|(?<=\| )(?:\w+ ){0,2}peak(?! (?:mem|vram|rss|lr|learning))"  # of a cell
         r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:data|spec) ?sheet"
         rf"|scaled (?:up|linearly|from)|(?:linear|perfect|ideal) scaling (?:from|of)|{_FROM_ELSEWHERE})(?!\w)",
         INSTRUMENTS: r"\b((?:torch\.)?(?<!memory )profil(?:er|ing|ed)(?! (?:is |was |were )?(?:off|disabled|not))|nsys"
@@ -127,6 +141,7 @@ def value_of(name: str, text: str) -> str:
     several."""
     for earlier in BATCHES[: BATCHES.index(name)] if name in BATCHES else ():
         text = FORMS[earlier].sub(" ", text)
+    text = _INSTANCE.sub(lambda found: " x ".join(INSTANCES[found[1].lower()]), text.translate(SIGNS))
     text = multiplied(re.sub(rf"(?i){_OF_EACH_NODE}\b[^.;,]*", " ", text)) if name == "devices" else text
     is_of_words = name in (*OF_FIGURES_ALONE, RECOMPUTED, PASS, COMPILED)
     found = dict.fromkeys(

@@ -31,7 +31,6 @@ from testbed.audit.reported import (
 from testbed.audit.tables.figures import (
     LONGEST,
     SECONDS,
-    SIGNS,
     SUFFIXES,
     Figure,
     exactly,
@@ -41,7 +40,7 @@ from testbed.audit.tables.figures import (
 )
 from testbed.audit.tables.grid import Table, name_in
 from testbed.audit.tables.told import Named, SaidOfTable, said_of_table
-from testbed.audit.words import BATCHES, DEVICES, FORMS, OF_ALL_ROWS, OF_FIGURES_ALONE, multiplied, value_of
+from testbed.audit.words import BATCHES, DEVICES, FORMS, OF_ALL_ROWS, OF_FIGURES_ALONE, SIGNS, multiplied, value_of
 
 # what is counted: of a rate ("images/s") and of a batch ("images/step")
 _ITEMS = ("sample", "sequence", "seq", "image", "img", "example", "frame", "utterance", "utt", "volume", "item", "row",
@@ -50,13 +49,14 @@ _ITEM_RATES = [f"{item}{plural}/s" for item in _ITEMS for plural in ("", "s")]
 _TOKEN_RATES = ["tokens/s", "token/s", "tok/s", "toks/s", "words/s", "wps", "tps"]
 # quantity -> its kind of figure, and its headings as `_canonical` writes them
 _KNOWN: dict[str, tuple[str, str | list[str]]] = {
-    "devices": ("count", "gpus, gpu, devices, ranks, world size, gpu count, gpu num, gpu number, ngpus, world, "
+    "devices": ("count", "gpus, gpu, devices, ranks, world size, gpu count, gpu num, gpu number, ngpus, ngpu, world, "
                 "accelerators, chips, tpus, cards, gpus total, total gpus"),  # workers may load data
-    "per_node": ("count", "gpus/node, devices/node, gpu num/node"),
+    "per_node": ("count", "gpus/node, devices/node, gpu num/node, nproc/node"),
     "nodes": ("count", "nodes, nnodes, node count, machines, vms, instances, hosts, servers"),
     "dp": ("count", "dp, dp size, data parallel, data parallel size, data ranks"),
     "tp": ("count", "tp, tp size, tensor parallel, tensor parallel size"),
     "pp": ("count", "pp, pp size, pipeline parallel, pipeline parallel size"),
+    "cp": ("count", "cp, cp size, context parallel, context parallel size"),
     "micro_batch": ("count", "micro batch, mic batch, mbs, local batch, batch/gpu, micro batch/gpu, device batch, "
                     "per device train batch, train micro batch/gpu, per gpu batch, per device batch"),
     "accumulation": ("count", "accumulation, accumulation steps, gradient accumulation, gradient accumulation steps, "
@@ -87,14 +87,14 @@ _KNOWN: dict[str, tuple[str, str | list[str]]] = {
     "mfu": ("share", "mfu, hfu"),
     "tflops": ("number", "tflops, tflop/s, tflops/gpu, tflop/s/gpu, tflops/s/gpu, tflops/s"),
     "speedup": ("factor", "speedup, speed up, relative speed, rel speed, relative throughput, relative, gain, x, "
-                "acceleration, faster by, rel. speedup, rel. speed, rel speedup, speed ratio, rel., rel, ratio, "
-                "relative performance, relative training speed, speedup factor, rel. throughput"),
-    "efficiency": ("share", "efficiency, scaling efficiency, parallel efficiency, eff., eff, scaling eff., "
-                   "scaling eff, parallel eff, weak scaling efficiency, strong scaling efficiency, weak scaling eff, "
-                   "strong scaling eff, weak scaling eff., strong scaling eff."),
+                "acceleration, faster by, faster, rel. speedup, rel. speed, rel speedup, speed ratio, rel., rel, "
+                "ratio, relative performance, relative training speed, speedup factor, rel. throughput"),
+    "efficiency": ("share", "efficiency, scaling efficiency, scaling factor, parallel efficiency, eff., eff, "
+                   "scaling eff., scaling eff, parallel eff, weak scaling efficiency, strong scaling efficiency, "
+                   "weak scaling eff, strong scaling eff, weak scaling eff., strong scaling eff."),
     "val_loss": ("number", "val loss, val. loss, test loss, bpb, val bpb, bits/byte"),
     "perplexity": ("number", "ppl, perplexity, val ppl, val perplexity, test ppl, test perplexity"),
-    "train_loss": ("number", "loss, train loss, training loss, final loss, final train loss"),
+    "train_loss": ("number", "loss, train loss, training loss, final loss, final train loss, ce, cross entropy"),
     # of what was trained: more is better, and less is
     "score": ("share", "accuracy, acc, acc@1, top 1, top1, top 1 acc, top1 acc, top 1 accuracy, top1 accuracy, "
               "val acc, val accuracy, test acc, test accuracy, bleu, map, m ap, box map, box ap, miou, m io u, iou, "
@@ -234,7 +234,7 @@ class Grid:
     @cached_property
     def devices(self) -> tuple[int | None, ...]:
         """The devices of each row: its own count, or else the product of its parallel sizes."""
-        sizes = [column.figures for column in map(self.column, ("dp", "tp", "pp")) if column]
+        sizes = [column.figures for column in map(self.column, ("dp", "tp", "pp", "cp")) if column]
         of_sizes = list(zip(*sizes, strict=True)) if self.column("dp") else [(None,)] * len(self.lines)
         counts = (self.figure("devices", row) for row in range(len(self.lines)))
         return tuple(
@@ -385,13 +385,15 @@ def _quantity(heading: str, cells: Sequence[str], known: set[str | None], loads_
         loads_data: the table is about loaders of data, whose workers are no devices.
     """
     quantity, name = quantity_of(heading), _canonical(heading)[0]
-    is_of_one = bool(known & {*RESULTS, "devices", "nodes"}) and re.match(r"(?:vs\.?|versus|relative to) ", name)
+    is_of_one = bool(known & {*RESULTS, "devices", "nodes"}) and re.match(r"(?:vs\.?|versus|relative to|x) ", name)
     if (
         quantity is None
         and (is_of_one or name in ("speed", "training speed", "scaling", "factor"))
-        and _are_factors(cells)
+        and (_are_factors(cells) or name.startswith("x "))
     ):
         return "speedup"
+    if quantity is None and name == "scaling" and any("%" in cell for cell in cells):
+        return "efficiency"
     if (
         name in ("speed", "training speed")
         and any(cells)

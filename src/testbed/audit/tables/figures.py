@@ -6,16 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.audit.words import SIGNS
+
 LONGEST = 100  # characters of a heading or a figure; more is a text, and patterns take quadratic time
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
            "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "hr": 3600.0, "d": 86400.0, "days": 86400.0}  # fmt: skip
 # in a cell; in a heading "m" may be millions
 _SECONDS_OF_CELL = {**SECONDS, "m": 60.0, "minute": 60.0, "hour": 3600.0, "hrs": 3600.0, "day": 86400.0, "second": 1.0,
                     "secs": 1.0}  # fmt: skip
-SIGNS = str.maketrans({
-    "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
-    "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-", "\N{ALMOST EQUAL TO}": "~", "\N{NO-BREAK SPACE}": " ",
-})  # fmt: skip
 _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,2})?", re.I)
 # Bounds ("<5") are not read, and neither are figures that the source marks with a footnote or as an estimate.
 _MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)

@@ -97,7 +97,8 @@ def _ratio_formula(name: str) -> Formula:
 FORMULAS = (
     Formula("global batch = micro batch x accumulation x data ranks",
             ({"batch": -1, "micro_batch": 1, "accumulation": 1, DATA_RANKS: 1},)),
-    Formula("devices = data x tensor x pipeline ranks", ({"devices": -1, "dp": 1, "tp": 1, "pp": 1},)),
+    Formula("devices = data x tensor x pipeline ranks",
+            ({"devices": -1, "dp": 1, "tp": 1, "pp": 1}, {"devices": -1, "dp": 1, "tp": 1, "pp": 1, "cp": 1})),
     Formula("tokens/s of all = tokens/s of one device x devices",
             ({"token_rate": -1, "device_token_rate": 1, "devices": 1},)),
     Formula("samples/s of all = samples/s of one device x devices",
@@ -253,7 +254,7 @@ def _data_ranks(grid: Grid, row: int) -> Figure | None:
     if grid.column("dp"):
         return grid.figure("dp", row)
     devices = grid.figure("devices", row)
-    others = [grid.figure(name, row) for name in ("tp", "pp") if grid.column(name)]
+    others = [grid.figure(name, row) for name in ("tp", "pp", "cp") if grid.column(name)]
     if devices is None or None in others:
         return None
     return exactly(devices.value / math.prod(figure.value for figure in others if figure))
@@ -399,7 +400,8 @@ def _contradicted_claims(grid: Grid) -> Iterator[Finding]:
     """Note a sentence that says of two rows how many times as fast one is, where no figure of them has that ratio."""
     for rows, claimed, sentence in grid.said.claims:
         named = grid.said.named.rows_in(sentence)
-        if len(rows) != 2 or named != rows or not _OF_SPEED.search(sentence):
+        has_subject = grid.said.named.rows_in(re.split(r"(?i)\bthan\b", sentence)[0])
+        if len(rows) != 2 or named != rows or not has_subject or not _OF_SPEED.search(sentence):
             continue
         pair = Pair(grid, *sorted(rows, reverse=True))
         ratios = [each.ratio for each in measures(pair.claim)]

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from testbed.audit.reported import STATUS
 from testbed.audit.tables.grid import Table, marks_of, sentences_of
-from testbed.audit.words import OF_FIGURES_ALONE, value_of
+from testbed.audit.words import DEVICES, OF_FIGURES_ALONE, value_of
 
 MOST_NAMED = 200  # rows of a table that a text may name
 LONGEST_TITLE = 6  # words of a heading that calls its figures a projection
 _CUTS = re.compile(r"(?i)(;\s+|,?\s+(?:while|whereas|but)\s+|,\s+(?:and )?)")
 # what a sentence claims -> how many times as fast that is, of the number in it
 _RATIOS: dict[str, Callable[[float], float]] = {
-    r"(?<![\w.])(\d{1,3}(?:[.,]\d{1,3})?)[- ]?(?:x\b|\u00d7|times\b|fold\b)": lambda times: times,
+    r"(?<![\w.])(\d{1,3}(?:[.,]\d{1,3})?)[- ]?(?:x\b|\u00d7|times\b|fold\b)"
+    rf"(?! ?(?:(?:NVIDIA|AMD) )?(?:(?:{DEVICES})|GPUs?|nodes?|\d+)\b)": lambda times: times,  # but 8 x A100
     r"\bfactor of (\d{1,3}(?:[.,]\d{1,3})?)\b": lambda times: times,
     r"(?<![\w.])(\d{1,3}) ?% (?:faster|more|higher)": lambda percent: 1 + percent / 100,
     r"\b(?:cut|reduc|shorten|lower)\w* (?:the )?(?:\w+ )?time (?:\w+ ){0,3}?by (\d{1,2}) ?%": lambda percent: (
@@ -150,7 +151,9 @@ def said_of_table(table: Table, named: Named) -> SaidOfTable:
     everywhere = list(table.titles[:3])
     for mark, text in table.footnotes:
         rows = frozenset(row for row, each in enumerate(table.rows) if mark in marks_of(each))
-        pieces += [Piece(rows, words, True) for words in map(_plain, sentences_of(text))]
+        words = [*map(_plain, sentences_of(text))]
+        pieces += [Piece(rows, each, True) for each in words]
+        everywhere += words if rows == everyone else []
     for place, is_near in ((table.near, True), (table.section, False)):
         for sentence in dict.fromkeys(map(_plain, sentences_of(place))):
             parts = list(_parts(sentence, named))
