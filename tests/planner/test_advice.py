@@ -187,6 +187,7 @@ REFUSED = {
     f"{GPT2} v100 --seq_length 65536 --precision bf16 --run_type mesh --context_parallel_size 8 "
     "--context_parallel_method ring": "v100-16gb has no fl",
     "--model gpt2-large --gpu t4 --gpus 8 --seq_length 8192 --precision bf16 --run_type fsdp": "does not fit on 8 x t4",
+    f"{GPT2} mi300x --attention cudnn": "mi300x has no cuDNN; leave --attention out",
     f"{GPT2} v100 --mixed_precision native": "has no bf16; leave --mixed_precision out. Without --mixed",
     # a batch that does not divide, and then does not fit or need not be
     "--model llama2-7b --gpu t4 --gpus 7 --seq_length 16384 --global_batch_size 2048 --run_type optimized": "does not "
@@ -278,3 +279,17 @@ def test_where_nothing_fits_all_strategies_are_built_all_the_same(monkeypatch):
     words = "--check --num_layers 40 --num_heads 40 --embedding_size 5120 --gpu t4 --gpus 4"
     done = run_here(PLAN, *words.split())
     assert len({job.run_type for job in built[0]}) >= 8, done.stdout + done.stderr
+
+
+def test_a_table_says_what_is_in_the_way_without_the_typed_flags_too():
+    model = "--num_layers 60 --num_heads 56 --embedding_size 7168 --ffn 20480 --kv_heads 8 --gated --vocab_size 64000"
+    done = run_here(PLAN, *f"{model} --gpu h100-sxm,l4 --gpus 4 --seq_length 8192 --run_type baseline".split())
+    said = r"4 x h100-sxm: Without --run_type baseline it does not fit either: the least, .*; \d+ of them would do"
+    assert done.returncode == 2 and re.search(said, done.stdout), done.stdout
+
+
+def test_a_sweep_names_the_first_number_with_room_and_not_one_that_is_tight():
+    model = "--num_layers 48 --num_heads 64 --embedding_size 8192 --seq_length 4096 --global_batch_size 4096"
+    done = run_here(PLAN, *f"{model} --gpu a10g --sweep gpus=32,64 --network 200gbit --run_type ddp".split())
+    said = r"64 x a10g: Without --run_type ddp there is room"
+    assert done.returncode == 2 and re.search(said, done.stdout), done.stdout

@@ -566,7 +566,8 @@ FACTS: tuple[Fact, ...] = (
          and not _is_all_of_it(claim, r"(?:torch\.)?compiled?|eager|inductor|jit")),
     Fact("recomputation", _setting(RECOMPUTED), "parts of the forward pass are computed twice",
          spoils=lambda claim: is_another_strategy(claim)
-         and not _is_all_of_it(claim, r"(?:activation |gradient )?checkpointing|recompute(?: ?=? ?\d)?|recomputation|ckpt")),
+         and not _is_all_of_it(
+             claim, r"(?:activation |gradient )?checkpointing|recompute(?: ?=? ?\d)?|recomputation|ckpt")),
     Fact("instrumentation", _marked(INSTRUMENTS, "none said", _instruments),
          "its times are not those of the plain program"),
     Fact("loss", _losses, "a faster run that learns worse is not faster", spoils=False,

@@ -9,7 +9,7 @@ from testbed.config.run_types import REFERENCE, STRATEGIES
 from testbed.errors import InputError
 from testbed.memory_model.job import Job
 from testbed.memory_model.memory import fits, memory_of
-from testbed.planner.near import GAIN, MOST_DOUBLINGS, MOST_TRIED, best_of, dividing, faster, with_room
+from testbed.planner.near import GAIN, MOST_DOUBLINGS, MOST_TRIED, best_of, dividing, faster, is_tight, with_room
 from testbed.planner.plan import (
     NEAR_FULL,
     PlannedRun,
@@ -24,6 +24,7 @@ from testbed.planner.plan import (
 )
 from testbed.planner.question import Question
 
+NO_WAY = 2
 LOW_MFU, LARGER, MUCH_FASTER = 0.3, 8, 1.5  # of the peak; times the batch that is tried there; times as fast with it
 
 
@@ -51,19 +52,31 @@ def ways_out(asked: Question) -> list[str]:
 
 def refusal(asked: Question) -> str:
     """Return the error message for a question without a run that fits: the reason, and changes with which one does."""
-    (lacking, refused), said, batch = asked.runs, ways_out(asked), dividing(asked)
-    if not lacking and not said and batch is not None:
-        lacking, _ = asked.asked(batch).runs  # the batch is not all that is in the way
-    if lacking:
+    (_, refused), said = asked.runs, ways_out(asked)
+    if lacking := _lacking(asked):
         words = f"{asked.model_name} does not fit on {asked.devices_in_words}: {_least(asked, lacking[0])}"
         return ". ".join([words, *said])
-    words, free = asked.reason(refused), asked.without(*asked.given)
-    if not said and free.given != asked.given:
-        runs, free_refused = free.runs
-        lead = "it does not fit either:" if runs else "there is no run either:"
-        found = _least(free, runs[0]) if runs else free.reason(free_refused)
-        said = [] if found in words else [f"{_change(asked, free)} {lead} {found}"]
-    return ". ".join([f"nothing can be planned for {asked.devices_in_words}: {words}", *said])
+    words = asked.reason(refused)
+    return ". ".join([f"nothing can be planned for {asked.devices_in_words}: {words}", *(said or _also(asked, words))])
+
+
+def _lacking(asked: Question) -> list[PlannedRun]:
+    """Return the run that lacks least memory: with the asked batch, or else, where no change has one that fits, with a
+    batch that divides among the devices, as the batch is then not all that is in the way."""
+    runs, _ = asked.runs
+    batch = dividing(asked)
+    return runs or ([] if batch is None or with_room(asked) else asked.asked(batch).runs[0])
+
+
+def _also(asked: Question, reason: str) -> list[str]:
+    """Return what is in the way without the typed flags too, if that is not the reason with them."""
+    free = asked.without(*asked.given)
+    if free.given == asked.given:
+        return []
+    runs, refused = free.runs
+    lead = "it does not fit either:" if runs else "there is no run either:"
+    found = _least(free, runs[0]) if runs else free.reason(refused)
+    return [] if found in reason else [f"{_change(asked, free)} {lead} {found}"]
 
 
 def _gains(asked: Question, way: Question) -> str:
@@ -226,12 +239,14 @@ def _winners(choices: Sequence[Question]) -> list[tuple[str, Question | None]]:
 def caveats_of(choices: Sequence[Question]) -> list[str]:
     """Return what to know of the first choice of each kind of device, and of each that an answer names; of the others
     a batch that would make them faster."""
-    firsts: dict[str, Question] = {}  # without one, the first that a change lets run, or the last of them
+    firsts: dict[str, tuple[int, Question]] = {}  # or the first that a change lets run, with room if any does
     for choice in choices:
         kind = choice.machine.device.name
-        if kind not in firsts or not (firsts[kind].fitting() or with_room(firsts[kind])):
-            firsts[kind] = choice
-    told = [*firsts.values(), *(choice for _, choice in _winners(choices))]
+        if kind not in firsts or firsts[kind][0] > 0:
+            lacks = _lacks(choice)
+            if kind not in firsts or lacks < firsts[kind][0] or lacks == NO_WAY:
+                firsts[kind] = lacks, choice
+    told = [*(choice for _, choice in firsts.values()), *(choice for _, choice in _winners(choices))]
     said: dict[str, None] = {}
     for each in choices:
         if any(each is choice for choice in told):
@@ -244,10 +259,19 @@ def caveats_of(choices: Sequence[Question]) -> list[str]:
     return list(said)
 
 
+def _lacks(choice: Question) -> int:
+    """Return 0 for a choice with a run, or a change that has room; 1 if a change fits tightly; NO_WAY if none fits."""
+    if choice.fitting() is not None:
+        return 0
+    ways = with_room(choice)
+    return NO_WAY if not ways else int(all(map(is_tight, ways)))
+
+
 def _caveats(choice: Question) -> list[str]:
     """Return what to know of a choice's run, or what lets one fit."""
-    runs, _ = choice.runs
+    runs, refused = choice.runs
     if choice.fitting() is None:
-        return ways_out(choice) or [_least(choice, run) for run in runs[:1]]
+        lacking = [_least(choice, run) for run in _lacking(choice)]
+        return ways_out(choice) or lacking or _also(choice, choice.reason(refused))
     tight = ["It fits only tightly"] if runs[0].is_tight else []
     return [*hints(choice), *advice(best_of_each(runs)), *tight]

@@ -273,6 +273,7 @@ def _check_kernels(values: Mapping[str, Any], device: Device) -> None:
         ("--mixed_precision native", is_native and lacks_bf16 and not emulates, "has no bf16", ""),
         ("--compile on", values["compile"] and emulates, "has no bf16, and PyTorch compiles none for it", "fp16"),
         ("--attention efficient", attention == "efficient" and emulates, "has no bf16, and no kernel for it", "fp16"),
+        ("--attention cudnn", attention == "cudnn" and device.architecture == "cdna", "has no cuDNN", ""),
         (f"--attention {attention}", attention in ("flash", "cudnn") and not flash, no_flash, ""),
         (f"--context_parallel_size {context}", is_ring and not flash, f"{no_flash}, and the ring needs it", ""),
     ):  # fmt: skip
