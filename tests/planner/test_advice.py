@@ -8,6 +8,8 @@ import pytest
 from support.plans import mostly_slow
 from support.programs import run_here
 
+from testbed.planner import advice
+
 PLAN = "scripts/plan.py"
 WIDE = "--num_layers 96 --num_heads 96 --embedding_size 12288"  # GPT-3's 175 billion
 DEEP = "--gpu a100-40 --gpus 64 --num_layers 60 --num_heads 56 --embedding_size 7168"
@@ -293,3 +295,28 @@ def test_a_sweep_names_the_first_number_with_room_and_not_one_that_is_tight():
     done = run_here(PLAN, *f"{model} --gpu a10g --sweep gpus=32,64 --network 200gbit --run_type ddp".split())
     said = r"64 x a10g: Without --run_type ddp there is room"
     assert done.returncode == 2 and re.search(said, done.stdout), done.stdout
+
+
+class Choice:
+    """A choice without a run, and the changes that let one fit: whether each is tight."""
+
+    def __init__(self, *are_tight: bool, fits: bool = False):
+        self.are_tight, self.fits = are_tight, fits
+
+    def fitting(self) -> object:
+        return self if self.fits else None
+
+
+@pytest.mark.parametrize(
+    ("choices", "first"),
+    [
+        ([Choice(True), Choice(True, False), Choice(False)], 1),
+        ([Choice(), Choice(True), Choice()], 1),
+        ([Choice(True), Choice(fits=True)], 1),
+        ([Choice(), Choice()], 1),
+    ],
+)
+def test_of_a_sweep_the_first_with_room_is_named_then_a_tight_one_then_the_last(monkeypatch, choices, first):
+    monkeypatch.setattr(advice, "with_room", lambda choice: list(choice.are_tight))
+    monkeypatch.setattr(advice, "is_tight", lambda way: way)
+    assert advice._first_of(choices) is choices[first]

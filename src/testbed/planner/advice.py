@@ -24,7 +24,6 @@ from testbed.planner.plan import (
 )
 from testbed.planner.question import Question
 
-NO_WAY = 2
 LOW_MFU, LARGER, MUCH_FASTER = 0.3, 8, 1.5  # of the peak; times the batch that is tried there; times as fast with it
 
 
@@ -53,23 +52,23 @@ def ways_out(asked: Question) -> list[str]:
 def refusal(asked: Question) -> str:
     """Return the error message for a question without a run that fits: the reason, and changes with which one does."""
     (_, refused), said = asked.runs, ways_out(asked)
-    if lacking := _lacking(asked):
+    if lacking := _lacking(asked, said):
         words = f"{asked.model_name} does not fit on {asked.devices_in_words}: {_least(asked, lacking[0])}"
         return ". ".join([words, *said])
     words = asked.reason(refused)
     return ". ".join([f"nothing can be planned for {asked.devices_in_words}: {words}", *(said or _also(asked, words))])
 
 
-def _lacking(asked: Question) -> list[PlannedRun]:
-    """Return the run that lacks least memory: with the asked batch, or else, where no change has one that fits, with a
-    batch that divides among the devices, as the batch is then not all that is in the way."""
+def _lacking(asked: Question, said: Sequence[str]) -> list[PlannedRun]:
+    """Return the run that lacks least memory, with the asked batch or else with one that divides among the devices: if
+    no change fits, the batch is not all that is in the way. `said`: the changes that fit."""
     runs, _ = asked.runs
     batch = dividing(asked)
-    return runs or ([] if batch is None or with_room(asked) else asked.asked(batch).runs[0])
+    return runs or ([] if batch is None or said else asked.asked(batch).runs[0])
 
 
 def _also(asked: Question, reason: str) -> list[str]:
-    """Return what is in the way without the typed flags too, if that is not the reason with them."""
+    """Return why there is no run without the typed flags either, unless that is the reason with them too."""
     free = asked.without(*asked.given)
     if free.given == asked.given:
         return []
@@ -239,14 +238,10 @@ def _winners(choices: Sequence[Question]) -> list[tuple[str, Question | None]]:
 def caveats_of(choices: Sequence[Question]) -> list[str]:
     """Return what to know of the first choice of each kind of device, and of each that an answer names; of the others
     a batch that would make them faster."""
-    firsts: dict[str, tuple[int, Question]] = {}  # or the first that a change lets run, with room if any does
+    by_kind: dict[str, list[Question]] = {}
     for choice in choices:
-        kind = choice.machine.device.name
-        if kind not in firsts or firsts[kind][0] > 0:
-            lacks = _lacks(choice)
-            if kind not in firsts or lacks < firsts[kind][0] or lacks == NO_WAY:
-                firsts[kind] = lacks, choice
-    told = [*(choice for _, choice in firsts.values()), *(choice for _, choice in _winners(choices))]
+        by_kind.setdefault(choice.machine.device.name, []).append(choice)
+    told = [*map(_first_of, by_kind.values()), *(choice for _, choice in _winners(choices))]
     said: dict[str, None] = {}
     for each in choices:
         if any(each is choice for choice in told):
@@ -259,19 +254,21 @@ def caveats_of(choices: Sequence[Question]) -> list[str]:
     return list(said)
 
 
-def _lacks(choice: Question) -> int:
-    """Return 0 for a choice with a run, or a change that has room; 1 if a change fits tightly; NO_WAY if none fits."""
-    if choice.fitting() is not None:
-        return 0
-    ways = with_room(choice)
-    return NO_WAY if not ways else int(all(map(is_tight, ways)))
+def _first_of(choices: Sequence[Question]) -> Question:
+    """Return the first choice with a run or a change that has room, or else with a change that fits, or the last."""
+
+    def has_room(choice: Question) -> bool:
+        return choice.fitting() is not None or not all(map(is_tight, with_room(choice)))
+
+    return next(filter(has_room, choices), None) or next(filter(with_room, choices), choices[-1])
 
 
 def _caveats(choice: Question) -> list[str]:
     """Return what to know of a choice's run, or what lets one fit."""
     runs, refused = choice.runs
     if choice.fitting() is None:
-        lacking = [_least(choice, run) for run in _lacking(choice)]
-        return ways_out(choice) or lacking or _also(choice, choice.reason(refused))
+        said = ways_out(choice)
+        lacking = [_least(choice, run) for run in _lacking(choice, said)[:1]]
+        return said or lacking or _also(choice, choice.reason(refused))
     tight = ["It fits only tightly"] if runs[0].is_tight else []
     return [*hints(choice), *advice(best_of_each(runs)), *tight]
