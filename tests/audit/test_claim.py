@@ -229,6 +229,13 @@ def test_spellings_are_no_differences(tmp_path, row):
     assert (found.verdict, found.reasons) == (STANDS, ())
 
 
+@pytest.mark.parametrize("names", [("recompute=1", "recompute=0"), ("recompute", "baseline")])
+def test_recomputation_that_the_names_compare_is_no_reason(tmp_path, names):
+    header, (one, two) = f"{FULL} | recompute", (DDP.replace("DDP", name) for name in names)
+    found = of_rows(tmp_path, header, f"{one} | on", f"{two.replace('10000', '13000')} | off", claimed=1.3)
+    assert (found.verdict, found.reasons, states(found)["recomputation"]) == (STANDS, (), DIFFERS)
+
+
 def test_losses_after_other_numbers_of_steps_are_no_reason(tmp_path):
     def curve(name: str, steps: int, seconds: float):
         rows = [f"{step},{4 - step / 100},{seconds}" for step in range(1, steps + 1)]

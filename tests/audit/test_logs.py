@@ -27,6 +27,7 @@ from testbed.audit.reported import (
     MODEL,
     PRECISION,
     RECOMPUTED,
+    RESOLUTION,
     STATUS,
     STRATEGY,
     ZERO,
@@ -456,9 +457,12 @@ def test_steps_that_are_counted_within_an_epoch_are_read(tmp_path, line, read):
     time_s, rate = read
     assert (run.time_s, run.rate, run.rate_is_per_rank) == (time_s, rate, rate == 160)
     assert (run.optimizer_steps, run.train_loss, run.world_size) == (36, 6.5, 4)
-    assert run.settings == {MODEL: "vit_s", PRECISION: "amp", STRATEGY: "ddp"}
+    assert run.settings == {MODEL: "vit_s", PRECISION: "amp", STRATEGY: "ddp"} and run.rate_unit == "images/s"
     found = answered([run.path, saved(tmp_path, said.replace("ddp", "fsdp"), "b.log")])
     assert found is not None and "sequence length" not in found.ask
+    two = [saved(tmp_path, said.replace("world_size=4", f"world_size={ranks}"), f"{ranks}.log") for ranks in (2, 8)]
+    found = answered(two)
+    assert found is not None and not any("throughput" in each.name for each in found.measures), "of one rank or of all"
 
 
 def test_the_number_that_wandb_gives_a_run_is_no_strategy(tmp_path):
@@ -469,13 +473,21 @@ def test_the_number_that_wandb_gives_a_run_is_no_strategy(tmp_path):
         assert strategy_of(Side(run.name, (run,))) is None
 
 
-@pytest.mark.parametrize(("rates", "is_linked"), [((20.1, 40.9), True), ((5.03, 5.12), True), ((20.1, 38.0), False)])
+@pytest.mark.parametrize(
+    ("rates", "is_linked"),
+    [
+        ((20.1, 40.9), True),
+        ((5.03, 5.12), True),
+        ((20.1, 38.0), False),
+        ((20.1, 20.2, 40.9), False),  # two rows have the figure of one log
+    ],
+)
 def test_logs_in_a_page_are_those_of_the_rows_that_have_their_figures(tmp_path, rates, is_linked):
     """The rows say nothing of the devices, and the logs do; the second table gives rates of one device."""
     head = "[INFO] dist_world_size={ranks}\n"
     line = "global_step={step}, RunningAvgSamplesPerSec=9.9, CurrSamplesPerSec={rate}\n"
     page = ["# Hooks\n\n| run | samples/s | gain |\n|---|---|---|\n"]
-    page += [f"| stock | {rates[0]} | - |\n| our hook | {rates[1]} | {rates[1] / rates[0]:.2f}x |\n"]
+    page += [f"| hook {number} | {rate} | {rate / rates[0]:.2f}x |\n" for number, rate in enumerate(rates)]
     for ranks, rate in ((4, 20.1), (8, 40.9)):
         steps = "".join(line.format(step=step, rate=rate + step / 100) for step in range(-5, 6))
         page += [f"\n```\n{head.format(ranks=ranks)}{steps}```\n".replace("=-", "=")]
@@ -506,14 +518,32 @@ def test_a_row_of_one_device_is_not_compared_with_one_of_all(tmp_path, rows, sai
     assert len(found) == bool(said) and all(said in each for each in found), found
 
 
-def test_the_gpus_that_nvidia_smi_lists_are_those_of_modded_nanogpt(tmp_path):
-    text = (FOLDER / "modded_nanogpt_2025.txt").read_text(encoding="utf-8")
-    listed = "".join(
-        f"|   {gpu}  NVIDIA H100 80GB HBM3          On  |   00000000:1{gpu}:00.0 Off |\n" for gpu in range(4)
+def test_the_figures_of_a_row_name_no_log(tmp_path):
+    """1.45 is no 1 of zero1.log."""
+    for name, ranks in (("zero1.log", 4), ("zero3.log", 8)):
+        steps = "".join(f"step {step} loss 3.{step:02d} throughput 10.0 samples/s\n" for step in range(20))
+        saved(tmp_path, f"world_size={ranks}\n{steps}", name)
+    saved(
+        tmp_path,
+        table("config | samples/s | speed-up", "zero1.json | 74.4 | 1.00", "zero3.json | 107.9 | 1.45"),
+        "a.md",
     )
-    text = re.sub(r"(?m)^\|? +\d+ +NVIDIA.*\n", "", re.sub(r"assert world_size == \d+", "", text))
-    (run,) = read_reported([saved(tmp_path, listed + text, "a.txt")])
-    assert run.world_size == 4
+    assert any("ranks 4 against 8" in finding.message for finding in audit([tmp_path]))
+
+
+@pytest.mark.parametrize(
+    ("printed", "precision", "resolution"),
+    [
+        ("amp=True", "amp", None),
+        ("amp=True, dtype='bf16'", "bf16", None),
+        ("amp=True, param_dtype='float32'", "amp", None),
+        ("amp=False, crop=True", None, None),
+        ("precision='fp16', image_size=224", "fp16", "224"),
+    ],
+)
+def test_printed_arguments_say_a_precision_and_a_resolution(printed, precision, resolution):
+    settings = printed_setup(f"Namespace({printed})\n")["settings"]
+    assert (settings.get(PRECISION), settings.get(RESOLUTION)) == (precision, resolution)
 
 
 def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_path):
@@ -544,6 +574,8 @@ def test_a_log_of_no_known_program_is_read_by_its_steps_losses_and_units(tmp_pat
         ("step {n} loss 2.9 12,000 tok/s/gpu 20 ms", (2.9, None, None)),
         ("[{n:>5}/1200] loss 2.9 lr 0.001 5.883 s/step", (2.9, None, 5.883)),
         ("it {n:>5} loss 2.9 dt 20ms 1,900 tok/s", (2.9, 1900.0, 0.02)),
+        ("[3/90] iter {n} loss 2.9 dt 20ms 1,900 tok/s", (2.9, 1900.0, 0.02)),
+        ("step {n} loss 2.9 dt 20ms 1,900 tok/s it 3", (2.9, 1900.0, 0.02)),
     ],
 )
 def test_a_figure_of_an_unknown_log_is_read_with_its_own_unit(tmp_path, line, read):

@@ -183,10 +183,21 @@ SOUND = {
                                  "plain-1k | 8 | 1K | 607 | 3.37x"),
     "a row that failed": table("Run | Time to target (s) | Status", "a | 93.8 | PASS",
         "b | 999999 (not reached) | FAIL"),
-    "a number of devices is no ratio": table("Code | batch | tokens/s", "HF | 8 | 169", "ours | 16 | 1,310")
+    "what is multiplied is no speed": table("method | tokens/s | \N{MULTIPLICATION SIGN} memory", "DDP | 10,000 | 1.0",
+                                            "ZeRO-3 | 8,000 | 0.4"),
+    "a batch is multiplied": table("method | tokens/s | x batch", "plain | 10,000 | 1.0", "recompute | 14,000 | 4.0"),
+    "a scaling factor that is a speed-up": table("GPUs | tokens/s | scaling factor", "1 | 100 | 1.00", "2 | 195 | 1.95",
+                                                 "4 | 380 | 3.80"),
+    "a scaling factor of positions": table("scaling factor | GPUs | tok/s | ppl", "1 | 8 | 1000 | 5.1",
+                                           "4 | 16 | 2010 | 5.9"),
+    "a batch of 8 is no ratio of 8": table("Code | batch | tokens/s", "HF | 8 | 169", "ours | 16 | 1,310")
     + "\nAll of it ran on one machine with 8 x A100.\n",
     "context ranks share a sequence": table("GPUs | TP | PP | CP | MBS | GBS", "64 | 4 | 4 | 1 | 1 | 8",
                                             "64 | 4 | 4 | 1 | 1 | 16", "64 | 4 | 4 | 2 | 1 | 6"),
+    "devices are a product with context ranks": table("GPUs | DP | TP | PP | CP | MFU", "8 | 4 | 2 | 1 | 1 | 41%",
+                                                      "16 | 8 | 2 | 1 | 1 | 40%", "32 | 8 | 2 | 1 | 2 | 39%"),
+    "context ranks are devices": table("DP | TP | PP | CP | tokens/s | Efficiency", "1 | 1 | 1 | 1 | 100 | 100%",
+                                       "2 | 1 | 1 | 2 | 380 | 95%", "4 | 1 | 1 | 2 | 744 | 93%"),
     "what is faster stands before": table("Strategy | tokens/s", "DDP | 100", "FSDP | 90", "ZeRO-2 | 148")
     + "\n- Winner: ZeRO-2.\n- 48% faster than DDP, 64% faster than FSDP.\n",
     "instances of a cloud": table("instance | gpus | images_per_sec | speedup", "p3.2xlarge | 1 | 771 | 1.0",
@@ -463,6 +474,9 @@ def test_a_batch_that_grows_is_held_against_what_is_called_strong_scaling(tmp_pa
         ("Each VM has one V100.\n\n" + table("Fabric | tokens/s", "a | 9", "b | 8"), "devices", None),
         ("batch size = 96\n\n" + table("gpus | batch_size_per_device | tokens/s", "1 | 96 | 9", "8 | 96 | 70"),
          "any_batch", None),
+        (table("GPUs | tokens/s | scaling factor", "1 | 100 | 1.00", "4 | 380 | 3.80"), "efficiency", None),
+        (table("GPUs | tokens/s | scaling factor", "1 | 100 | 1.00", "4 | 380 | 0.95"), "efficiency", [1.0, 0.95]),
+        (table("run | tokens/s", "a [1] | 9", "b [1] | 8") + "\n[1] 2 x 8 H100, batch of 64\n", "devices", [16, 16]),
         ("<table><caption>Run on 8 A100.</caption><tr><th>run</th><th>tokens/s</th></tr><tr><td>a</td><td>9</td></tr>"
          "</table>", "devices", [8]),
     ],

@@ -7,9 +7,10 @@ from support.programs import run_here
 from support.tables import saved, table
 
 from testbed.audit.claims import answered
+from testbed.audit.reported import DEVICE, MODEL
 from testbed.audit.tables.grid import Table
 from testbed.audit.tables.told import Named, said_of_table
-from testbed.audit.words import FORMS
+from testbed.audit.words import FORMS, value_of
 
 NAMES = ("DDP", "ZeRO-3", "CPU offload")
 
@@ -29,6 +30,8 @@ def told(sentence: str, names: tuple[str, ...] = NAMES) -> dict[str, list[str]]:
         ("CPU offload was run with batch 64, while the others had 16.", {"any_batch": ["", "", "64"]}),
         ("DDP ran on eight V100 and ZeRO-3 on sixteen V100.", {"device": ["V100", "V100", ""]}),
         ("The number of CPU offload is taken from the paper.", {"status": ["", "", "taken from"]}),
+        ("CPU offload sees 2048 images in a step.", {"batch": ["", "", "2048"]}),
+        ("The number of ZeRO-3 comes from a fitted model.", {"status": ["", "fitted model", ""]}),
         ("The last row used a batch of 64.", {}),
         ("Both were timed with a batch of 64.", {}),
         ("DDP took 16 GB, ZeRO-3 took 8.", {}),
@@ -36,6 +39,30 @@ def told(sentence: str, names: tuple[str, ...] = NAMES) -> dict[str, list[str]]:
 )  # fmt: skip
 def test_a_part_of_a_sentence_is_about_the_rows_that_it_names(sentence, values):
     assert told(sentence) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "device"),
+    [
+        ("p4d.24xlarge", "8", "A100"),
+        ("2 p4d.24xlarge", "16", "A100"),
+        ("2 \N{MULTIPLICATION SIGN} ml.p4d.24xlarge", "16", "A100"),
+        ("p5.48xlarge x 4", "32", "H100"),
+        ("DDP | g5.12xlarge | 400", "4", "A10G"),
+        ("4 \N{MULTIPLICATION SIGN} H100", "4", "H100"),
+        ("p2.xlarge", "", ""),
+    ],
+)
+def test_machines_of_a_cloud_are_so_many_devices(text, devices, device):
+    assert (value_of("devices", text), value_of(DEVICE, text)) == (devices, device)
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [("124M", "124M"), ("10B OpenWebText tokens", ""), ("10B tokens", ""), ("1.3B in 12 s", "1.3B"), ("92,170M", "")],
+)
+def test_a_number_of_tokens_is_no_model(text, model):
+    assert value_of(MODEL, text) == model
 
 
 def test_of_two_rows_the_other_one_is_behind_while():

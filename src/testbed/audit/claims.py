@@ -147,13 +147,18 @@ def _findings_of_logs(claim: Claim, rows: Claim) -> Iterator[Finding]:
         is_other_work = any(each.is_work or each.name in ("ranks", "devices") for each in spoiling)
         said = "; ".join(f"{each.against}: {each.effect}" for each in spoiling)
         yield Finding(Rule.EQUAL_WORK, claim.names, f"a table compares these: {said}", FAILS if is_other_work else NOTE)
+    yield from _of_one_and_of_all(claim, rows)
+    found = (finding for rule in CLAIM_RULES for finding in rule(claim))
+    yield from (each for each in found if each.rule != Rule.EQUAL_WORK)
+
+
+def _of_one_and_of_all(claim: Claim, rows: Claim) -> Iterator[Finding]:
+    """Yield that one row gives the rate of one device of its log, and the other that of all devices."""
     shares = [_share_of(row, log) for row, log in zip(rows.firsts, claim.firsts, strict=True)]
     if None not in shares and (shares[0] == 1) != (shares[1] == 1):
         words = [f"{row.rate:,.5g} is of {'all devices' if share == 1 else 'one device'} of {log.name}"
                  for row, share, log in zip(rows.firsts, shares, claim.firsts, strict=True)]  # fmt: skip
         yield Finding(Rule.FOLLOWS, rows.names, f"a table compares these: {' and '.join(words)}", FAILS)
-    found = (finding for rule in CLAIM_RULES for finding in rule(claim))
-    yield from (each for each in found if each.rule != Rule.EQUAL_WORK)
 
 
 def _claims_of_logs(items: Sequence[Reported]) -> Iterator[tuple[Claim, Claim]]:
@@ -197,15 +202,15 @@ def _logs_by_row(grid: Grid, logs: Sequence[Reported]) -> dict[int, Reported]:
 
 
 def _logs_by_figures(grid: Grid, logs: Sequence[Reported]) -> list[list[Reported]]:
-    """Return, for each row, the logs of its page or folder that give its rate, or the time of its step."""
+    """Return, for each row, the logs that give its rate, or the time of its step."""
 
     def is_of(row: Reported, log: Reported) -> bool:
-        is_time = row.is_of_iteration and log.is_of_iteration and row.time_s and log.time_s
-        return bool(is_time and abs(row.time_s / log.time_s - 1) < SAME_FIGURE) or _share_of(row, log) is not None  # type: ignore[operator]
+        if row.is_of_iteration and log.is_of_iteration and row.time_s and log.time_s:
+            return abs(row.time_s / log.time_s - 1) < SAME_FIGURE or _share_of(row, log) is not None
+        return _share_of(row, log) is not None
 
-    near = [log for log in logs if grid.path.parent in log.path.parents]
     rows = (side_of(grid, row).first for row in range(len(grid.lines)))
-    return [[log for log in near if is_of(row, log)] for row in rows]
+    return [[log for log in logs if is_of(row, log)] for row in rows]
 
 
 def _share_of(row: Reported, log: Reported) -> float | None:

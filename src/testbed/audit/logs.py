@@ -30,7 +30,9 @@ from testbed.audit.reported import (
 NUMBER = r"([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d{1,3})?)"
 COUNT = r"(\d[\d,]*)"
 PRODUCT = r"(\d+(?: ?\* ?\d+)*)"
-STEP = r"(?:\b(?:step|iter(?:ation)?|it)[ :=#]*|^\[ *(?=\d+/\d+\]))"
+_SAYS_STEP = r"\b(?:step|iter(?:ation)?)[ :=#]*"
+# or, at the beginning of a line without them, `it 20` and `[  20/1200]`
+STEP = rf"(?:{_SAYS_STEP}|^ *(?:it[ :=#]+|\[ *(?=\d+/\d+\]))(?![^\n]{{0,300}}{_SAYS_STEP}\d))"
 LOSS = r"(?<!aux )(?<!val )(?<!eval )(?<!validation )(?:\b|(?<=train_))loss[ :=]+"
 VAL_LOSS = r"(?i)\b(?:val|eval|valid|validation)[ _]loss[ :=]+([\d.]+)"
 TIME = r"\b(?:dt|(?:step|iter|iteration)[_ ]?time)[ :=]*"
@@ -53,7 +55,6 @@ DEVICES_NAMED = {
     "device_name": r"(?m)(?:\bget_device_name\(\w*\)|\bdevice_name|\| +\d+ ) *[=:]? +"
     r"((?:NVIDIA|AMD|Tesla) [\w-][\w -]{0,40}?) *(?:$|,| (?:On|Off) )"
 }
-_OF_NVIDIA_SMI = re.compile(r"(?m)^\| +(\d{1,2}) +(?:NVIDIA|AMD|Tesla) ")
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError")
 NEAR = 0.05  # by which a median rate may differ from batch / median time
 LONGEST_LINE = 6000  # characters; more is damage, and patterns take long
@@ -344,8 +345,6 @@ def read_log(path: Path, text: str, program: Program) -> Reported:
         curves["token_rate" if ranks else "rank_token_rate"] = [
             (step, rate * (ranks or 1)) for step, rate in curves.pop("token_rate")
         ]
-    if program.name == "modded-nanogpt" and "world_size" not in known:  # it prints nvidia-smi, and runs on all of them
-        known["world_size"] = len({*_OF_NVIDIA_SMI.findall(others)}) or None
     if program.val_loss and (validated := _last_number(program.val_loss, others)):
         known["val_loss"] = validated
     run = reported_of(

@@ -53,8 +53,8 @@ _NAMES = {
     "model name or path": MODEL, "arch": MODEL, "dataset": DATA, "dataset name": DATA, "strategy": STRATEGY,
     "parallelism": STRATEGY, "dist strategy": STRATEGY, "distributed strategy": STRATEGY,
     "precision": PRECISION, "dtype": PRECISION, "param dtype": PRECISION, "mixed precision": PRECISION,
-    "bf16": "bf16", "fp16": "fp16",
-    "amp": "amp", **dict.fromkeys(WORDS[RESOLUTION].split(", "), RESOLUTION),
+    "bf16": "bf16", "fp16": "fp16", "amp": "amp",
+    **dict.fromkeys(WORDS[RESOLUTION].split(", "), RESOLUTION),
     "compile": COMPILED, "torch compile": COMPILED, "gradient checkpointing": RECOMPUTED,
     "activation checkpointing": RECOMPUTED, "zero stage": ZERO, "mode": STATUS,
 }  # fmt: skip
@@ -128,9 +128,11 @@ def set_up(told: Iterable[tuple[str, str]]) -> dict[str, Any]:
     if settings[STRATEGY] == "auto":  # of Lightning
         settings[STRATEGY] = "single device" if counts.get("world_size") == 1 else ""
     settings[PRECISION] = plain_precision(re.sub(r"^(?=(?:16|32|64)\b)", "fp", settings[PRECISION]))
-    on = [name for name in ("bf16", "fp16", "amp") if _SWITCH.get(settings[name].lower()) == "on"]
-    if on := [name for name in on if name != "amp"] or on:  # amp says that, and not which
+    if on := [name for name in ("bf16", "fp16") if _SWITCH.get(settings[name].lower()) == "on"]:
         settings[PRECISION] = on[0] if len(on) == 1 else ""
+    elif _SWITCH.get(settings["amp"].lower()) == "on" and settings[PRECISION] in ("", "fp32"):
+        settings[PRECISION] = "amp"
+    settings[RESOLUTION] *= settings[RESOLUTION][:1].isdigit()  # crop: true
     settings[STATUS] = f"of the mode {settings[STATUS]}" if _IS_NO_RUN.match(settings[STATUS]) else ""
     settings[BATCH] = str(counts.pop(BATCH, ""))
     device = said.get("device_name", "")

@@ -33,13 +33,15 @@ SIGNS = str.maketrans({
 })  # fmt: skip
 # machines of AWS -> their GPUs
 INSTANCES = {
-    "p3.16xlarge": ("8", "V100"), "p3dn.24xlarge": ("8", "V100"), "p4d.24xlarge": ("8", "A100"),
-    "p4de.24xlarge": ("8", "A100"), "p5.48xlarge": ("8", "H100"), "p5e.48xlarge": ("8", "H200"),
-    "p5en.48xlarge": ("8", "H200"), "p6-b200.48xlarge": ("8", "B200"), "g4dn.12xlarge": ("4", "T4"),
-    "g5.12xlarge": ("4", "A10G"), "g5.48xlarge": ("8", "A10G"), "g6.48xlarge": ("8", "L4"),
-    "g6e.48xlarge": ("8", "L40S"),
+    "p3.16xlarge": (8, "V100"), "p3dn.24xlarge": (8, "V100"), "p4d.24xlarge": (8, "A100"), "p4de.24xlarge": (8, "A100"),
+    "p5.48xlarge": (8, "H100"), "p5e.48xlarge": (8, "H200"), "p5en.48xlarge": (8, "H200"),
+    "p6-b200.48xlarge": (8, "B200"), "g4dn.12xlarge": (4, "T4"), "g5.12xlarge": (4, "A10G"), "g5.48xlarge": (8, "A10G"),
+    "g6.48xlarge": (8, "L4"), "g6e.48xlarge": (8, "L40S"),
 }  # fmt: skip
-_INSTANCE = re.compile(rf"(?i)\b(?:ml\.)?({'|'.join(map(re.escape, INSTANCES))})\b")
+_INSTANCE = re.compile(
+    r"(?i)(?:(?<![\w.,])(\d{1,4}) ?(?:x ?)?)?\b(?:ml\.)?"
+    rf"({'|'.join(map(re.escape, INSTANCES))})(?: ?x ?(\d{{1,4}})(?![\w.]))?\b"
+)
 WORDS = {word: number for number, word in enumerate(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 )} | {"single": 1, "a": 1, "thirty-two": 32, "sixty-four": 64}  # fmt: skip
@@ -96,7 +98,8 @@ FORMS = {
         "tokens": r"\b(\d+(?:\.\d+)?[BMT])[ -]tokens\b",
         MODEL: r"\b((?:depth|layers|hidden|d_model|n_layer|n_embd) ?=? ?\d{1,6})\b|\b(\d{1,5} layers)\b"
         r"|(?<!\d,)\b(\d+(?:\.\d+)?[MB](?: params| parameters)?)\b"  # 92,170M is memory
-        r"(?![ -]?(?:\w+ )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
+        r"(?! \w+ tokens\b)"
+        r"(?![ -]?(?:training |more )?(?:samples|images|tokens|steps|sequences|examples|\d{1,2} ?s\b))",
         PRECISION: r"\b(fp32|tf32|fp16|bf16|bfloat16|float(?:8|16|32)|fp8|amp|(?:full|single|half|mixed) precision)\b",
         DEVICE: rf"\b({DEVICES}|{PROCESSORS})s?\b|(?<=\()(CPU)(?=\))",
         STATUS: r"(?<!\bthan )(?<!\bas )\b(expected|projected|projections|predict(?:ed|ions?)|estimat(?:ed?|ions?)"
@@ -141,7 +144,8 @@ def value_of(name: str, text: str) -> str:
     several."""
     for earlier in BATCHES[: BATCHES.index(name)] if name in BATCHES else ():
         text = FORMS[earlier].sub(" ", text)
-    text = _INSTANCE.sub(lambda found: " x ".join(INSTANCES[found[1].lower()]), text.translate(SIGNS))
+    text = text.translate(SIGNS)
+    text = _INSTANCE.sub(_as_devices, text) if name in ("devices", DEVICE) else text
     text = multiplied(re.sub(rf"(?i){_OF_EACH_NODE}\b[^.;,]*", " ", text)) if name == "devices" else text
     is_of_words = name in (*OF_FIGURES_ALONE, RECOMPUTED, PASS, COMPILED)
     found = dict.fromkeys(
@@ -149,6 +153,12 @@ def value_of(name: str, text: str) -> str:
         if not (is_of_words and _NEGATED.search(text[: match.start()]))
     )  # fmt: skip
     return next(iter(found)) if len(found) == 1 or (found and name in OF_FIGURES_ALONE) else ""
+
+
+def _as_devices(machines: re.Match[str]) -> str:
+    """Return machines of a cloud as GPUs: 2 p4d.24xlarge are 16 x A100."""
+    count, device = INSTANCES[machines[2].lower()]
+    return f"{count * int(machines[1] or 1) * int(machines[3] or 1)} x {device}"
 
 
 def multiplied(text: str) -> str:

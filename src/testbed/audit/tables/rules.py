@@ -261,7 +261,8 @@ def _data_ranks(grid: Grid, row: int) -> Figure | None:
 
 
 def _reference(grid: Grid, name: str | None) -> int | None:
-    """Return the row that a ratio refers to: the only one with 1, or that says so, or that the heading names."""
+    """Return the reference row of a ratio: the only row with 1, the only one that is marked as reference, or the one
+    that the heading names."""
     column = grid.column(name) if name else None
     if column is None or grid.columns[0].word == PASS:  # each row is a part of one run
         return None
@@ -400,9 +401,10 @@ def _contradicted_claims(grid: Grid) -> Iterator[Finding]:
     """Note a sentence that says of two rows how many times as fast one is, where no figure of them has that ratio."""
     for rows, claimed, sentence in grid.said.claims:
         named = grid.said.named.rows_in(sentence)
-        has_subject = grid.said.named.rows_in(re.split(r"(?i)\bthan\b", sentence)[0])
-        if len(rows) != 2 or named != rows or not has_subject or not _OF_SPEED.search(sentence):
+        if len(rows) != 2 or named != rows or not _OF_SPEED.search(sentence):
             continue
+        if not grid.said.named.rows_in(re.split(r"(?i)\bthan\b", sentence)[0]):
+            continue  # what is faster stands in another sentence
         pair = Pair(grid, *sorted(rows, reverse=True))
         ratios = [each.ratio for each in measures(pair.claim)]
         if ratios and all(abs(math.log(claimed) - abs(math.log(each))) > math.log(APART) for each in ratios):

@@ -151,9 +151,9 @@ def said_of_table(table: Table, named: Named) -> SaidOfTable:
     everywhere = list(table.titles[:3])
     for mark, text in table.footnotes:
         rows = frozenset(row for row, each in enumerate(table.rows) if mark in marks_of(each))
-        words = [*map(_plain, sentences_of(text))]
-        pieces += [Piece(rows, each, True) for each in words]
-        everywhere += words if rows == everyone else []
+        sentences = [*map(_plain, sentences_of(text))]
+        pieces += [Piece(rows, sentence, True) for sentence in sentences]
+        everywhere += sentences if rows == everyone else []
     for place, is_near in ((table.near, True), (table.section, False)):
         for sentence in dict.fromkeys(map(_plain, sentences_of(place))):
             parts = list(_parts(sentence, named))
