@@ -412,6 +412,28 @@ def test_what_lightning_stored_beside_its_metrics_is_read_before_the_name_of_its
     assert (run.world_size, run.micro_batch_size, run.accumulation, run.settings) == read
 
 
+@pytest.mark.parametrize(
+    ("log", "beside", "said", "read"),
+    [
+        ("summary.csv", "args.yaml", "world_size: 4\nbatch_size: 32\namp: true\n", (4, None, {PRECISION: "amp"})),
+        ("train.csv", "meta.json", '{"run": {"world_size": 16}, "note": ["a"]}', (16, None, {})),
+        ("zero3.csv", "zero3.json", '{"train_micro_batch_size_per_gpu": 24, "bf16": {"enabled": true}, '
+         '"zero_optimization": {"stage": 3}}', (None, 24, {PRECISION: "bf16", ZERO: "3"})),
+        ("zero3.csv", "zero1.json", '{"world_size": 16}', (None, None, {})),
+        ("zero3.csv", "config.json", '{"world_size": 16}', (None, None, {})),
+        ("train.csv", "meta.json", '{"world_size": 16', (None, None, {})),
+    ],
+)  # fmt: skip
+def test_settings_are_read_that_lie_beside_curves_of_their_name_or_of_a_programs(tmp_path, log, beside, said, read):
+    saved(tmp_path, said, beside)
+    (run,) = read_reported([saved(tmp_path, "step,train_loss\n1,3.0\n2,2.9\n", log)])
+    assert (
+        run.world_size,
+        run.micro_batch_size,
+        {name: told for name, told in run.settings.items() if name != BATCH},
+    ) == read
+
+
 def test_a_loss_from_the_middle_of_a_run_is_called_one_at_equal_tokens(tmp_path):
     """With twice the batch the same tokens are seen after half the steps; the run goes on to a lower loss."""
     paths = []

@@ -4,7 +4,8 @@ DeepSpeed prints every setting as `print]   train_batch_size ............. 8` (d
 with a space alone where the name is long. A batch that is printed is a setting: with a data loader of its own, a
 program may have trained on other batches.
 
-Flags of a command line, W&B's config.yaml and Lightning's hparams.yaml are settings by name: `set_up` reads them alike.
+Flags of a command line, and what W&B, Lightning and others store beside a log, are settings by name: `set_up` reads
+them alike.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ SETTINGS = (MODEL, DATA, STRATEGY, PRECISION, COMPILED, RECOMPUTED, ZERO, STATUS
 # a setting -> a field or a setting of `Reported`, or what they are computed from; of others a table's heading says it
 _NAMES = {
     "world size": "world_size", "dist world size": "world_size", "num processes": "world_size", "devices": "per_node",
+    "gpu count": "devices",
     "nproc per node": "per_node", "train batch size": "batch", "accumulate grad batches": "accumulation",
     "n params": "num_parameters", "max seq length": "length", "model max length": "length", "gpu": "device_name",
     "gpu name": "device_name", "gpu type": "device_name", "model": MODEL, "model name": MODEL,
@@ -56,7 +58,8 @@ _NAMES = {
     "bf16": "bf16", "fp16": "fp16", "amp": "amp",
     **dict.fromkeys(WORDS[RESOLUTION].split(", "), RESOLUTION),
     "compile": COMPILED, "torch compile": COMPILED, "gradient checkpointing": RECOMPUTED,
-    "activation checkpointing": RECOMPUTED, "zero stage": ZERO, "mode": STATUS,
+    "activation checkpointing": RECOMPUTED, "zero stage": ZERO,
+    "zero optimization stage": ZERO, "mode": STATUS,
 }  # fmt: skip
 _FIELDS = {"batch": "global_batch_size", "micro_batch": "micro_batch_size", "accumulation": "accumulation",
            "length": "sequence_length", "params": "num_parameters", "any_batch": BATCH}  # fmt: skip
@@ -114,7 +117,7 @@ def set_up(told: Iterable[tuple[str, str]]) -> dict[str, Any]:
     found: dict[str, set[str]] = {}
     for name, value in told:
         whole, plain = (re.sub(r"[\W_]+", " ", each.lower()).strip() for each in (name, name.rpartition(".")[2]))
-        quantity = _NAMES.get(plain) or quantity_of(plain) or ""
+        quantity = _NAMES.get(whole) or _NAMES.get(plain) or quantity_of(plain) or ""
         if value.lower() not in ("none", "null") and not _IS_OF_NO_TRAINING.search(whole):
             found.setdefault(_FIELDS.get(quantity, quantity), set()).add(value)
     said = {name: values.pop() for name, values in found.items() if len(values) == 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,9 +27,9 @@ OTHER_PAGES = {".rst": "pandoc {} -t gfm -o page.md", ".ipynb": "jupyter nbconve
 EXPORT = "the curves of W&B, MLflow and Lightning are read as CSV: a column step, and one for each metric"
 LEAST_OF_A_PAGE = 5  # lines of steps
 # names that say nothing of a run
-OF_PROGRAMS = ("metrics", "output", "trainer_state", "train", "log", "main", "stdout")
-STORED_BESIDE = {"output.log": "config.yaml", "metrics.csv": "hparams.yaml"}
-MACHINE = {"gpu_count": "num_gpus", "gpu": "gpu"}  # of wandb-metadata.json
+OF_PROGRAMS = ("metrics", "output", "trainer_state", "train", "log", "main", "stdout", "summary", "progress", "history")
+# what W&B, Lightning, Hydra, timm and others call the settings that they store beside such a file
+STORED = ("config", "hparams", "args", "params", "settings", "meta", "metadata", "wandb-metadata")
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # by which modded-nanogpt names its logs
 # a line of YAML, or W&B's three: the name, a description, the value
 _SETTING = re.compile(
@@ -217,20 +218,31 @@ def _said_by_name(path: Path) -> dict[str, Any]:
 
 
 def _stored_beside(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the settings that W&B or Lightning stored beside a log or curves."""
-    config = path.with_name(STORED_BESIDE.get(path.name, path.name))
-    if config != path and config.is_file():
+    """Yield the settings that are stored beside a log or curves: under its name, or where a program gave that, under
+    the names that programs give them. A checkpoint's config.json is of its model."""
+    stems = (path.stem, *(STORED if path.stem in OF_PROGRAMS and path.stem != "trainer_state" else ()))
+    for stem, suffix in itertools.product(stems, (".yaml", ".yml", ".json")):
+        file = path.with_name(stem + suffix)
+        if file == path or not file.is_file():
+            continue
         # the batch of Lightning is what each process loads
-        of_each = {"batch_size": "micro_batch_size"} if config.name == "hparams.yaml" else {}
-        yield set_up((of_each.get(name, name), value) for name, value in _SETTING.findall(text_of(config)))
-    machine = path.with_name("wandb-metadata.json")
-    if path.name == "output.log" and machine.is_file():
-        try:
-            about = read_json(machine)
-        except InputError:  # the log is read without it
-            return
-        if isinstance(about, dict):
-            yield set_up((name, str(about[key])) for key, name in MACHINE.items() if about.get(key))
+        of_each = {"batch_size": "micro_batch_size"} if file.name == "hparams.yaml" else {}
+        told = _in_json(file) if suffix == ".json" else _SETTING.findall(text_of(file))
+        yield set_up((of_each.get(name, name), value) for name, value in told)
+
+
+def _in_json(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names and values in the objects of a file, as `zero.stage`; none if it is damaged."""
+    try:
+        left = [("", read_json(file))]
+    except InputError:  # the log is read without it
+        return
+    while left:
+        place, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{place}.{name}".strip("."), each) for name, each in value.items()]
+        elif not isinstance(value, list):
+            yield place.removesuffix(".enabled"), str(value)
 
 
 def read_csv(path: Path) -> list[Reported]:
