@@ -100,7 +100,7 @@ def on_a_busy_machine(seed: int) -> dict:
     return metrics
 
 
-@pytest.mark.parametrize("run", [watched_run, on_a_busy_machine])
+@pytest.mark.parametrize("run", [watched_run, pytest.param(on_a_busy_machine, marks=pytest.mark.slow)])
 def test_ranks_that_are_alike_are_seldom_told_apart(run):
     """200 runs, 39 comparisons each, together at most 5 % false. The noise lasts for four windows, a batch for six."""
     false = sum(bool(found(run(seed))) for seed in range(200))

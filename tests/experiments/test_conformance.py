@@ -288,6 +288,7 @@ def test_what_stands_in_a_file_forges_no_line():
 
 
 @pytest.mark.launches
+@pytest.mark.slow
 def test_the_installed_release_agrees(tmp_path):
     only = "ZeRO 2, accumulation 2, clipping, fp32"
     ended = run_here("scripts/conformance.py", "--here", "--only", only, "--out_dir", tmp_path)

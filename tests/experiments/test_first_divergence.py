@@ -15,13 +15,8 @@ from support.variants import slow_but
 from testbed.experiments.divergence import run_sides
 
 pytestmark = pytest.mark.launches
-EVERY_DAY_FAULTS = (
-    "sum_instead_of_mean",
-    "a_rank_skips_a_step",
-    "positions_of_another_rank",
-    "attention_sees_the_future",
-)
-EVERY_DAY_RUNS = ("pipeline", "shards x tensor")
+EVERY_DAY_FAULTS = ("sum_instead_of_mean", "a_rank_skips_a_step")
+EVERY_DAY_RUNS = ("shards x tensor",)
 COMPILED_RUN = "bf16, fsdp, compiled"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 import runpy
 from collections.abc import Iterable
 from typing import Any
@@ -22,15 +23,14 @@ from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.planner.command import command_of
 from testbed.planner.question import Question
 
-EVERY_DAY = 6  # of so many questions one judges every change: each takes seconds
+EVERY_DAY = 6  # of so many questions about few devices one judges every change: each takes seconds
 
 
 def mostly_slow(questions: Iterable[Any]) -> list[Any]:
-    """Return the questions as parameters of a test, all but one of EVERY_DAY marked slow."""
-    return [
-        pytest.param(each, marks=[pytest.mark.slow] if place % EVERY_DAY else [])
-        for place, each in enumerate(questions)
-    ]
+    """Return the questions as parameters of a test, all but every sixth of those about few devices marked slow."""
+    questions = list(questions)
+    every_day = [each for each in questions if not re.search(r"--gpus \d{3}", str(each))][::EVERY_DAY]
+    return [pytest.param(each, marks=[] if each in every_day else [pytest.mark.slow]) for each in questions]
 
 
 def asked(words: str) -> Question:
