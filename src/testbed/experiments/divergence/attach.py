@@ -52,7 +52,7 @@ def attach(strategy: Any, settings: RunSettings, rank: int, folder: Path, steps:
         if done == steps:
             raise EnoughSteps
         done += 1
-        recorder.begin_step(micro_batches, learning_rate)
+        recorder.begin_step(micro_batches)
         result = honest(micro_batches, learning_rate)
         recorder.add_number(FORWARD, "loss", f"rank{recorder.rank}", float(result.loss_sum))
         recorder.add_number(CLIPPING, "norm", "", float(result.grad_norm))
@@ -172,6 +172,8 @@ def _before(holder: Any, method: str, action: Callable[[], None]) -> None:
 def _before_update(recorder: Recorder, strategy: Any) -> None:
     """Record what the optimizer is to apply, the clipped gradients, and how each weight is updated."""
     names = {id(parameter): name for name, parameter in _parameters(strategy)}
+    rate = max(float(group["lr"]) for group in strategy.optimizer.param_groups)
+    recorder.set_number(UPDATE, "learning rate", rate)  # ZeRO's optimizer comes here once for each piece
     for group in strategy.optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:

@@ -76,7 +76,11 @@ class Recorder:
     def add_number(self, phase: str, name: str, part: str, number: float) -> None:
         self.add(phase, name, part, np.array([number], dtype=np.float64))
 
-    def begin_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> None:
+    def set_number(self, phase: str, name: str, number: float) -> None:
+        """Record what is the same whenever it is told within a step."""
+        self.records[f"{phase}|{name}|"] = np.array([number], dtype=np.float64)
+
+    def begin_step(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Record what the step reads."""
         self.next_row = 0
         for name in ("inputs", "targets"):
@@ -85,7 +89,6 @@ class Recorder:
         divisor = micro_batches[0].loss_divisor
         assert divisor is not None, "micro batches to train on"
         self.add_number(DATA, "target tokens", "", divisor * self.settings.plan.data_world_size)
-        self.add_number(UPDATE, "learning rate", "", learning_rate)
 
     def end_step(self, step: int) -> None:
         """Write the records of a step, 0 before the first, and begin anew."""
