@@ -11,11 +11,13 @@ goes to both. Without --train_data_path there they train a tiny model on made-up
 same weights and batches, and side B once more with another split into micro batches, which shows what rounding does.
 docs/first_divergence.md says what is compared.
 
-Exit code: 0 no divergence in two whole runs, 1 a divergence or a run that failed, 2 what was typed cannot be compared.
+Exit code: 0 no divergence in two whole runs, 1 a divergence or a run that failed, 2 what was typed cannot be compared;
+130 or 143 interrupted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -32,7 +34,7 @@ from testbed.errors import InputError, as_lines, say
 from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.run_sides import Request, Start, check, record
 from testbed.experiments.divergence.sides import Side, save
-from testbed.io import not_a_file, write_json
+from testbed.io import holding_together, not_a_file, write_json
 from testbed.program import program
 
 
@@ -65,36 +67,47 @@ def check_files(arguments) -> None:
     """Raise InputError where a file that is asked for cannot be written."""
     for flag in ("save", "json"):
         path = getattr(arguments, flag)
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        is_other = path is not None and path.exists() and not path.is_file()
+        if path is not None and (is_other or not os.access(path.parent, os.W_OK)):
             raise InputError(f"--{flag} {path} cannot be written; name a file in a folder that can be written into")
         sides = [side for side in (arguments.a, arguments.b) if not_a_file(Path(side)) is None]
         if path is not None and path.exists() and any(path.samefile(side) for side in sides):
             raise InputError(f"--{flag} {path} is one of the sides; name another file")
+    if (
+        arguments.save is not None
+        and arguments.json is not None
+        and arguments.save.resolve() == arguments.json.resolve()
+    ):
+        raise InputError(f"--save and --json are both {arguments.save}; name two files")
 
 
 @program
 def main() -> int:
     arguments, started_s = parse_arguments(), time.perf_counter()
     check_files(arguments)
-    with Stop() as stop, tempfile.TemporaryDirectory(prefix="divergence-") as made:
+    with tempfile.TemporaryDirectory(prefix="divergence-") as made:
         folder = arguments.out_dir or Path(made)
         sides = words_of("--a", arguments.a), words_of("--b", arguments.b)
         ranks = arguments.ranks_a, arguments.ranks_b
         request = Request(sides, ranks, arguments.passed_on, arguments.steps, folder)
         recorded: list[Side | None] = []
-        for side in check(request):
+        asked_for = check(request)
+        is_file = any(isinstance(side, Side) for side in asked_for)
+        for side in asked_for:
             if isinstance(side, Start):
-                try:
-                    made_side, said = record(request, side, stop)
-                except Interrupted:
-                    return int(stop.exit_code or 0)
+                with Stop() as stop:
+                    try:
+                        made_side, said = record(request, side, stop)
+                    except Interrupted:
+                        return int(stop.exit_code or 0)
                 say(said, flush=True)
             recorded.append(made_side if isinstance(side, Start) else side)
             if len(recorded) == 1 and arguments.save is not None and recorded[0] is not None:
                 save(recorded[0], arguments.save)
     a, b, noisy = [*recorded, None][:3]
     assert a is not None and b is not None
-    answer = answer_of(a, b, noisy)
+    with holding_together("the file of --save") if is_file else contextlib.nullcontext():
+        answer = answer_of(a, b, noisy)
     say(as_lines(lines_of(answer)))
     say(f"{time.perf_counter() - started_s:.0f} s")
     if arguments.json is not None:

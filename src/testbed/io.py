@@ -31,6 +31,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Whatever fails, an earlier `path` stays as it was and no temporary file stays behind; an OSError names `path`, not
     the temporary file, which nobody knows.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # /dev/null would become a file
+        raise OSError(errno.EINVAL, "it is a device or a FIFO, and a file is written in one move", str(path))
     # by thread, as a process that is ended from a second thread writes its last file while the first may be writing it
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     try:

@@ -18,7 +18,7 @@ from testbed.audit.readers import read_reported
 from testbed.data.corpus import find_corpus
 from testbed.data.token_file import open_token_file
 from testbed.inference.loading import shape_of_config
-from testbed.io import cannot_become_a_folder, holds_text, missing, not_a_file, not_a_folder, read_json
+from testbed.io import cannot_become_a_folder, holds_text, missing, not_a_file, not_a_folder, read_json, write_text
 
 README = REPOSITORY / "README.md"
 
@@ -118,3 +118,10 @@ def test_a_sidecar_is_no_token_file(tmp_path):
     train, _ = write_token_files(tmp_path)
     assert "is not a token file: it holds text" in refusal(open_token_file, train.with_suffix(".json"))
     assert json.loads(train.with_suffix(".json").read_text())["num_tokens"] == len(open_token_file(train).tokens)
+
+
+def test_a_fifo_or_a_device_is_not_made_a_file(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="device or a FIFO"):
+        write_text(tmp_path / "fifo", "text")
+    assert (tmp_path / "fifo").is_fifo()

@@ -230,7 +230,14 @@ def test_a_last_line_that_was_cut_off_is_dropped(tmp_path):
     assert results.read(file) == LINES[1:3]
 
 
-@pytest.mark.parametrize("text", [b"[]", b"{}", b"\xff\xfe", b"[" * 200_000, b'{"torch": 5, "agrees": true}'])
+OURS = b'"torch": "2.13.0", "deepspeed": "0.19.8", "stage": 0, "accumulation": 1, "clipping": true, "precision": "fp32"'
+NONE_OF_OURS = [
+    b"[]", b"{}", b"\xff\xfe", b"[" * 200_000, b'{"torch": 5, "agrees": true}', b'"command"', b'{"command": "x"}',
+    b"{%b}" % OURS, b'{%b, "agrees": "no"}' % OURS, b'{%b, "agrees": false}' % OURS,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NONE_OF_OURS)
 def test_a_line_that_is_none_of_ours_is_one_sentence(tmp_path, text):
     (tmp_path / results.FILE).write_bytes(text + b"\n")
     with pytest.raises(InputError, match=r"line 1: is none of this program's; remove it"):

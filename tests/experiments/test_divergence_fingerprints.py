@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from testbed.distributed.processes import Ended
 from testbed.errors import InputError
-from testbed.experiments.divergence import run_sides
+from testbed.experiments.divergence import run_sides, sides
 from testbed.experiments.divergence.answer import answer_of, lines_of
 from testbed.experiments.divergence.causes import ratio_of
 from testbed.experiments.divergence.comparison import SQUARES_OF_ALL, Comparison, size_of
@@ -192,6 +192,8 @@ def test_a_side_is_read_back_as_it_was_saved(tmp_path):
         (["--a", "--run_type 'ddp"], "close the quotation"),
         (["--a", "--run_type ddp", "--json", "no/such/folder/a.json"], "--json no/such/folder/a.json"),
         (["--a", "--run_type ddp", "--save", "."], "--save ."),
+        (["--a", "--run_type ddp", "--json", "/dev/null"], "--json /dev/null cannot be written"),
+        (["--a", "--run_type ddp", "--json", "x", "--save", "./x"], "--save and --json are both x"),
         (["--a", "--run_type baseline", "--", "--precision", "fp16"], "--precision fp16"),
         (["--a", "--run_type ddp", "--ranks_a", "2", "--", "--dropout", "0.1"], "is 2 of side A and 1 of side B"),
         (["--a", "--run_type baseline", "--", "--resume"], "--resume begins with weights"),
@@ -215,6 +217,43 @@ def test_a_side_is_not_written_over_and_its_name_may_have_a_space(tmp_path):
         assert ended.returncode == 2 and "is one of the sides" in ended.stderr
     assert path.read_bytes() == before
     assert run_here(PROGRAM, "--a", path, "--b", path).returncode == 0
+
+
+@pytest.mark.parametrize("forged", [np.ones(0), np.ones((2, 2, 2, 2, 2)), np.ones(3, dtype=complex), np.array("a"), 1])
+def test_a_forged_side_is_one_sentence(tmp_path, forged, monkeypatch):
+    mine = side(1.0)
+    mine.records[Place(1, "forward", "wte")] = {"0": {0: np.asarray(forged)}}
+    save(mine, tmp_path / "a.npz")
+    with pytest.raises(InputError, match="no file of fingerprints"):
+        read_file(tmp_path / "a.npz")
+    save(side(1.0), tmp_path / "b.npz")
+    monkeypatch.setattr(sides, "LARGEST_FILE", 100)  # a few megabytes may unpack to any size
+    with pytest.raises(InputError, match="no file of fingerprints"):
+        read_file(tmp_path / "b.npz")
+
+
+def test_a_side_whose_facts_are_forged_is_one_sentence(tmp_path):
+    mine = side(1.0)
+    mine.facts["max_grad_norm"], mine.facts["precision"] = "a", [1]
+    save(mine, tmp_path / "a.npz")
+    ended = run_here(PROGRAM, "--a", tmp_path / "a.npz", "--b", tmp_path / "a.npz")
+    assert ended.returncode == 2 and "the file of --save does not hold together" in ended.stderr
+
+
+def test_a_file_is_compared_with_as_many_steps_as_it_holds(tmp_path):
+    words = ["--run_type", "baseline"]
+    start, *_ = check(Request((words, words), (1, 1), [], 4, tmp_path))
+    saved = side(1.0)
+    saved.facts["work"] = facts_of(start)["work"]
+    save(saved, tmp_path / "a.npz")
+    with pytest.raises(InputError, match=r"--steps 5, and the file holds 1 .* give --steps 1"):
+        check(Request(([str(tmp_path / "a.npz")], words), (1, 1), [], 5, tmp_path))
+
+
+def test_any_other_split_shows_the_noise(tmp_path):
+    words = ["--run_type", "baseline", "--global_batch_size", "9", "--micro_batch_size_per_gpu", "1"]
+    *_, again = check(Request((words, words), (1, 1), [], 3, tmp_path))
+    assert again.settings.batch.micro_batch_size_per_gpu == 3
 
 
 @pytest.mark.parametrize("kind", ["empty", "other", "half", "array", "no work"])

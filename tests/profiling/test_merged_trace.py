@@ -138,6 +138,8 @@ def test_without_a_group_only_what_lies_between_the_steps_is_matched(tmp_path):
         b'{"traceEvents": []}', b'{"steps": []}', b"\xff\xfe\x00", b"",
         b'{"traceEvents": [{"ph": "X", "name": "train/step", "cat": "user_annotation", "ts": NaN, "dur": 9}]}',
         b'{"traceEvents": [{"ph": "X", "name": "train/step", "cat": "user_annotation", "ts": 0, "dur": 9}, '
+        b'{"ph": "i", "name": "x", "ts": 1e999}]}',
+        b'{"traceEvents": [{"ph": "X", "name": "train/step", "cat": "user_annotation", "ts": 0, "dur": 9}, '
         b'{"ph": "X", "name": "nccl", "cat": "kernel", "ts": 1, "args": null}]}',
     ],
 )  # fmt: skip
@@ -197,3 +199,33 @@ def test_two_traces_of_one_rank_are_refused(tmp_path):
     path.with_name("rank1.pt.trace.json").write_bytes(path.read_bytes())
     done = run_here("scripts/profiling/merge_traces.py", tmp_path, "--out", tmp_path / "out.json")
     assert done.returncode == 2 and "are both of one rank" in done.stderr and not (tmp_path / "out.json").exists()
+
+
+def test_a_trace_is_not_written_over(tmp_path):
+    path = write_trace(tmp_path, 0)
+    before = path.read_bytes()
+    done = run_here("scripts/profiling/merge_traces.py", tmp_path, "--out", path)
+    assert done.returncode == 2 and "is one of the traces" in done.stderr and path.read_bytes() == before
+
+
+def test_ranks_without_a_trace_are_said_and_arrows_of_the_others_stay_apart(tmp_path):
+    for number, rank in ((0, 0), (1, 2)):
+        path = write_trace(tmp_path, number)
+        content = json.loads(path.read_text())
+        content["distributedInfo"] |= {"world_size": 4, "pg_config": [{"pg_size": 4}], "rank": rank}
+        path.unlink()
+        path.with_name(f"rank{rank}.pt.trace.json").write_text(json.dumps(content))
+    assert merge(tmp_path, tmp_path / "out.json.gz").endswith(
+        "of 4 ranks 2 left a trace: who came last is said of these alone"
+    )
+    check_events(read(tmp_path / "out.json.gz"))
+
+
+def test_traces_of_two_runs_are_not_said_to_be_on_one_clock(tmp_path):
+    write_trace(tmp_path, 0)
+    path = write_trace(tmp_path, 1)
+    content = json.loads(path.read_text())
+    for event in content["traceEvents"]:
+        event["ts"] *= 1.5
+    path.write_text(json.dumps(content))
+    assert "the clocks of rank 1 cannot be aligned" in merge(tmp_path, tmp_path / "out.json")

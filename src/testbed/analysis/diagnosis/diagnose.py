@@ -275,7 +275,8 @@ def _of_phases(run: _Watched, group: range) -> Iterator[Finding]:
             shifts[phase].append(run.shifts(beyond[phase]))
     of_calls = run.shifts(against_others(batches(run.of("calls")[:, group] / num_calls)) * num_calls)
     for place, rank in enumerate(group):
-        called = _called(run, rank, group)  # of a run that was killed nothing is known of single collectives
+        is_slow = run.is_said(of_calls[place], LEAST_SHARE)
+        called = _called(run, rank, group) if is_slow else {}  # none is known of a run that was killed
         slow_calls = [*run.said("collective", rank, of_calls[place], **called, is_all=True)] if called else []
         yield from slow_calls
         for phase, kinds in shifts.items():

@@ -18,11 +18,13 @@ class Clock:
 
     Attributes:
         uncertainty_us: the true offset is at most this far away, whatever the network does; None: unknown.
+        contradicts: no one offset fits all collectives: the clock is not steady, or another run's.
     """
 
     offset_us: float = 0.0
     uncertainty_us: float | None = 0.0
     num_collectives: int = 0
+    contradicts: bool = False
 
 
 def align(mine: np.ndarray, reference: np.ndarray, shares_clock: bool) -> Clock:
@@ -39,7 +41,7 @@ def align(mine: np.ndarray, reference: np.ndarray, shares_clock: bool) -> Clock:
     earliest = float(np.max(mine[:, 0] - reference[:, 1]))  # and entered before rank 0 left
     apart = float(np.median(mine[:, 1] - reference[:, 1]))
     if earliest > latest:  # no steady clock: the ends disagree by this much
-        return Clock(apart, earliest - latest, len(mine))
+        return Clock(apart, earliest - latest, len(mine), contradicts=True)
     is_shared = shares_clock and earliest <= 0 <= latest
     offset = 0.0 if is_shared else min(max(apart, earliest), latest)
     return Clock(offset, max(latest - offset, offset - earliest), len(mine))

@@ -46,6 +46,7 @@ class RankTrace:
     base_us: float
     begin_us: float
     process: Any
+    world_size: int
     spans: dict[Key, tuple[float, float, Any, Any]]
     clock: Clock = field(default_factory=Clock)
     devices: dict[Any, int] = field(default_factory=dict)
@@ -78,6 +79,8 @@ def merge(run: Path, out: Path) -> str:
         InputError: a folder without traces, or a file that is none. Failure: the disk is full.
     """
     paths = traces_of(run)
+    if out.exists() and any(out.samefile(path) for path in paths):
+        raise InputError(f"--out {out} is one of the traces; name another file")
     origin_ns = _base_ns(_content(paths[0]))
     ranks = [_scanned(path, origin_ns) for path in paths]
     numbers = [trace.rank for trace in ranks]
@@ -94,14 +97,22 @@ def merge(run: Path, out: Path) -> str:
             with pack(temporary, "wt", encoding="utf-8", **level) as file:
                 file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
                 for event in _timeline(ranks):
-                    file.write((",\n" if num_events else "") + json.dumps(event, separators=(",", ":")))
+                    file.write(
+                        (",\n" if num_events else "") + json.dumps(event, separators=(",", ":"), allow_nan=False)
+                    )
                     num_events += 1
                     num_flows += event["ph"] == "f" and event.get("cat") == "collective"
                 file.write("\n]}\n")
     except OSError as error:
         raise Failure(f"--out {out} cannot be written: {error.strerror or error}") from None
     size = f"{counted(len(ranks), 'rank')}, {num_events:,} events, {counted(num_flows, 'flow')}"
-    return f"{out}: {size}\n{_on_clocks(ranks)}"
+    world = max(trace.world_size for trace in ranks)
+    few = (
+        f"\nof {world} ranks {len(ranks)} left a trace: who came last is said of these alone"
+        if len(ranks) < world
+        else ""
+    )
+    return f"{out}: {size}\n{_on_clocks(ranks)}{few}"
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -158,7 +169,7 @@ def _scan(path: Path, origin_ns: int) -> RankTrace:
             seen[kind] += 1
     begin_us = base_us + min(event["ts"] for event in events)
     host = str(content.get("host_name", ""))
-    return RankTrace(path, int(world.get("rank", 0)), host, base_us, begin_us, steps[0].get("pid"), spans)
+    return RankTrace(path, int(world.get("rank", 0)), host, base_us, begin_us, steps[0].get("pid"), int(size), spans)
 
 
 def _collective(event: Event) -> str | None:
@@ -192,12 +203,12 @@ def _timeline(ranks: list[RankTrace]) -> Iterator[Event]:
     """Yield all events on rank 0's clock, from the first one on."""
     start_us = min(trace.begin_us - trace.clock.offset_us for trace in ranks)
     for trace in ranks:
-        yield from _events(trace, len(ranks), start_us)
+        yield from _events(trace, (ranks.index(trace), len(ranks)), start_us)
     yield from _flows(ranks, start_us)
 
 
-def _events(trace: RankTrace, world: int, start_us: float) -> Iterator[Event]:
-    """Yield a rank's events, its phases also as a track of their own."""
+def _events(trace: RankTrace, place: tuple[int, int], start_us: float) -> Iterator[Event]:
+    """Yield a rank's events, its phases also as a track of their own. `place`: which of how many traces it is."""
     yield _names("process_name", trace.rank, name=f"rank {trace.rank} ({trace.host or 'host unknown'})")
     yield _names("process_sort_index", trace.rank, sort_index=trace.rank)
     yield _names("thread_name", trace.rank, PHASES_TRACK, name="step and phases")
@@ -209,7 +220,7 @@ def _events(trace: RankTrace, world: int, start_us: float) -> Iterator[Event]:
         if event["ph"] != "M":
             event["ts"] = round(trace.base_us + event["ts"] - trace.clock.offset_us - start_us, 3)
         if isinstance(event.get("id"), int):  # each rank counts its own flows from 1
-            event["id"] = event["id"] * world + trace.rank
+            event["id"] = event["id"] * place[1] + place[0]
         yield event
         if event.get("cat") == "user_annotation" and event["name"].startswith("train/"):
             yield {**event, "cat": "phase", "pid": trace.rank, "tid": PHASES_TRACK, "args": {}}
@@ -252,6 +263,10 @@ def _on_clocks(ranks: list[RankTrace]) -> str:
     if len(known) < len(ranks) - 1:
         unknown = ", ".join(str(trace.rank) for trace in ranks if trace.clock.uncertainty_us is None)
         return f"the clocks of rank {unknown} are not aligned: no collective of all ranks is there"
+    if odd := [str(trace.rank) for trace in ranks[1:] if trace.clock.contradicts]:
+        return (
+            f"the clocks of rank {', '.join(odd)} cannot be aligned: collectives contradict; are all traces of one run?"
+        )
     worst_us, worst = max(known)
     fewest = min(trace.clock.num_collectives for trace in ranks[1:])
     return (

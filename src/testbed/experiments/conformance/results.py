@@ -33,12 +33,23 @@ def read(path: Path) -> list[Line]:
     for number, text in enumerate(texts, start=1):
         try:
             line = json.loads(text)
-            if "command" not in line:
-                key(line)
+            _check(line)
             lines.append(line)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}, line {number}: is none of this program's; remove it, and call again") from None
     return lines
+
+
+def _check(line: Line) -> None:
+    """Raise what reading a line raises later, where it is none of this program's."""
+    if "command" in line:
+        _made(line)
+        return
+    key(line)
+    if not isinstance(line["agrees"], bool):
+        raise InputError("it agrees, or it does not")
+    if not line["agrees"]:
+        _why([line])
 
 
 def add(path: Path, line: Line) -> None:

@@ -65,6 +65,11 @@ def check(request: Request) -> list[Start | Side]:
     for name in sorted(work[0].keys() | work[1].keys()):
         of_today = FLAGS[name].default if name in FLAGS else None  # of a file from before the flag
         mine, other = (of_side.get(name, of_today) for of_side in work)
+        held = [side.steps for side in (a, b) if isinstance(side, Side)]
+        if mine != other and name == "lr_decay_steps" and held and held[0] != request.steps:
+            raise InputError(
+                f"--steps {request.steps}, and the file holds {held[0]} of another schedule; give --steps {held[0]}"
+            )
         if mine != other:
             raise InputError(
                 f"--{name} is {mine} of side A and {other} of side B, so they do not do the same work; give both the "
@@ -139,7 +144,8 @@ def _another_split(request: Request, b: Start) -> Start | None:
     size, of_rank = b.settings.batch.micro_batch_size_per_gpu, b.settings.batch.global_batch_size
     assert size is not None
     of_rank //= b.settings.plan.data_world_size
-    other = next((each for each in (size // 2, 2 * size) if each > 0 and of_rank % each == 0), None)
+    sizes = (size // 2, 2 * size, *range(1, of_rank + 1))
+    other = next((each for each in sizes if each not in (0, size) and of_rank % each == 0), None)
     if other is None or b.settings.model.dropout > 0:
         return None
     kernel = "flash" if b.settings.model.attention == "math" else "math"

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from testbed.errors import InputError
+from testbed.errors import Failure, InputError
+from testbed.io import replacing
 
 # in the order of computation
 PHASES = ("data", "weights", "forward", "backward", "synchronisation", "clipping", "update")
 MODULES = "wte wpe ln_1 attn.c_attn attention attn.c_proj ln_2 mlp.c_fc mlp.c_proj".split()
+LARGEST_FILE = 4 << 30  # bytes, unpacked
 FACTS = "facts"
 PRECISION = "precision"  # a file beside the fingerprints: what --precision auto came to
 SUM, SQUARES, FIRST = 0, 1, 2  # the numbers of a bin: these two, then the projections; squares do not add up
@@ -132,19 +134,24 @@ def _add(records: Records, file: Any) -> None:
             step, rank, phase, name, part = key.split("|")
             PHASES.index(phase)
             parts = records.setdefault(Place(int(step), phase, name), {})
-            parts.setdefault(part, {})[int(rank)] = file[key]
+            parts.setdefault(part, {})[int(rank)] = array = file[key]
+            if int(rank) < 0 or array.dtype != np.float64 or not 1 <= array.ndim <= 3 or not array.size:
+                raise InputError(f"{key} holds no fingerprints")
 
 
 def save(side: Side, path: Path) -> None:
-    """Write a side into one file."""
+    """Write a side into one file. Raises Failure."""
     arrays = {
         f"{place.step}|{rank}|{place.phase}|{place.name}|{part}": array
         for place, parts in side.records.items()
         for part, of_ranks in parts.items()
         for rank, array in of_ranks.items()
     }
-    with path.open("wb") as file:  # savez would add a suffix to a name
-        np.savez_compressed(file, **{FACTS: np.array(json.dumps(side.facts))}, **arrays)  # type: ignore[arg-type]
+    try:
+        with replacing(path) as temporary, temporary.open("wb") as file:  # savez would add a suffix to a name
+            np.savez_compressed(file, **{FACTS: np.array(json.dumps(side.facts))}, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise Failure(f"--save {path} cannot be written: {error.strerror or error}") from None
 
 
 def read_file(path: Path) -> Side:
@@ -152,6 +159,8 @@ def read_file(path: Path) -> Side:
     records: Records = {}
     try:
         with np.load(path) as file:
+            if sum(entry.file_size for entry in file.zip.infolist()) > LARGEST_FILE:
+                raise InputError("it unpacks to more than a file of fingerprints holds")
             facts = json.loads(str(file[FACTS]))
             dict(facts["work"])
             _add(records, file)
