@@ -586,3 +586,12 @@ def test_a_precision_in_a_name_that_says_more_spoils_a_claim(tmp_path, heading, 
 def test_models_or_devices_that_rows_are_called_by_are_what_is_compared(tmp_path, heading, a, b, verdict):
     found = of_rows(tmp_path, f"{heading} | GPUs | tokens/s", f"{a} | 8 | 100", f"{b} | 8 | 190")
     assert found.verdict == verdict, found.reasons
+
+
+@pytest.mark.parametrize(
+    ("note", "is_measured"),
+    [("GPU peak 20 GB", True), ("peak over 5 runs", True), ("at peak", True), ("SXM peak, dense", False)],
+)
+def test_a_peak_of_memory_or_of_repeats_is_a_measurement(tmp_path, note, is_measured):
+    found = of_rows(tmp_path, "Setup | GPUs | tokens/s | note", "DDP | 8 | 1000 | -", f"FSDP | 8 | 1500 | {note}")
+    assert (states(found)["figures are"] != "differs") is is_measured

@@ -187,6 +187,12 @@ SOUND = {
         "b | 999999 (not reached) | FAIL"),
     "what is multiplied is no speed": table("method | tokens/s | \N{MULTIPLICATION SIGN} memory", "DDP | 10,000 | 1.0",
                                             "ZeRO-3 | 8,000 | 0.4"),
+    "the memory before it is multiplied": table("Setup | tokens/s | memory (GB) | x baseline", "ddp | 1000 | 40 | 1.0",
+                                                "fsdp | 800 | 20 | 0.5"),
+    "each group has its own reference": table(
+        "Setup | GPUs | tokens/s | speedup vs DDP", "DDP | 8 | 1000 | 1.0x", "FSDP | 8 | 1500 | 1.5x",
+        "DDP, 2 nodes | 16 | 1900 | 1.0x", "FSDP, 2 nodes | 16 | 2850 | 1.5x"),
+    "faster by a quarter": table("Setup | tokens/s | faster", "eager | 1000 | 1.0", "compile | 1250 | 0.25"),
     "a batch is multiplied": table("method | tokens/s | x batch", "plain | 10,000 | 1.0", "recompute | 14,000 | 4.0"),
     "a scaling factor that is a speed-up": table("GPUs | tokens/s | scaling factor", "1 | 100 | 1.00", "2 | 195 | 1.95",
                                                  "4 | 380 | 3.80"),

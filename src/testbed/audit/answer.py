@@ -117,7 +117,11 @@ def _in_question(claim: Claim, claimed: float | None, ratios: Sequence[Measure])
         return first
     of_job = [each for each in ratios[1:] if each.is_of_unit
               or (_TO_ONE_TARGET.search(each.name) and not claim.other.first.is_of_iteration)]  # fmt: skip
-    return next((each for each in of_job if _is_what_was_claimed(claimed, each)), first)
+    if found := next((each for each in of_job if _is_what_was_claimed(claimed, each)), None):
+        return found
+    a, b = claim.firsts
+    is_open = a.world_size != b.world_size and not (a.global_batch_size and b.global_batch_size)
+    return None if is_open and first.name.startswith("time of one iteration") else first
 
 
 def _differing_words(claim: Claim) -> list[Condition]:

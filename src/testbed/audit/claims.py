@@ -155,7 +155,8 @@ def _findings_of_logs(claim: Claim, rows: Claim) -> Iterator[Finding]:
 def _of_one_and_of_all(claim: Claim, rows: Claim) -> Iterator[Finding]:
     """Yield that one row gives the rate of one device of its log, and the other that of all devices."""
     shares = [_share_of(row, log) for row, log in zip(rows.firsts, claim.firsts, strict=True)]
-    if None not in shares and (shares[0] == 1) != (shares[1] == 1):
+    are_many = all(log.world_size and log.world_size > 1 for log in claim.firsts)  # one device is all of one
+    if are_many and None not in shares and (shares[0] == 1) != (shares[1] == 1):
         words = [f"{row.rate:,.5g} is of {'all devices' if share == 1 else 'one device'} of {log.name}"
                  for row, share, log in zip(rows.firsts, shares, claim.firsts, strict=True)]  # fmt: skip
         yield Finding(Rule.FOLLOWS, rows.names, f"a table compares these: {' and '.join(words)}", FAILS)
@@ -202,9 +203,13 @@ def _logs_by_row(grid: Grid, logs: Sequence[Reported]) -> dict[int, Reported]:
 
 
 def _logs_by_figures(grid: Grid, logs: Sequence[Reported]) -> list[list[Reported]]:
-    """Return, for each row, the logs that give its rate, or the time of its step."""
+    """Return, for each row, the logs that give its rate, or the time of its step, and contradict no setting of it."""
+    settings = ("world_size", "global_batch_size", "micro_batch_size", "sequence_length")
 
     def is_of(row: Reported, log: Reported) -> bool:
+        both = [(getattr(row, name), getattr(log, name)) for name in settings]
+        if any(a and b and a != b for a, b in both):
+            return False
         if row.is_of_iteration and log.is_of_iteration and row.time_s and log.time_s:
             return abs(row.time_s / log.time_s - 1) < SAME_FIGURE or _share_of(row, log) is not None
         return _share_of(row, log) is not None

@@ -260,15 +260,20 @@ PROGRAMS = (
         },
         rate_unit="samples/s",
     ),
+    Program(
+        "timm",
+        mark=r"\bTrain: \d+\s*\[ *\d+/\d+ (?=[^\n]{0,500}?\bTime:\s+\d)",
+        line=r"\bTrain: (?P<epoch>\d{1,6})\s*\[ *(?P<step>\d{1,9})/(?P<of>\d{1,9}) ",
+        figures={"loss": r"\bLoss:\s+(\S+)", "s": rf"\bTime:\s+{NUMBER}", "rate": rf"s,\s+{NUMBER}/s"},
+        header={"world_size": rf"\bProcess 0, total {COUNT}"},
+        rate_unit="images/s",
+        first_step=0,
+    ),
     Program(  # also PyTorch's example of ImageNet, and the programs that took over torchvision's MetricLogger
-        "torchvision or timm",
-        mark=r"\b(?:Epoch: \[|Train: )\d+\]?\s*\[ *\d+/\d+[\] ](?=[^\n]{0,500}?\b[Tt]ime:?\s+\d)",
-        line=r"\b(?:Epoch: \[|Train: )(?P<epoch>\d{1,6})\]?\s*\[ *(?P<step>\d{1,9})/(?P<of>\d{1,9})[\] ]",
-        figures={
-            "loss": r"\b[Ll]oss:?\s+(\S+)",
-            "s": rf"\b[Tt]ime:?\s+{NUMBER}",
-            "rate": rf"\bimg/s:\s+{NUMBER}|s,\s+{NUMBER}/s",
-        },
+        "torchvision",
+        mark=r"\bEpoch: \[\d+\]\s*\[ *\d+/\d+\](?=[^\n]{0,500}?\b[Tt]ime:?\s+\d)",
+        line=r"\bEpoch: \[(?P<epoch>\d{1,6})\]\s*\[ *(?P<step>\d{1,9})/(?P<of>\d{1,9})\]",
+        figures={"loss": r"\b[Ll]oss:?\s+(\S+)", "s": rf"\b[Tt]ime:?\s+{NUMBER}", "rate": rf"\bimg/s:\s+{NUMBER}"},
         rate_unit="images/s",
         first_step=0,
     ),
@@ -299,7 +304,7 @@ PROGRAMS = (
     ),
 )
 FORMS = tuple(f"{program.name} log" for program in PROGRAMS)
-OF_ANY = FORMS[-2:]  # whose rate may be of one rank or of all
+OF_ANY = FORMS[-2:]  # whose rate may be of one rank or of all: torchvision prints the one, its forks either
 KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt, nanoGPT, DeepSpeed, torchvision, timm"
 SETTINGS = (PRECISION, MODEL, COMPILED, RECOMPUTED, ZERO, DATA)  # names of a header that go into `Reported.settings`
 OFF = ("None", "none", "0", "False")

@@ -89,7 +89,9 @@ def _of_rates(claim: Claim) -> Iterator[Measure]:
     if unit != other_unit or (unit == SPEED_UP and base.first.details.get("table") != other.first.details.get("table")):
         return
     sizes = base.first.world_size, other.first.world_size
-    is_open = unit in ("throughput", "images/s") and not (base.first.rate_is_per_rank and other.first.rate_is_per_rank)
+    is_open = (unit == "throughput" or base.first.form == "torchvision log") and not (
+        base.first.rate_is_per_rank and other.first.rate_is_per_rank
+    )
     if is_open and sizes[0] != sizes[1] and ROW not in (base.first.form, other.first.form):
         return  # a metric of which nothing says whether it is of one device or of all
     yield from _of_rate(_named(ALL, unit), claim, (a, b))

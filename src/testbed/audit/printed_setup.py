@@ -73,7 +73,7 @@ _COMMAND = re.compile(
 )
 _OF_DEEPSPEED = re.compile(r"\b(dist_world_size|train_batch_size|train_micro_batch_size_per_gpu)(?:\": |=)(\d+)\b")
 _NAMESPACE = re.compile(r"\bNamespace\(([^\n]{0,20000})")  # of argparse
-_ANY_NAME = re.compile(r"(\w+)=['\"]?([^\s'\",)]+)")
+_ANY_NAME = re.compile(r"""(\w+)=(?:'([^'\n]*)'|"([^"\n]*)"|([^\s'",)]+))""")
 _ANY_FLAG = re.compile(r"""--([A-Za-z][\w.-]*)(?:(?:=|[\s'",]+(?!-))['"]?([^\s'",]+))?""")
 MOST_FLAGS = 2000
 STARTS_WITHIN = 1_000_000  # characters of a log, in which its commands are looked for
@@ -99,7 +99,7 @@ def printed_setup(text: str) -> dict[str, Any]:
     DeepSpeed prints."""
     commands = _COMMAND.findall(text[:STARTS_WITHIN].replace("\\\n", " "))
     told = ((each[1], each[2] or "true") for command in commands for each in _ANY_FLAG.finditer(command))
-    arguments = ((each[1], each[2]) for printed in _NAMESPACE.findall(text[:STARTS_WITHIN])
+    arguments = ((each[1], each[2] or each[3] or each[4]) for printed in _NAMESPACE.findall(text[:STARTS_WITHIN])
                  for each in _ANY_NAME.finditer(printed))  # fmt: skip
     flags = [*itertools.islice(itertools.chain(told, arguments), MOST_FLAGS)]
     known, said = set_up([*flags, *_OF_DEEPSPEED.findall(text)]), said_in(text, ENGINE)

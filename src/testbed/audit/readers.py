@@ -223,7 +223,7 @@ def _stored_beside(path: Path) -> Iterator[dict[str, Any]]:
     stems = (path.stem, *(STORED if path.stem in OF_PROGRAMS and path.stem != "trainer_state" else ()))
     for stem, suffix in itertools.product(stems, (".yaml", ".yml", ".json")):
         file = path.with_name(stem + suffix)
-        if file == path or not file.is_file():
+        if file == path or not _is_file(file):
             continue
         # the batch of Lightning is what each process loads
         of_each = {"batch_size": "micro_batch_size"} if file.name == "hparams.yaml" else {}
@@ -231,11 +231,20 @@ def _stored_beside(path: Path) -> Iterator[dict[str, Any]]:
         yield set_up((of_each.get(name, name), value) for name, value in told)
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # its name is too long
+        return False
+
+
 def _in_json(file: Path) -> Iterator[tuple[str, str]]:
     """Yield the names and values in the objects of a file, as `zero.stage`; none if it is damaged."""
     try:
         left = [("", read_json(file))]
     except InputError:  # the log is read without it
+        return
+    if isinstance(left[0][1], dict) and left[0][1].keys() & {"architectures", "model_type"}:  # transformers' model
         return
     while left:
         place, value = left.pop()

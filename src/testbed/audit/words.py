@@ -39,7 +39,7 @@ INSTANCES = {
     "g6.48xlarge": (8, "L4"), "g6e.48xlarge": (8, "L40S"),
 }  # fmt: skip
 _INSTANCE = re.compile(
-    r"(?i)(?:(?<![\w.,])(\d{1,4}) ?(?:x ?)?)?\b(?:ml\.)?"
+    r"(?i)(?:(?<![\w.,])([\d,]{1,6})(?: nodes?,?(?: of)?| ?x)? ?)?(?:\b|(?<=x))(?:ml\.)?"
     rf"({'|'.join(map(re.escape, INSTANCES))})(?: ?x ?(\d{{1,4}})(?![\w.]))?\b"
 )
 WORDS = {word: number for number, word in enumerate(
@@ -108,7 +108,8 @@ FORMS = {
         r"(?:re-?)?(?:run|measured)|roofline|est(?=\.|\))|placeholder|calculated|forecast(?! model)|hypothetical"
         r"|targeted|(?:cost|performance|analytic(?:al)?|alpha-beta|\u03b1-\u03b2) model|(?<=is )(?:stale|outdated)"
         r"|back[- ]of[- ]the[- ]envelope|fitted (?:model|curve|line)"
-        r"|(?<=\| )(?:\w+ ){0,2}peak(?! (?:mem|vram|rss|lr|learning))"  # of a cell
+        r"|(?<=\| )(?:(?:(?:theoretical|hardware|vendor|spec|SXM|PCIe|dense) ){1,2}peak\b"  # of a cell
+        r"|peak(?= ?(?:[|,]|T?FLOP)))"
         r"|assum(?:es|ed|ing) [^.;|]{0,30}\b(?:linear|perfect|ideal|efficiency|scaling)|(?:data|spec) ?sheet"
         rf"|scaled (?:up|linearly|from)|(?:linear|perfect|ideal) scaling (?:from|of)|{_FROM_ELSEWHERE})(?!\w)",
         INSTRUMENTS: r"\b((?:torch\.)?(?<!memory )profil(?:er|ing|ed)(?! (?:is |was |were )?(?:off|disabled|not))|nsys"
@@ -158,7 +159,7 @@ def value_of(name: str, text: str) -> str:
 def _as_devices(machines: re.Match[str]) -> str:
     """Return machines of a cloud as GPUs: 2 p4d.24xlarge are 16 x A100."""
     count, device = INSTANCES[machines[2].lower()]
-    return f"{count * int(machines[1] or 1) * int(machines[3] or 1)} x {device}"
+    return f"{count * int((machines[1] or '1').replace(',', '')) * int(machines[3] or 1)} x {device}"
 
 
 def multiplied(text: str) -> str:

@@ -33,6 +33,8 @@ from testbed.audit.tables.figures import (
     SECONDS,
     SUFFIXES,
     Figure,
+    are_factors,
+    are_shares,
     exactly,
     figure_of,
     last_place,
@@ -87,7 +89,7 @@ _KNOWN: dict[str, tuple[str, str | list[str]]] = {
     "mfu": ("share", "mfu, hfu"),
     "tflops": ("number", "tflops, tflop/s, tflops/gpu, tflop/s/gpu, tflops/s/gpu, tflops/s"),
     "speedup": ("factor", "speedup, speed up, relative speed, rel speed, relative throughput, relative, gain, x, "
-                "acceleration, faster by, faster, rel. speedup, rel. speed, rel speedup, speed ratio, rel., rel, "
+                "acceleration, rel. speedup, rel. speed, rel speedup, speed ratio, rel., rel, "
                 "ratio, relative performance, relative training speed, speedup factor, rel. throughput"),
     "efficiency": ("share", "efficiency, scaling efficiency, parallel efficiency, eff., eff, "
                    "scaling eff., scaling eff, parallel eff, weak scaling efficiency, strong scaling efficiency, "
@@ -146,7 +148,6 @@ _OF_A_FILE = re.compile(r"(?i)[~\d., ]+ ?[KMG]i?B")  # a size in bytes
 _BETWEEN = re.compile(r"(?i)\(\w[\w .-]{0,30} (?:to|->|/) \w[\w .-]{0,30}\)")
 # what counts devices beside a speed-up; elsewhere workers load data, as num_workers of a DataLoader always do
 COMPUTE = ("workers", "cpus", "cores", "processes", "procs", "nprocs", "threads")
-MOST_SHARE = 1.2  # of an efficiency without a percent sign
 OF_TIME_ALONE = ("epoch", "train", "training", "total")  # headings that are a time only with its unit
 WORD_OF = {heading: name for name, headings in WORDS.items() for heading in headings.split(", ")}
 _HEADING = {heading: quantity for quantity, (_, headings) in QUANTITIES.items() for heading in headings}
@@ -259,10 +260,12 @@ def grid_of(path: Path, table: Table, named: Mapping[str, str]) -> Grid:
     taken: set[str] = {*named}
     loads_data = "num_" in " ".join(headings) or any("loader" in heading.lower() for heading in headings)
     names = [plain(row.cells[0]).lower() for row in table.rows]
-    columns = []
+    columns: list[Column] = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
         quantity = chosen.get(heading) or _quantity(heading, cells, known, names, loads_data)
+        if quantity == "speedup" and heading.lower()[:2] == "x " and columns and columns[-1].quantity not in RESULTS:
+            quantity = None  # of the memory before it
         if heading not in chosen and quantity in taken:
             quantity = None  # of two columns with one quantity nothing says which is meant
         column = _column(heading, quantity or _other(heading), cells)
@@ -391,10 +394,18 @@ def _quantity(
     """
     quantity, name = quantity_of(heading), _canonical(heading)[0]
     is_of_one = bool(known & {*RESULTS, "devices", "nodes"}) and re.match(r"(?:vs\.?|versus|relative to) ", name)
-    is_ratio = is_of_one or name in ("speed", "training speed", "scaling", "scaling factor", "factor")
-    if quantity is None and ((is_ratio and _are_factors(cells)) or _is_over_a_row(name, cells, names)):
+    is_ratio = is_of_one or name in (
+        "speed",
+        "training speed",
+        "scaling",
+        "scaling factor",
+        "factor",
+        "faster",
+        "faster by",
+    )
+    if quantity is None and ((is_ratio and are_factors(cells)) or _is_over_a_row(name, cells, names)):
         return "speedup"
-    if quantity is None and name in ("scaling", "scaling factor") and _are_shares(cells):
+    if quantity is None and name in ("scaling", "scaling factor") and are_shares(cells):
         return "efficiency"
     if (
         name in ("speed", "training speed")
@@ -440,12 +451,6 @@ def _is_quotient(
     return True
 
 
-def _are_factors(cells: Sequence[str]) -> bool:
-    """Return whether all figures of a column end with x."""
-    figures = [cell for cell in map(plain, cells) if re.search(r"\d", cell)]
-    return bool(figures) and all(re.match(r"~? ?\d+(?:[.,]\d+)? ?x\b", figure) for figure in figures)
-
-
 def _is_over_a_row(name: str, cells: Sequence[str], names: Sequence[str]) -> bool:
     """Return whether a heading is `x baseline`, or `x H100` where the row of that name has 1. `x memory` is none."""
     over = {*name.split()[1:]} if name.startswith("x ") else set()
@@ -453,13 +458,6 @@ def _is_over_a_row(name: str, cells: Sequence[str], names: Sequence[str]) -> boo
     return bool(over and len(ones) == 1) and (
         over <= {"baseline", "base", "reference", "ref"} or over <= {*re.findall(r"\w+", ones[0])}
     )
-
-
-def _are_shares(cells: Sequence[str]) -> bool:
-    """Return whether the figures of a column are shares, in percent or of 1, with what measurements scatter."""
-    figures = [figure_of(plain(cell), "number") for cell in cells if re.search(r"\d", cell)]
-    are_small = all(figure and figure.value <= MOST_SHARE for figure in figures)
-    return bool(figures) and (are_small or all("%" in cell for cell in cells if re.search(r"\d", cell)))
 
 
 def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:

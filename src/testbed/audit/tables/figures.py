@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"\+?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(e[-
 # Bounds ("<5") are not read, and neither are figures that the source marks with a footnote or as an estimate.
 _MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\best\b|\bestimate|\bup to\b|\[\d+\]|\bOOM\b", re.I)
 _REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
+MOST_SHARE = 1.2  # of an efficiency without a percent sign
 SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -118,3 +119,16 @@ def _factor(rest: str, kind: str, scale: float) -> float | None:
     if word in SUFFIXES and kind in ("number", "count"):
         return SUFFIXES[word]
     return scale
+
+
+def are_factors(cells: Sequence[str]) -> bool:
+    """Return whether all figures of a column end with x."""
+    figures = [cell for cell in map(plain, cells) if re.search(r"\d", cell)]
+    return bool(figures) and all(re.match(r"~? ?\d+(?:[.,]\d+)? ?x\b", figure) for figure in figures)
+
+
+def are_shares(cells: Sequence[str]) -> bool:
+    """Return whether the figures of a column are shares, in percent or of 1, with what measurements scatter."""
+    figures = [figure_of(plain(cell), "number") for cell in cells if re.search(r"\d", cell)]
+    are_small = all(figure and figure.value <= MOST_SHARE for figure in figures)
+    return bool(figures) and (are_small or all("%" in cell for cell in cells if re.search(r"\d", cell)))

@@ -261,8 +261,8 @@ def _data_ranks(grid: Grid, row: int) -> Figure | None:
 
 
 def _reference(grid: Grid, name: str | None) -> int | None:
-    """Return the reference row of a ratio: the only row with 1, the only one that is marked as reference, or the one
-    that the heading names."""
+    """Return the reference row of a ratio: the only row with 1, or the only one that is marked as reference, of
+    several the one that the heading names."""
     column = grid.column(name) if name else None
     if column is None or grid.columns[0].word == PASS:  # each row is a part of one run
         return None
@@ -270,8 +270,8 @@ def _reference(grid: Grid, name: str | None) -> int | None:
     if not ones:
         ones = [row for row, text in enumerate(column.texts)
                 if is_reference(text) and column.figures[row] is None and not failure_of(grid, row)]  # fmt: skip
-    if len(ones) > 1 and (against := _VERSUS.search(column.heading.lower())):
-        ones = [row for row in ones if grid.columns[0].texts[row].lower() == against[1].strip(" )]")]
+        if len(ones) > 1 and (against := _VERSUS.search(column.heading.lower())):
+            ones = [row for row in ones if grid.columns[0].texts[row].lower() == against[1].strip(" )]")]
     return ones[0] if len(ones) == 1 else None
 
 
