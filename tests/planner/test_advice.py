@@ -139,6 +139,9 @@ NOT_SAID = {
     "--model llama3-405b --seq_length 131072 --gpu h100-sxm --gpus 2048 --global_batch_size 32": "too small",
     "--model gpt2-medium --gpu l4 --gpus 8": "With --gpus",
     "--here --gpus 4 --global_batch_size 15": "With --gpus",  # shares of cores
+    # beside a tight run, room that takes a hundred times as long
+    "--num_layers 48 --num_heads 64 --embedding_size 8192 --gpu rtx-4090 --gpus 48 --network 100mbit --seq_length "
+    "16384 --global_batch_size 512": r"0\.0\d* times the tokens",
     f"{XL} rtx-4090 --gpus 3 --global_batch_size 64": "With --global_batch_size",  # a pipeline is as fast
     f"{XL} h100 --matmul fp8 --top 1": "Without --matmul fp8",
     "--model gpt2-medium --gpu v100 --gpus 1 --run_type optimized --offload parameters": "not possible: optimized",
@@ -151,6 +154,10 @@ REFUSED = {
     # beside the fastest of all, the fastest that keeps the batch
     "--model llama2-7b --gpu rtx-4090 --gpus 512 --network 1gbit --seq_length 2048 --global_batch_size 32 --run_type "
     "pipeline --pipeline_schedule zero_bubble": r"With --gpus \d+, without --run_type pipeline .* s a",
+    # fewer devices with the asked batch, where another batch is the fastest of all
+    "--num_layers 16 --num_heads 32 --embedding_size 2048 --ffn 8192 --kv_heads 8 --gated --vocab_size 128256 --gpu "
+    "gb200 --gpus 4096 --network 100gbit --seq_length 32768 --global_batch_size 4 --micro_batch_size_per_gpu 8": "With "
+    "--gpus 1024, without --micro_batch_size_per_gpu 8 there is room",
     # 4 does not divide 25 heads, on however many devices
     f"{XL} v100 --gpus 1 --global_batch_size 64 --run_type mesh --tensor_parallel_size 4": "it needs --gpus 8 or more.*"
     "With --precision fp16 and --run_type optimized and --offload optimizer, without --tensor_parallel_size 4 there is",

@@ -18,6 +18,7 @@ from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN
 
 WORTH_SAYING = 1.2  # times as fast, with other flags
 GAIN = 1.05  # times as fast, with the same flags on another number of devices or with another batch
+OF_USE = 0.1  # of the rate of a tight run: with room, and slower than this, is of no use
 MUCH = 0.3  # of a step
 STAYS = ("optimizer", "dropout")  # flags that change what is trained: leaving them out is never proposed for speed
 OFFLOADED = {"run_type": "optimized", "offload": "optimizer"}
@@ -86,8 +87,11 @@ def _worth_saying(asked: Question, ways: Sequence[Question], start: Sequence[Que
     with_batch = [way for way, kinds in by_kind if "batch" not in kinds]
     told += _climbed(asked, with_batch, [*start, *(way for way in told if way.global_batch == asked.global_batch)])
     told += _climbed(asked, ways, [*start, *told])
-    fastest = max([*start, *told], key=lambda way: way.rate, default=asked)
-    for lead in (*start, fastest) if fastest is not asked else start:
+    leads = [*start]
+    for those in ([*start, *told], [way for way in (*start, *told) if way.global_batch == asked.global_batch]):
+        fastest = max(those, key=lambda way: way.rate, default=asked)
+        leads += [fastest] if all(fastest is not lead for lead in (asked, *leads)) else []
+    for lead in leads:
         fewer = _fewer_as_fast(asked, ways, lead)
         told += [way for way in fewer if not any(way.key == other.key for other in told)]
     return told
@@ -101,6 +105,7 @@ def _climbed(asked: Question, among: Iterable[Question], reached: Sequence[Quest
         way = max(level, key=lambda way: (not is_tight(way), way.rate, -way.machine.devices))
         before = [*reached, *found]
         least = max((other.rate for other in before if is_tight(other) <= is_tight(way)), default=0.0)
+        least = max(least, OF_USE * max((other.rate for other in before), default=0.0))
         has_flags = any(other.given == way.given for other in (asked, *before))
         if way.rate >= (GAIN if has_flags else WORTH_SAYING) * least:
             found.append(way)
@@ -135,7 +140,8 @@ def _num_changes(asked: Question, way: Question) -> int:
 
 def _near(asked: Question) -> Iterator[Question]:
     """Yield the changed questions that have a run that fits, each once: all changes on up to QUICK devices, and on more
-    of them the typed flags and those of the fastest. What lacks memory is also tried with DeepSpeed's offload."""
+    of them the typed flags, those of the fastest with the asked batch, and those of the fastest with any. What lacks
+    memory is also tried with DeepSpeed's offload."""
     if asked.machine.devices > MOST_TRIED:
         yield from (way for way in [asked.without(*asked.given)] if asked.given and way.fitting())
         return
@@ -150,13 +156,15 @@ def _near(asked: Question) -> Iterator[Question]:
                     yield each
                 seen.add(each.key)
 
-    numbers, fastest = _fewer(asked), asked
+    numbers, fastest, of_batch = _fewer(asked), asked, asked
     for changed in _with_other_flags(asked):
         few = [_on(changed, number) for number in numbers if number <= QUICK]
         for way in new([changed, *map(changed.asked, _other_batches(changed)), *few]):
             fastest = max(fastest, way, key=lambda way: way.rate)
+            if way.global_batch == asked.global_batch:
+                of_batch = max(of_batch, way, key=lambda way: way.rate)
             yield way
-    for lead in (asked, replace(asked, given=fastest.given)):
+    for lead in (asked, *(replace(asked, given=way.given) for way in (of_batch, fastest))):
         yield from new(_on(lead, number) for number in numbers if number > QUICK and _may_gain(asked, number))
 
 

@@ -79,7 +79,7 @@ class Question:
     @property
     def model_name(self) -> str:
         """The size's name, or the dimensions."""
-        name = self.name or size_name(self.shape)
+        name = self.name or ("custom" if self.other is not None else size_name(self.shape))
         return self.shape.describe() if name == "custom" else name
 
     @property
