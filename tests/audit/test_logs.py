@@ -492,6 +492,29 @@ def test_steps_that_are_counted_within_an_epoch_are_read(tmp_path, line, read):
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "called", "is_reason"),
+    [
+        (("bf16.log", "fp16.log"), ("bf16", "fp16"), False),
+        (("runs/bf16/train.log", "runs/fp8/train.log"), ("bf16", "fp8"), False),
+        (("no_overlap.log", "overlap.log"), ("no overlap", "overlap"), True),
+        (("ddp_bf16.log", "fsdp_fp8.log"), ("ddp", "fsdp"), True),
+    ],
+)
+def test_logs_that_are_named_by_their_precision_compare_it(tmp_path, names, called, is_reason):
+    paths = []
+    for name, precision in zip(names, ("bf16", "fp8"), strict=True):
+        head = f"world_size=8 global_batch_size=64 seq_len=1024 dtype={precision}\n"
+        steps = "".join(
+            f"step {step} loss 3.{step:02d} step_time {8 if precision == 'fp8' else 9}ms\n" for step in range(20)
+        )
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        paths.append(saved((tmp_path / name).parent, head + steps, (tmp_path / name).name))
+    assert tuple(strategy_of(Side(run.name, (run,))) for run in read_reported(paths)) == called
+    found = answered(paths)
+    assert found is not None and any("Precision" in reason for reason in found.reasons) == is_reason
+
+
 def test_the_number_that_wandb_gives_a_run_is_no_strategy(tmp_path):
     for name in ("run-20250117_101500-m2x8n0qa", "offline-run-20250117_101500-u91kd7bf"):
         (tmp_path / name / "files").mkdir(parents=True)

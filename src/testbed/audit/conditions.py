@@ -59,11 +59,12 @@ _NOT_OF_A_NAME = re.compile(
 )
 _OF_ANY_RUN = re.compile(
     r"^(?:offline )?run \d{8} \d{6} \w+$"  # of W&B
-    r"|\b(?:train(?:ing|er)?|logs?|output|stdout|stderr|main|run|job|files|state|metrics|results?|version|world|rank"
+    r"|\b(?:train(?:ing|er)?|logs?|outputs?|stdout|stderr|main|runs?|jobs?|files|state|metrics|results?|version|world|rank"
     r"|seed|rep|trial|checkpoint"
     r"|bs|bsz|batch|size|global|micro|(?:n|num)? ?(?:gpus?|nodes?|ranks?|devices?)|scaling|slurm|wandb|csv|data|tmp"
     r"|[a-z]{0,5}\d+(?:gpus?|nodes?|g|n)?)\b"
 )
+_BITS = r"\b(?:bf|fp|tf)(?:8|16|32)\b"
 _OF_PRECISION = re.compile(r"(?i)[\s(\[-]*\b(?:bf|fp|tf|int)\d{1,2}\b[)\]]?")  # beside the name of a model
 # names of what spreads work over devices
 _SPREADS = re.compile(
@@ -239,12 +240,14 @@ def strategy_of(side: Side) -> str | None:
 
 def _name_of_file(path: Path) -> str | None:
     """Return what the name of a log, or of its folder, calls the run, without sizes and words of any run."""
-    for part in (
-        (path.stem, path.parent.name, path.parent.parent.name) if re.search("[a-z]{3}", path.stem.lower()) else ()
-    ):
-        name = _OF_ANY_RUN.sub(" ", re.sub(r"[_.-]+", " ", part.lower()))
-        if len(words := " ".join(re.findall(r"[^\W\d]\w{2,}|\d[a-z]\d[a-z]", name))) > 2:
+    is_named = re.search(rf"[a-z]{{3}}|{_BITS}", path.stem.lower())
+    for part in (path.stem, path.parent.name, path.parent.parent.name) if is_named else ():
+        whole = re.sub(r"[_.-]+", " ", part.lower())
+        name = _OF_ANY_RUN.sub(" ", whole)
+        if len(words := " ".join(re.findall(r"(?:\bno )?[^\W\d]\w{2,}|\d[a-z]\d[a-z]", name))) > 2:
             return words
+        if found := re.search(_BITS, whole):
+            return found[0]
     return None
 
 
