@@ -37,6 +37,7 @@ from testbed.audit.tables.figures import (
     are_shares,
     exactly,
     figure_of,
+    is_reference,
     last_place,
     plain,
 )
@@ -455,9 +456,7 @@ def _is_over_a_row(name: str, cells: Sequence[str], names: Sequence[str]) -> boo
     """Return whether a heading is `x baseline`, or `x H100` where the row of that name has 1. `x memory` is none."""
     over = {*name.split()[1:]} if name.startswith("x ") else set()
     ones = [row for row, cell in zip(names, map(plain, cells), strict=True) if re.fullmatch(r"1(?:\.0+)? ?x?", cell)]
-    return bool(over and len(ones) == 1) and (
-        over <= {"baseline", "base", "reference", "ref"} or over <= {*re.findall(r"\w+", ones[0])}
-    )
+    return bool(over and len(ones) == 1) and (all(map(is_reference, over)) or over <= {*re.findall(r"\w+", ones[0])})
 
 
 def _is_a_score(heading: str, quantity: str, cells: Sequence[str]) -> bool:
