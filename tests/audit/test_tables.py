@@ -185,7 +185,7 @@ SOUND = {
                                  "plain-1k | 8 | 1K | 607 | 3.37x"),
     "a row that failed": table("Run | Time to target (s) | Status", "a | 93.8 | PASS",
         "b | 999999 (not reached) | FAIL"),
-    "what is multiplied is no speed": table("method | tokens/s | \N{MULTIPLICATION SIGN} memory", "DDP | 10,000 | 1.0",
+    "multiples of memory": table("method | tokens/s | \N{MULTIPLICATION SIGN} memory", "DDP | 10,000 | 1.0",
                                             "ZeRO-3 | 8,000 | 0.4"),
     "the memory before it is multiplied": table("Setup | tokens/s | memory (GB) | x baseline", "ddp | 1000 | 40 | 1.0",
                                                 "fsdp | 800 | 20 | 0.5"),
@@ -198,7 +198,7 @@ SOUND = {
                                                  "4 | 380 | 3.80"),
     "a scaling factor of positions": table("scaling factor | GPUs | tok/s | ppl", "1 | 8 | 1000 | 5.1",
                                            "4 | 16 | 2010 | 5.9"),
-    "a batch of 8 is no ratio of 8": table("Code | batch | tokens/s", "HF | 8 | 169", "ours | 16 | 1,310")
+    "a count of devices is not a ratio": table("Code | batch | tokens/s", "HF | 8 | 169", "ours | 16 | 1,310")
     + "\nAll of it ran on one machine with 8 x A100.\n",
     "context ranks share a sequence": table("GPUs | TP | PP | CP | MBS | GBS", "64 | 4 | 4 | 1 | 1 | 8",
                                             "64 | 4 | 4 | 1 | 1 | 16", "64 | 4 | 4 | 2 | 1 | 6"),

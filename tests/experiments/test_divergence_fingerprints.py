@@ -246,7 +246,7 @@ def test_a_file_is_compared_with_as_many_steps_as_it_holds(tmp_path):
     saved = side(1.0)
     saved.facts["work"] = facts_of(start)["work"]
     save(saved, tmp_path / "a.npz")
-    with pytest.raises(InputError, match=r"--steps 5, and the file holds 1 .* give --steps 1"):
+    with pytest.raises(InputError, match=r"--steps is 5, and the file holds 1, .* give --steps 1"):
         check(Request(([str(tmp_path / "a.npz")], words), (1, 1), [], 5, tmp_path))
 
 

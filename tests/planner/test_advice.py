@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.plans import mostly_slow
+from support.plans import asked, mostly_slow
 from support.programs import run_here
 
 from testbed.planner import advice
@@ -327,3 +327,8 @@ def test_of_a_sweep_the_first_with_room_is_named_then_a_tight_one_then_the_last(
     monkeypatch.setattr(advice, "with_room", lambda choice: list(choice.are_tight))
     monkeypatch.setattr(advice, "is_tight", lambda way: way)
     assert advice._first_of(choices) is choices[first]
+
+
+def test_a_model_that_is_not_tied_has_not_the_name_of_one_that_is():
+    shape = "--num_layers 24 --num_heads 16 --embedding_size 1024 --gpu h100-sxm"
+    assert (asked(shape).model_name, asked(f"{shape} --untied").model_name != "gpt2-medium") == ("gpt2-medium", True)

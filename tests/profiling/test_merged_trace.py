@@ -216,7 +216,7 @@ def test_ranks_without_a_trace_are_said_and_arrows_of_the_others_stay_apart(tmp_
         path.unlink()
         path.with_name(f"rank{rank}.pt.trace.json").write_text(json.dumps(content))
     assert merge(tmp_path, tmp_path / "out.json.gz").endswith(
-        "of 4 ranks 2 left a trace: who came last is said of these alone"
+        "2 of 4 ranks left a trace: arrows begin at the last of these alone"
     )
     check_events(read(tmp_path / "out.json.gz"))
 

@@ -68,7 +68,7 @@ def _lacking(asked: Question, said: Sequence[str]) -> list[PlannedRun]:
 
 
 def _also(asked: Question, reason: str) -> list[str]:
-    """Return why there is no run without the typed flags either, unless that is the reason with them too."""
+    """Return why no run fits without the typed flags either; an empty list if the reason is the same with them."""
     free = asked.without(*asked.given)
     if free.given == asked.given:
         return []

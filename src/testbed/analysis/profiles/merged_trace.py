@@ -107,12 +107,10 @@ def merge(run: Path, out: Path) -> str:
         raise Failure(f"--out {out} cannot be written: {error.strerror or error}") from None
     size = f"{counted(len(ranks), 'rank')}, {num_events:,} events, {counted(num_flows, 'flow')}"
     world = max(trace.world_size for trace in ranks)
-    few = (
-        f"\nof {world} ranks {len(ranks)} left a trace: who came last is said of these alone"
-        if len(ranks) < world
-        else ""
-    )
-    return f"{out}: {size}\n{_on_clocks(ranks)}{few}"
+    lines = [f"{out}: {size}", _on_clocks(ranks)]
+    if len(ranks) < world:
+        lines.append(f"{len(ranks)} of {world} ranks left a trace: arrows begin at the last of these alone")
+    return "\n".join(lines)
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -202,13 +200,13 @@ def _align(ranks: list[RankTrace]) -> None:
 def _timeline(ranks: list[RankTrace]) -> Iterator[Event]:
     """Yield all events on rank 0's clock, from the first one on."""
     start_us = min(trace.begin_us - trace.clock.offset_us for trace in ranks)
-    for trace in ranks:
-        yield from _events(trace, (ranks.index(trace), len(ranks)), start_us)
+    for number, trace in enumerate(ranks):
+        yield from _events(trace, number, len(ranks), start_us)
     yield from _flows(ranks, start_us)
 
 
-def _events(trace: RankTrace, place: tuple[int, int], start_us: float) -> Iterator[Event]:
-    """Yield a rank's events, its phases also as a track of their own. `place`: which of how many traces it is."""
+def _events(trace: RankTrace, number: int, num_traces: int, start_us: float) -> Iterator[Event]:
+    """Yield a rank's events, its phases also as a track of their own."""
     yield _names("process_name", trace.rank, name=f"rank {trace.rank} ({trace.host or 'host unknown'})")
     yield _names("process_sort_index", trace.rank, sort_index=trace.rank)
     yield _names("thread_name", trace.rank, PHASES_TRACK, name="step and phases")
@@ -220,7 +218,7 @@ def _events(trace: RankTrace, place: tuple[int, int], start_us: float) -> Iterat
         if event["ph"] != "M":
             event["ts"] = round(trace.base_us + event["ts"] - trace.clock.offset_us - start_us, 3)
         if isinstance(event.get("id"), int):  # each rank counts its own flows from 1
-            event["id"] = event["id"] * place[1] + place[0]
+            event["id"] = event["id"] * num_traces + number
         yield event
         if event.get("cat") == "user_annotation" and event["name"].startswith("train/"):
             yield {**event, "cat": "phase", "pid": trace.rank, "tid": PHASES_TRACK, "args": {}}

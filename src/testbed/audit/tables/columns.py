@@ -453,7 +453,7 @@ def _is_quotient(
 
 
 def _is_over_a_row(name: str, cells: Sequence[str], names: Sequence[str]) -> bool:
-    """Return whether a heading is `x baseline`, or `x H100` where the row of that name has 1. `x memory` is none."""
+    """Return whether a heading names the row that is 1: `x baseline`, or `x H100` if the ratio of row H100 is 1."""
     over = {*name.split()[1:]} if name.startswith("x ") else set()
     ones = [row for row, cell in zip(names, map(plain, cells), strict=True) if re.fullmatch(r"1(?:\.0+)? ?x?", cell)]
     return bool(over and len(ones) == 1) and (all(map(is_reference, over)) or over <= {*re.findall(r"\w+", ones[0])})

@@ -41,7 +41,7 @@ def read(path: Path) -> list[Line]:
 
 
 def _check(line: Line) -> None:
-    """Raise what reading a line raises later, where it is none of this program's."""
+    """Raise an error if this program did not write the line."""
     if "command" in line:
         _made(line)
         return

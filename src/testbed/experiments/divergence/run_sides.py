@@ -62,13 +62,13 @@ def check(request: Request) -> list[Start | Side]:
     """
     a, b = (_side(request, number) for number in (0, 1))
     work = [(facts_of(side) if isinstance(side, Start) else side.facts)["work"] for side in (a, b)]
+    held = [side.steps for side in (a, b) if isinstance(side, Side)]
     for name in sorted(work[0].keys() | work[1].keys()):
         of_today = FLAGS[name].default if name in FLAGS else None  # of a file from before the flag
         mine, other = (of_side.get(name, of_today) for of_side in work)
-        held = [side.steps for side in (a, b) if isinstance(side, Side)]
         if mine != other and name == "lr_decay_steps" and held and held[0] != request.steps:
             raise InputError(
-                f"--steps {request.steps}, and the file holds {held[0]} of another schedule; give --steps {held[0]}"
+                f"--steps is {request.steps}, and the file holds {held[0]}, so schedules differ; give --steps {held[0]}"
             )
         if mine != other:
             raise InputError(
